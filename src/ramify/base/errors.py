@@ -1,0 +1,53 @@
+"""Errors and exit codes. A user's mistake is one clear sentence; a failure at a boundary becomes data on the tree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_BUDGET, EXIT_NEEDS, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+class RamifyError(Exception):
+    """Base of every error ramify raises on purpose. ``exit_code`` is what the command line returns."""
+
+    exit_code = EXIT_FAILED
+
+
+class UserError(RamifyError):
+    """Bad input, usage or configuration: one sentence that names the file, line, field or node (exit code 2)."""
+
+    exit_code = EXIT_USAGE
+
+
+class BudgetSpentError(RamifyError):
+    """A budget ran out; what was done is kept (exit code 3)."""
+
+    exit_code = EXIT_BUDGET
+
+
+class NeedsError(RamifyError):
+    """A part lacks a capability that the work needs; raised before anything runs (exit code 4)."""
+
+    exit_code = EXIT_NEEDS
+
+
+class BoundaryError(RamifyError):
+    """A failure at a named boundary. The rollout records it on the tree; siblings go on.
+
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer.
+    """
+
+    def __init__(self, boundary: str, message: str) -> None:
+        super().__init__(f"{boundary}: {message}")
+        self.boundary = boundary
+        self.message = message
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """A clause that suggests the nearest of ``options``, or lists them when none is near: ``did you mean 'x'?``"""
+    known = sorted(options)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return "known: " + (", ".join(known[:12]) + (", ..." if len(known) > 12 else "") if known else "none")

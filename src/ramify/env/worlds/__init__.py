@@ -1,0 +1,1 @@
+"""Built-in worlds, one file each."""

@@ -1,0 +1,1 @@
+"""One package a published method; none imports another."""

@@ -1,0 +1,1 @@
+"""The protocol every model speaks, chat templates, and the scripted model."""

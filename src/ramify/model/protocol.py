@@ -1,0 +1,165 @@
+"""The protocol every model speaks: sample continuations of a prefix, score given tokens, say what it can do.
+
+Axis legend: B batch, T tokens, V vocabulary, L layers, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ramify.base.errors import NeedsError
+
+#: What a model may be able to do. A method declares needs; a mismatch is one sentence before anything runs.
+CAPABILITIES = {
+    "tokens": "takes and returns token ids",
+    "continue": "continues inside a message",
+    "logprobs": "returns log-probs of the tokens it drew",
+    "prompt_logprobs": "returns log-probs of tokens it is given",
+    "entropy": "returns the entropy of each next-token distribution",
+    "seeds": "repeats a draw for the same seed",
+    "batch_invariant": "a row's draw does not depend on its batch mates",
+    "taps": "hidden states can be read and patched",
+    "train": "weights can be trained in process",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: str
+    text: str
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """What to continue: token ids (int32, shape (T,)), or messages for a model without the ``tokens`` capability."""
+
+    tokens: np.ndarray | None = None
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings. Everything but ``until`` is part of the producer's identity."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    max_tokens: int = 256
+    stop_tokens: tuple[int, ...] = ()
+    """Stop after drawing one of these; it stays part of the draw."""
+    stop_texts: tuple[str, ...] = ()
+    """Stop once the text contains one of these; kept whole, tokens are never cut."""
+    ban: tuple[int, ...] = ()
+    """Token ids given probability 0 throughout."""
+    ban_first: tuple[int, ...] = ()
+    """Token ids given probability 0 at the first drawn token only (fork "anything but this token")."""
+    until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
+    """Called with the tokens drawn so far; True stops."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form, as stored with the producer (without the callable)."""
+        record = asdict(self)
+        record.pop("until")
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One continuation. Arrays have shape (T,); None where the model cannot tell."""
+
+    text: str
+    stop: str
+    """eos (the model's end-of-turn token), stop (a stop token or text), length, cancelled."""
+    tokens: np.ndarray | None = None
+    logprobs: np.ndarray | None = None
+    """float32: under the sampling distribution (after temperature, top-p, bans): what importance ratios need."""
+    model_logprobs: np.ndarray | None = None
+    """float32: under the model itself (temperature 1, nothing cut)."""
+    entropy: np.ndarray | None = None
+    """float32, nats: entropy of the model's next-token distribution before each drawn token."""
+    ends: np.ndarray | None = None
+    """int32: character end of each token in ``text``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """Scores of given tokens; entry t belongs to token t given those before it, entry 0 is 0. Shape (T,) or (T, k)."""
+
+    logprobs: np.ndarray
+    entropy: np.ndarray | None = None
+    top_tokens: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a model is: a name, a hash of its weights (or of endpoint and model name), a hash of its tokenizer."""
+
+    name: str
+    weights: str
+    tokenizer: str = ""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What ramify needs of a tokenizer. ``encode`` adds no special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, special tokens included."""
+        ...
+
+    def ends(self, tokens: Sequence[int]) -> np.ndarray:
+        """int32 (T,): character offset in ``decode(tokens)`` at which each token's text ends."""
+        ...
+
+    @property
+    def hash(self) -> str:
+        """Identity of the tokenizer, merges and special tokens included."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Anything that continues a prefix."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this is."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """A subset of :data:`CAPABILITIES`."""
+        ...
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """Draw ``n`` continuations. ``keys[i]`` is the place key that decides draw i (``base.seeds.place_key``), n of them.
+
+        Raises BoundaryError("engine" or "provider") when the model fails; it never returns fewer draws.
+        """
+        ...
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        """Score given token rows under the model at temperature 1."""
+        ...
+
+
+def require(model: Model, needs: Iterable[str], who: str) -> None:
+    """Refuse before anything runs. Raises NeedsError naming every capability ``model`` lacks."""
+    missing = sorted(set(needs) - model.capabilities)
+    if missing:
+        lacks = "; ".join(f"{name} ({CAPABILITIES[name]})" for name in missing)
+        raise NeedsError(f"{who} needs a model with {lacks}, which '{model.identity.name}' does not offer")

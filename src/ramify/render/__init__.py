@@ -1,0 +1,1 @@
+"""How it is shown: one escape function, one terminal sanitizer, pictures as SVG."""

@@ -1,0 +1,1 @@
+"""Grow a tree: run, fork, scan, replay."""

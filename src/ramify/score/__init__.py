@@ -1,0 +1,1 @@
+"""Paths in, verdicts or streams out."""

@@ -1,0 +1,217 @@
+"""The records a run is made of: nodes, contexts, streams, marks, verdicts. Schema version 1.
+
+A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was drawn or
+inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from
+text; a node from a chat log has text only, and then its offsets count whole messages (0: before it, 1: after it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ramify.base.ids import canonical_json, stable_hash
+
+#: Why a sampled node ended, or where an environment left the episode ("" while it goes on).
+STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "truncated", "failed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One append-only piece of a tree.
+
+    ``id`` is the stable hash of tree, parent, offset, role, content, context, producer and sample index, so two equal draws are
+    two nodes and a given (unsampled) message is one. Arrays have one entry per token, shape (T,).
+    """
+
+    id: str
+    tree: str
+    """Name of the tree, unique in its run, e.g. ``update-003/task-17``."""
+    parent: str | None
+    """Id of the parent; None for the root."""
+    offset: int
+    """Where this node starts inside its parent: tokens kept of the parent, or messages kept (0 or 1) where the parent is text only."""
+    role: str
+    """system, user, assistant, tool, or root."""
+    text: str
+    tokens: np.ndarray | None = None
+    """int32 (T,), template tokens included; None for a text-only node."""
+    sampled: np.ndarray | None = None
+    """bool (T,): which tokens the producer drew; None when it drew none."""
+    logprobs: np.ndarray | None = None
+    """float32 (T,): log-probability of each drawn token under the sampling distribution, 0 elsewhere."""
+    ends: np.ndarray | None = None
+    """int32 (T,): end of each token's text as a character offset into ``text``."""
+    opens: bool = True
+    """True where the node opens a message, False where it goes on inside its parent's."""
+    context: str | None = None
+    """Hash of an explicit :class:`Context`; None means the path's concatenation was what the model saw."""
+    producer: str | None = None
+    """Hash of the :class:`Producer`; None for given text (prompts, observations, edits)."""
+    index: int = -1
+    """Sample index among the draws at (parent, offset); -1 for given text."""
+    snapshot: str | None = None
+    """Environment state after this node as canonical JSON, or ``blob:HASH`` for bytes; None where the environment gave none."""
+    state_key: str | None = None
+    """The environment's own key of the state after this node."""
+    stop: str = ""
+    reward: float | None = None
+    """Reward the environment paid when it answered with this node."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Small JSON extras: the edit that made the node, tool calls with token spans, a failure."""
+
+    def __len__(self) -> int:
+        """Length in the unit of offsets: tokens, or 1 message where there are none."""
+        return 1 if self.tokens is None else len(self.tokens)
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens the producer drew."""
+        return 0 if self.sampled is None else int(self.sampled.sum())
+
+
+def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:
+    """Build a node and its id. ``fields`` are those of :class:`Node`; token ids and masks are copied into compact arrays.
+
+    Raises ValueError when arrays differ in length or a stop reason is unknown.
+    """
+    tokens = _array(fields.pop("tokens", None), np.int32)
+    sampled = _array(fields.pop("sampled", None), np.bool_)
+    logprobs = _array(fields.pop("logprobs", None), np.float32)
+    ends = _array(fields.pop("ends", None), np.int32)
+    for name, array in (("sampled", sampled), ("logprobs", logprobs), ("ends", ends)):
+        if array is not None and (tokens is None or len(array) != len(tokens)):
+            raise ValueError(f"{name} has {len(array)} entries for {0 if tokens is None else len(tokens)} tokens")
+    if fields.get("stop", "") not in STOPS:
+        raise ValueError(f"unknown stop reason {fields['stop']!r}")
+    node_id = stable_hash(
+        tree,
+        parent,
+        offset,
+        role,
+        text,
+        None if tokens is None else tokens.tobytes(),
+        None if sampled is None else sampled.tobytes(),
+        int(fields.get("opens", True)),
+        fields.get("context"),
+        fields.get("producer"),
+        fields.get("index", -1),
+    )
+    return Node(node_id, tree, parent, offset, role, text, tokens, sampled, logprobs, ends, **fields)
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray | None:
+    return None if values is None else np.ascontiguousarray(values, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens or messages ``start`` to ``end`` of one node, as shown to a model."""
+
+    node: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Tokens or text shown to a model that are on no node (a summary's header, a template's filler)."""
+
+    text: str
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a model was shown for a sampled node when that is not the path's concatenation (compaction, truncation, views)."""
+
+    parts: tuple[Span | Insert, ...]
+
+    def to_json(self) -> list[Any]:
+        """Canonical JSON form; :func:`context_from_json` reads it back."""
+        return [
+            {"node": p.node, "start": p.start, "end": p.end}
+            if isinstance(p, Span)
+            else {"text": p.text, "tokens": None if p.tokens is None else list(p.tokens)}
+            for p in self.parts
+        ]
+
+    @property
+    def hash(self) -> str:
+        """Stable hash of the context."""
+        return stable_hash("context", canonical_json(self.to_json()))
+
+
+def context_from_json(parts: list[Any]) -> Context:
+    """Inverse of :meth:`Context.to_json`."""
+    return Context(
+        tuple(
+            Span(p["node"], p["start"], p["end"])
+            if "node" in p
+            else Insert(p["text"], None if p["tokens"] is None else tuple(p["tokens"]))
+            for p in parts
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who drew a node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
+
+    model: str
+    weights: str
+    settings: Mapping[str, Any]
+    seed: int
+    edit: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form, as stored."""
+        edit = None if self.edit is None else dict(self.edit)
+        return {"model": self.model, "weights": self.weights, "settings": dict(self.settings), "seed": self.seed, "edit": edit}
+
+    @property
+    def hash(self) -> str:
+        """Stable hash of the producer."""
+        return stable_hash("producer", canonical_json(self.to_json()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """Floats along a node's tokens (credit, entropy, reference log-probs), shape (T,), or one float for a text-only node."""
+
+    node: str
+    name: str
+    maker: str
+    values: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point annotation: something to remember about one offset of one node."""
+
+    node: str
+    offset: int
+    name: str
+    maker: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A scored judgement of the path that ends at ``node``.
+
+    ``judges`` maps each slot to the hash of the judge it depended on (code, prompt, model, settings), so one judge's verdicts can
+    be erased and nothing else. ``value`` is None where the scorer failed: an unscored path is never a failed one.
+    """
+
+    node: str
+    scorer: str
+    value: float | None
+    unit: str = "reward"
+    confidence: float | None = None
+    evidence: Any = None
+    cost: Mapping[str, float] = field(default_factory=dict)
+    judges: Mapping[str, str] = field(default_factory=dict)
