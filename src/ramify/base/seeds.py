@@ -30,7 +30,8 @@ def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         z = _mix(keys.astype(np.uint64)) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         z = _mix(_mix(z))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    result: np.ndarray = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return result
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

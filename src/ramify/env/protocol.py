@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ class Panel:
         ordered = tuple(sorted(tasks, key=lambda t: t.id))
         if not ordered:
             raise UserError("the task panel is empty")
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in itertools.pairwise(ordered):
             if left.id == right.id:
                 raise UserError(f"task id '{left.id}' occurs twice in the panel")
         return cls(ordered)
