@@ -30,12 +30,11 @@ def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         z = _mix(keys.astype(np.uint64)) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         z = _mix(_mix(z))
-    result: np.ndarray = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return result
+    return np.multiply(z >> np.uint64(11), 2.0**-53, dtype=np.float64)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
     z = z + _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
-    return z ^ (z >> np.uint64(31))
+    return np.bitwise_xor(z, z >> np.uint64(31))
