@@ -1,0 +1,268 @@
+"""Typed configuration: defaults < TOML files left to right < dotted flags. Every mistake is one sentence that names its source.
+
+A configuration is a :class:`Config` subclass that lives in the file it configures; the docstring under a field is its help text.
+This module imports pydantic, so modules that must start fast import it inside a function.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from ramify.base.errors import UserError, nearest
+
+REDACTED = "[redacted]"
+_SECRET_KEY = re.compile(
+    r"(?:^|[_.-])(?:api_?key|access_?key|private_?key|secret|passwd|password|credentials?|authorization|bearer"
+    r"|(?:api|access|auth|bearer|hf|refresh|session)_?token)$|^token$|[_-]TOKEN$|[_-]KEY$"
+)
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+_MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinary text
+
+
+class Config(BaseModel):
+    """Base of every typed configuration record: frozen, unknown keys refused, no infinite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved configuration as JSON, secrets redacted: what a run stores first."""
+        record: dict[str, Any] = redact(self.model_dump(mode="json"))
+        return record
+
+
+C = TypeVar("C", bound=Config)
+
+
+class Setting(NamedTuple):
+    """One line of help: dotted name, type, default as shown ("" when required), help text."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = ()) -> C:
+    """Resolve a configuration: defaults, then each TOML file, then flags such as ``--train.lr 0.1``, ``--compare``, ``--no-compare``.
+
+    Raises UserError naming the file or flag, the key and the nearest right name.
+    """
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for file in files:
+        for key, value in _flatten(cls, read_toml(Path(file)), str(file)):
+            _put(merged, key, value)
+            sources[key] = str(file)
+    for key, value, flag in _parse_flags(cls, flags):
+        _put(merged, key, value)
+        sources[key] = flag
+    return check(cls, merged, sources)
+
+
+def check(cls: type[C], data: Mapping[str, Any], sources: Mapping[str, str] | str = "") -> C:
+    """Validate plain data. ``sources`` names where each dotted key came from, or the one place all came from.
+
+    Raises UserError with the first mistake as one sentence.
+    """
+    try:
+        return cls.model_validate(dict(data))
+    except ValidationError as error:
+        raise UserError(_sentence(cls, error.errors()[0], sources)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read one TOML file. Raises UserError naming the file, and the line of a syntax error."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read the configuration {path}: it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from None
+
+
+def describe(cls: type[Config]) -> list[Setting]:
+    """Every settable key of ``cls`` in order, nested ones dotted."""
+    return list(_walk(cls, ""))
+
+
+def redact(value: Any, key: str = "") -> Any:
+    """``value`` without secrets: entries under secret-looking keys, logins inside URLs, and values of secret environment variables."""
+    if isinstance(value, Mapping):
+        return {k: redact(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(v, key) for v in value]
+    if value not in (None, "") and _SECRET_KEY.search(key):
+        return REDACTED
+    if isinstance(value, str):
+        for name, secret in os.environ.items():
+            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_KEY.search(name if name.isupper() else name.lower()):
+                value = value.replace(secret, REDACTED)
+        return _URL_LOGIN.sub(REDACTED + "@", value)
+    return value
+
+
+def _walk(cls: type[Config], prefix: str) -> Iterator[Setting]:
+    for name, info in cls.model_fields.items():
+        inner = _nested(info.annotation)
+        if inner is not None:
+            yield from _walk(inner, f"{prefix}{name}.")
+            continue
+        default = "" if info.is_required() else _show(info.get_default(call_default_factory=True))
+        yield Setting(prefix + name, _type_name(info.annotation), default, " ".join((info.description or "").split()))
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (tuple, list)):
+        return ",".join(_show(v) for v in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _nested(annotation: Any) -> type[Config] | None:
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, Config):
+            return member
+    return None
+
+
+def _type_name(annotation: Any) -> str:
+    names = []
+    for member in _members(annotation):
+        if member is type(None):
+            names.append("none")
+        elif member.__class__.__name__ == "_LiteralGenericAlias":
+            names += [str(choice) for choice in get_args(member)]
+        elif get_origin(member) is not None:
+            names.append("list" if get_origin(member) in (tuple, list) else get_origin(member).__name__)
+        else:
+            names.append({"str": "text", "float": "number", "bool": "true|false"}.get(member.__name__, member.__name__.lower()))
+    return "|".join(names)
+
+
+def _annotation(cls: type[Config], key: str, where: str) -> Any:
+    """The annotation of dotted ``key``. Raises UserError for an unknown key."""
+    level, annotation = cls, None
+    parts = key.split(".")
+    for i, part in enumerate(parts):
+        if part not in level.model_fields:
+            raise UserError(_unknown(cls, key, where))
+        annotation = level.model_fields[part].annotation
+        inner = _nested(annotation)
+        if i < len(parts) - 1:
+            if inner is None:
+                raise UserError(_unknown(cls, key, where))
+            level = inner
+    return annotation
+
+
+def _unknown(cls: type[Config], key: str, where: str) -> str:
+    known = [field.name for field in describe(cls)]
+    same_leaf = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
+    if not where.startswith("--"):
+        return f"unknown key '{key}' in {where} ({nearest(same_leaf[0] if same_leaf else key, known)})"
+    flag = nearest("--" + (same_leaf[0] if same_leaf else key), ["--" + name for name in known])
+    return f"unknown option {where} ({flag})"
+
+
+def _flatten(cls: type[Config], table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        key = prefix + name
+        annotation = _annotation(cls, key, where)
+        if _nested(annotation) is not None and isinstance(value, Mapping):
+            yield from _flatten(cls, value, where, key + ".")
+        else:
+            yield key, value
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    for part in parents:
+        inner = data.get(part)
+        if not isinstance(inner, dict):
+            inner = data[part] = {}
+        data = inner
+    data[leaf] = value
+
+
+def _parse_flags(cls: type[Config], flags: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, value, flag as typed) of ``--key value``, ``--key=value``, ``--switch`` and ``--no-switch``."""
+    rest = list(flags)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise UserError(f"unexpected argument '{word}': options are written --name value")
+        flag, equals, inline = word.partition("=")
+        key = flag[2:].replace("-", "_")
+        plain = key.removeprefix("no_")
+        if plain != key and not equals and plain in cls.model_fields and cls.model_fields[plain].annotation is bool:
+            yield plain, False, flag
+            continue
+        annotation = _annotation(cls, key, flag)
+        if equals:
+            yield key, _value(annotation, inline), flag
+        elif annotation is bool and (not rest or rest[0].lower() not in ("true", "false")):
+            yield key, True, flag
+        elif rest and not rest[0].startswith("--"):
+            yield key, _value(annotation, rest.pop(0)), flag
+        else:
+            raise UserError(f"{flag} needs a value ({_type_name(annotation)})")
+
+
+def _value(annotation: Any, text: str) -> Any:
+    """Read a flag's text as far as pydantic does not: "none", lists (``1,2,3`` or JSON) and JSON objects."""
+    members = _members(annotation)
+    if type(None) in members and text.lower() == "none":
+        return None
+    origins = {get_origin(member) or member for member in members}
+    if origins & {tuple, list, dict} and text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    if origins & {tuple, list}:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str] | str) -> str:
+    parts = [str(part) for part in error["loc"]]
+    key = ".".join(parts)
+    where = sources if isinstance(sources, str) else next((s for k, s in reversed(list(sources.items())) if _within(key, k)), "")
+    if error["type"] == "extra_forbidden":
+        return _unknown(cls, key, where or "the configuration")
+    if error["type"] == "missing":
+        return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else _lower(error["msg"])
+    if not key:
+        return reason if not isinstance(sources, str) or not sources else f"{sources}: {reason}"
+    given = repr(error["input"])
+    shown = given if len(given) <= 60 else given[:57] + "..."
+    name = where if where.startswith("--") else f"'{key}'" + (f" in {where}" if where else "")
+    return f"{name}: {reason}, not {shown}"
+
+
+def _within(key: str, source: str) -> bool:
+    return key == source or key.startswith(source + ".") or source.startswith(key + ".")
+
+
+def _lower(message: str) -> str:
+    message = message.removeprefix("Input ").removesuffix(".").split(", unable to parse")[0].replace("should", "must", 1)
+    return re.sub(r"a valid dictionary.*", "a table", message.replace("a valid string", "text"))

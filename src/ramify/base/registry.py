@@ -1,0 +1,113 @@
+"""One door for every part: ``register(kind, name)`` on a class or function, ``get(kind, name)`` to find it.
+
+Built-in parts live in the modules listed here by name and come through the same door as plug-ins; a module is imported only when a
+name of its kind is asked for. Methods are the packages under ``ramify.methods``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ramify.base import plugins
+from ramify.base.errors import UserError, nearest
+
+#: Kinds of parts, each with what a part of that kind is.
+KINDS = {
+    "env": "a world an agent acts in",
+    "model": "something that continues a prefix",
+    "scorer": "judges a path",
+    "searcher": "chooses what to expand",
+    "loss": "a term of the training objective",
+    "compactor": "shortens a context",
+    "sandbox": "runs code nobody trusts",
+    "method": "a published method",
+}
+
+#: Where built-in parts are defined: a module, or a package all of whose modules are read.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "env": ("ramify.env.worlds",),
+    "model": ("ramify.model", "ramify.engine"),
+    "scorer": ("ramify.score",),
+    "searcher": ("ramify.search",),
+    "loss": ("ramify.train.losses",),
+    "compactor": ("ramify.rollout.compact",),
+    "sandbox": ("ramify.sandbox",),
+}
+
+_parts: dict[tuple[str, str], Any] = {}
+
+T = TypeVar("T")
+
+
+def register(kind: str, name: str) -> Callable[[T], T]:
+    """Decorate a class or function (or call with any object) to make it known as ``name``.
+
+    Raises UserError on an unknown kind or when another part already has the name.
+    """
+    _known_kind(kind)
+
+    def keep(part: T) -> T:
+        present = _parts.get((kind, name))
+        if present is not None and _origin(present) != _origin(part):
+            raise UserError(f"{kind} '{name}' is registered twice: by {_origin(present)} and by {_origin(part)}")
+        _parts[kind, name] = part
+        return part
+
+    return keep
+
+
+def get(kind: str, name: str) -> Any:
+    """The part registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
+    _known_kind(kind)
+    if kind == "method" and name in _method_slugs():
+        return importlib.import_module("ramify.methods." + name.replace("-", "_"))
+    for _ in _load(kind):
+        if (kind, name) in _parts:
+            return _parts[kind, name]
+    raise UserError(f"unknown {kind} '{name}' ({nearest(name, names(kind))})")
+
+
+def names(kind: str) -> list[str]:
+    """Every known name of ``kind``, sorted."""
+    _known_kind(kind)
+    for _ in _load(kind):
+        pass
+    found = {name for part_kind, name in _parts if part_kind == kind}
+    return sorted(found | set(_method_slugs() if kind == "method" else ()))
+
+
+def _known_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UserError(f"unknown kind of part '{kind}' ({nearest(kind, KINDS)})")
+
+
+def _load(kind: str) -> Iterator[None]:
+    """Import the modules of ``kind`` one by one, plug-ins last, yielding before the first and after each."""
+    yield
+    for home in _HOMES.get(kind, ()):
+        if importlib.util.find_spec(home) is None:
+            continue
+        module = importlib.import_module(home)
+        yield
+        for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+            importlib.import_module(f"{home}.{info.name}")
+            yield
+    plugins.load()
+    yield
+
+
+def _method_slugs() -> list[str]:
+    """Built-in methods by folder, so that listing them imports none."""
+    import ramify.methods
+
+    return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(ramify.methods.__path__) if info.ispkg)
+
+
+def _origin(part: Any) -> str:
+    if not hasattr(part, "__qualname__"):
+        return str(getattr(part, "__name__", type(part).__qualname__))
+    return f"{part.__module__}.{part.__qualname__}"
