@@ -1,1 +1,10 @@
 """The local model engine: many rollouts batched together, shared prefixes computed once, draws that do not depend on batch mates."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if "torch" not in sys.modules:
+    # MKL picks kernels by shape and thread count unless it is pinned before it loads; a row's result must depend on that row alone.
+    os.environ.setdefault("MKL_CBWR", "AVX2")

@@ -1,0 +1,350 @@
+"""A small decoder of the Llama, Qwen2 and Qwen3 shape whose folder is an ordinary Hugging Face checkpoint.
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied embeddings, optional bias on q/k/v (Qwen2) and optional
+RMSNorm on each head's q and k (Qwen3). Parameter names equal those of ``transformers``, which is not imported here.
+
+Axis legend: B batch, T tokens, V vocabulary, D width, H query heads, G key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.model.tokenizer import HfTokenizer
+
+#: Called with (layer, hidden state); what it returns goes on. Layer 0 is the embedding, layer i the output of block i.
+Tap = Callable[[int, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyConfig:
+    """Shape of a decoder."""
+
+    vocab: int
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 32
+    ffn: int = 384
+    context: int = 2048
+    """Longest row, in tokens."""
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    tied: bool = True
+    """The output layer is the embedding."""
+    qk_norm: bool = True
+    """RMSNorm on each head's q and k (Qwen3)."""
+    qkv_bias: bool = False
+    """Bias on q, k and v (Qwen2)."""
+    eos: tuple[int, ...] = ()
+    """Tokens that end a turn."""
+
+    def to_hf(self) -> dict[str, Any]:
+        """The ``config.json`` that transformers reads."""
+        kind = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
+        record: dict[str, Any] = {
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "model_type": kind,
+            "vocab_size": self.vocab,
+            "hidden_size": self.width,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "max_position_embeddings": self.context,
+            "rope_theta": self.rope_theta,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied,
+            "hidden_act": "silu",
+            "bos_token_id": None,
+            "eos_token_id": list(self.eos) if len(self.eos) != 1 else self.eos[0],
+            "pad_token_id": None,
+            "dtype": "float32",
+        }
+        if kind != "qwen2":
+            record["attention_bias"] = self.qkv_bias
+        return record
+
+    @classmethod
+    def from_hf(cls, record: dict[str, Any]) -> TinyConfig | None:
+        """Read a ``config.json`` record; None where it asks for anything this decoder does not do exactly."""
+        kind = record.get("model_type")
+        rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
+        plain = (
+            kind in ("llama", "qwen2", "qwen3")
+            and record.get("hidden_act", "silu") == "silu"
+            and rope.get("rope_type", rope.get("type", "default")) == "default"
+            and not record.get("mlp_bias")
+            and not record.get("attention_bias")
+            and not record.get("use_sliding_window")
+            and set(record.get("layer_types") or ["full_attention"]) == {"full_attention"}
+            and "quantization_config" not in record
+        )
+        if not plain:
+            return None
+        heads = int(record["num_attention_heads"])
+        eos = record.get("eos_token_id")
+        return cls(
+            vocab=int(record["vocab_size"]),
+            width=int(record["hidden_size"]),
+            layers=int(record["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(record.get("num_key_value_heads") or heads),
+            head_size=int(record.get("head_dim") or record["hidden_size"] // heads),
+            ffn=int(record["intermediate_size"]),
+            context=int(record.get("max_position_embeddings", 2048)),
+            rope_theta=float(rope.get("rope_theta", record.get("rope_theta", 10000.0))),
+            norm_eps=float(record.get("rms_norm_eps", 1e-6)),
+            tied=bool(record.get("tie_word_embeddings", False)),
+            qk_norm=kind == "qwen3",
+            qkv_bias=kind == "qwen2",
+            eos=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        )
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis (Zhang and Sennrich 2019)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape in, shape out."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021), halves convention: ``x`` [..., E] with tables broadcastable to it."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+def rotary_tables(length: int, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [length, E]."""
+    inverse = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__()
+        self.c = c
+        self.q_proj = nn.Linear(c.width, c.heads * c.head_size, bias=c.qkv_bias)
+        self.k_proj = nn.Linear(c.width, c.kv_heads * c.head_size, bias=c.qkv_bias)
+        self.v_proj = nn.Linear(c.width, c.kv_heads * c.head_size, bias=c.qkv_bias)
+        self.o_proj = nn.Linear(c.heads * c.head_size, c.width, bias=False)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_size, c.norm_eps)
+            self.k_norm = RMSNorm(c.head_size, c.norm_eps)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        B, T, _ = x.shape
+        c = self.c
+        q = self.q_proj(x).view(B, T, c.heads, c.head_size)
+        k = self.k_proj(x).view(B, T, c.kv_heads, c.head_size)
+        v = self.v_proj(x).view(B, T, c.kv_heads, c.head_size).transpose(1, 2)
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q.transpose(1, 2), *tables), rotate(k.transpose(1, 2), *tables)
+        if c.kv_heads != c.heads:
+            repeat = c.heads // c.kv_heads
+            k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return F.linear(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(c.width, c.ffn, bias=False)
+        self.up_proj = nn.Linear(c.width, c.ffn, bias=False)
+        self.down_proj = nn.Linear(c.ffn, c.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
+        return F.linear(F.silu(self.gate_proj(x)) * self.up_proj(x), self.down_proj.weight)
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(c)
+        self.mlp = SwiGLU(c)
+        self.input_layernorm = RMSNorm(c.width, c.norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.width, c.norm_eps)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        attended: Tensor = x + self.self_attn(self.input_layernorm(x), tables, mask)
+        return attended + self.mlp(self.post_attention_layernorm(attended))
+
+
+class Body(nn.Module):
+    """Embedding, blocks and the last norm; carries the ``model.`` prefix of the checkpoint's names."""
+
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c.vocab, c.width)
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm = RMSNorm(c.width, c.norm_eps)
+
+
+class TinyLM(nn.Module):
+    """The decoder. ``seed`` decides the initial weights (normal, deviation 0.02, residual outputs scaled by 1/sqrt(2 layers))."""
+
+    def __init__(self, config: TinyConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self._tables: tuple[Tensor, Tensor] = rotary_tables(0, config.head_size, config.rope_theta)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() == 2:
+                    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                    weight.normal_(0.0, 0.02 / (2 * config.layers) ** 0.5 if residual else 0.02, generator=generator)
+                elif name.endswith("bias"):
+                    weight.zero_()
+
+    @property
+    def head(self) -> Tensor:
+        """The output matrix [V, D]."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def tables(self, length: int) -> tuple[Tensor, Tensor]:
+        """Rotary cos and sin of the first ``length`` positions, each [length, E]; grown by doubling. Raises UserError past the context."""
+        if length > self.config.context:
+            raise UserError(f"a row of {length} tokens is longer than the model's context of {self.config.context}")
+        cos, sin = self._tables
+        if cos.shape[0] < length or cos.device != self.head.device:
+            grown = min(self.config.context, max(length, 2 * cos.shape[0], 64))
+            cos, sin = (t.to(self.head.device) for t in rotary_tables(grown, self.config.head_size, self.config.rope_theta))
+            self._tables = (cos, sin)
+        return cos[:length], sin[:length]
+
+    def hidden(self, tokens: Tensor, mask: Tensor | None = None, tap: Tap | None = None) -> Tensor:
+        """Last hidden state after the final norm, [B, T, D].
+
+        ``tokens`` is int64 [B, T], rows padded on the right with any valid id (causal attention never looks there). ``mask``: True
+        where row may attend to column, broadcastable to [B, H, T, T]; None is causal. ``tap`` sees and may replace each layer's
+        hidden state [B, T, D]: layer 0 is the embedding, layer i the output of block i.
+        """
+        x = self.model.embed_tokens(tokens)
+        tables = self.tables(tokens.shape[1])
+        if tap is not None:
+            x = tap(0, x)
+        for layer, block in enumerate(self.model.layers, 1):
+            x = block(x, tables, mask)
+            if tap is not None:
+                x = tap(layer, x)
+        normed: Tensor = self.model.norm(x)
+        return normed
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, tap: Tap | None = None) -> Tensor:
+        """Logits [B, T, V]; arguments as in :meth:`hidden`."""
+        return F.linear(self.hidden(tokens, mask, tap), self.head)
+
+    def save(self, folder: Path | str, tokenizer: HfTokenizer | None = None) -> None:
+        """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer; each file whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        save_file(weights, folder / ".model.safetensors", metadata={"format": "pt"})
+        os.replace(folder / ".model.safetensors", folder / "model.safetensors")
+        texts = {"config.json": json.dumps(self.config.to_hf(), indent=2) + "\n"}
+        if tokenizer is not None:
+            texts["tokenizer.json"] = tokenizer.to_json()
+            texts["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
+        for name, text in texts.items():
+            (folder / f".{name}").write_text(text, encoding="utf-8")
+            os.replace(folder / f".{name}", folder / name)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> TinyLM:
+        """Read a checkpoint of the Llama, Qwen2 or Qwen3 type as float32. Raises UserError naming what is missing or does not fit."""
+        folder = Path(folder)
+        record = read_config(folder)
+        config = TinyConfig.from_hf(record)
+        if config is None:
+            raise UserError(
+                f"{folder / 'config.json'}: model_type {record.get('model_type')!r} is not a plain Llama, Qwen2 or Qwen3"
+            )
+        model = cls(config)
+        weights = {name: value.float() for name, value in _read_weights(folder).items()}
+        if config.tied:
+            weights.pop("lm_head.weight", None)
+        own = model.state_dict()
+        for name in sorted(own.keys() | weights.keys()):
+            if name not in weights or name not in own:
+                raise UserError(f"{folder}: weight '{name}' is {'missing' if name in own else 'not one this model has'}")
+            if weights[name].shape != own[name].shape:
+                raise UserError(f"{folder}: weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
+        model.load_state_dict(weights)
+        return model.eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The record in ``folder/config.json``. Raises UserError when it is missing or not a JSON object."""
+    file = folder / "config.json"
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"cannot read the model's {file}: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{file} does not hold a JSON object")
+    return record
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no model.safetensors")
+    weights: dict[str, Tensor] = {}
+    try:
+        for file in files:
+            weights.update(load_file(file))
+    except Exception as error:  # safetensors raises its own error type, not exported
+        raise UserError(f"cannot read the weights in {folder}: {error}") from error
+    return weights
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Content hash of a model: every tensor's name, type, shape and bytes (a shared tensor once) and, for a TinyLM, its shape record."""
+    parts: list[str | bytes] = ["weights"]
+    if isinstance(module, TinyLM):
+        parts.append(canonical_json(asdict(module.config)))
+    seen: set[int] = set()
+    for name, value in module.state_dict().items():
+        if value.data_ptr() in seen:
+            continue
+        seen.add(value.data_ptr())
+        raw = value.detach().cpu().contiguous()
+        parts += [name, str(raw.dtype), str(tuple(raw.shape)), raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""]
+    return stable_hash(*parts)

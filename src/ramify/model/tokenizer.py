@@ -1,0 +1,95 @@
+"""A Hugging Face ``tokenizers`` tokenizer as :class:`ramify.model.protocol.Tokenizer`. Encoding adds no special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.ids import stable_hash
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_REPLACEMENT = "\ufffd"
+
+
+class HfTokenizer:
+    """Wraps a ``tokenizers.Tokenizer``. ``raw`` is the wrapped object."""
+
+    def __init__(self, raw: tokenizers.Tokenizer) -> None:
+        self.raw = raw
+
+    @classmethod
+    def load(cls, path: Path | str) -> HfTokenizer:
+        """Read ``tokenizer.json``, or the one in folder ``path``. Raises UserError when there is none or it does not parse."""
+        from tokenizers import Tokenizer
+
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        if not file.is_file():
+            raise UserError(f"no tokenizer at {file}")
+        try:
+            return cls(Tokenizer.from_str(file.read_text(encoding="utf-8")))
+        except Exception as error:  # the library raises bare Exception on a malformed file
+            raise UserError(f"cannot read the tokenizer {file}: {error}") from error
+
+    def to_json(self) -> str:
+        """The whole tokenizer as the text of a ``tokenizer.json``."""
+        return str(self.raw.to_str(pretty=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``."""
+        return list(self.raw.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, special tokens included."""
+        return str(self.raw.decode([int(t) for t in tokens], skip_special_tokens=False))
+
+    def ends(self, tokens: Sequence[int]) -> np.ndarray:
+        """int32 (T,): character offset in ``decode(tokens)`` at which each token's text ends.
+
+        A character that several byte-level tokens make together ends with the last of them. Decoders need not be additive over
+        tokens, so the ends are prefix lengths of the whole decode; a prefix is decoded from a short window, as streaming servers do.
+        """
+        ids = [int(t) for t in tokens]
+        ends = np.zeros(len(ids), dtype=np.int32)
+        total, start, done = (
+            0,
+            0,
+            0,
+        )  # characters before `done`; the window opens at `start` so that word-initial rules see a neighbour
+        text = self.decode(ids)
+        for i in range(len(ids)):
+            head = self.decode(ids[start:done])
+            window = self.decode(ids[start : i + 1])
+            new = window[len(head) :] if window.startswith(head) else ""
+            whole = bool(new) and not new.endswith(_REPLACEMENT)
+            if whole or (new and text.startswith(new, total)):
+                total += len(new)
+                start, done = done, i + 1
+            ends[i] = total
+        if len(ids):
+            ends[-1] = len(text)
+        return np.minimum(ends, len(text), dtype=np.int32)
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the tokenizer: every byte of its JSON form, merges and special tokens included."""
+        return stable_hash("tokenizer", self.to_json())
+
+    @property
+    def size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return int(self.raw.get_vocab_size(with_added_tokens=True))
+
+    def token_id(self, token: str) -> int:
+        """Id of a token by its exact name. Raises UserError when the tokenizer has none such."""
+        found = self.raw.token_to_id(token)
+        if found is None:
+            raise UserError(f"the tokenizer has no token {token!r}")
+        return int(found)
