@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ramify
+from ramify.render.terminal import emit, progress, sanitize, say, short, table
+
+SOURCE = Path(ramify.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("plain\ttext\nüñ 日本 😀", "plain\ttext\nüñ 日本 😀"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x9b31mred", "red"),
+        ("\x1b]0;title\x07after", "after"),
+        ("\x1b]8;;http://evil/\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bP+q544e\x1b\\x", "x"),
+        ("\x1b]52;c;unterminated", "52;c;unterminated"),
+        ("a\x08b\x00c\x7f", "abc"),
+        ("abc\u202edcba\u2069\u200f", "abcdcba"),
+        ("one\rtwo\r\nthree\u2028four\x85five", "one\ntwo\nthree\nfour\nfive"),
+        ("bad\ud800surrogate", "badsurrogate"),
+        ("[bold]not markup[/bold]", "[bold]not markup[/bold]"),
+    ],
+)
+def test_sanitize(raw: str, clean: str) -> None:
+    assert sanitize(raw) == clean
+
+
+@given(st.text(alphabet=st.characters(), max_size=60))
+def test_nothing_that_acts_on_a_terminal_is_left(text: str) -> None:
+    clean = sanitize(text)
+    assert all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") for c in clean)
+    assert sanitize(clean) == clean
+    assert "\n" not in sanitize(text, flatten=True)
+
+
+def test_emit_json_is_one_ascii_line(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"text": "\x1b[2J\u202e\x7f\nx", "n": 1}
+    emit(result, True, "not shown")
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert all(" " <= c < "\x7f" for c in out.rstrip("\n"))
+    assert json.loads(out) == result
+
+
+def test_emit_text_and_say_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({}, False, "\x1b[2Jhello")
+    say("\x1b[31moops")
+    assert capsys.readouterr() == ("hello\n", "oops\n")
+
+
+def test_a_narrow_locale_does_not_end_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    emit({}, False, "naïve ± 日本")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"na?ve ? ??\n"
+
+
+def test_table_flattens_and_aligns() -> None:
+    text = table(["name", "value"], [["a\nb\x1b[31m", 1.23456], ["[red]c[/red]", None]], title="A\nB")
+    lines = text.splitlines()
+    assert lines[0] == "A B"
+    assert any(line.startswith("a b") and line.endswith("1.235") for line in lines)
+    assert any("[red]c[/red]" in line and line.endswith("-") for line in lines)
+    with pytest.raises(ValueError, match="1 cells for 2"):
+        table(["a", "b"], [["x"]])
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("work", 10, "tokens") as bar:
+        bar.at(5, "half")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_shows_rate_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress("sampling", 2000, "tokens", done=500) as bar:
+        bar.at(1500, "update 3\x1b]0;x\x07")
+    shown = sanitize(screen.getvalue())
+    assert "tokens/s" in shown
+    assert "500 of 2.0k left" in shown
+    assert "update 3" in shown
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0"), (0.25, "0.2"), (950, "950"), (1234, "1.2k"), (34567, "35k"), (5.6e6, "5.6M")])
+def test_short(n: float, text: str) -> None:
+    assert short(n) == text
+
+
+def test_one_module_prints() -> None:
+    """Every line that reaches a terminal passes ``render/terminal.py``, the home of the one sanitizer."""
+    offenders = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        if file == SOURCE / "render" / "terminal.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name in ("print", "typer.echo", "typer.secho", "click.echo") or name.startswith(("sys.stdout.w", "sys.stderr.w")):
+                offenders.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {name}")
+            if isinstance(node, ast.FunctionDef) and "sanitiz" in node.name:
+                offenders.append(f"{file.relative_to(SOURCE)}:{node.lineno}: a second sanitizer {node.name}")
+    assert offenders == []

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.stats.checks import CellError, Cells, Check
+
+
+def square(x: int) -> dict[str, object]:
+    return {"square": x * x, "threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid()}
+
+
+def fail_on_three(x: int) -> int:
+    if x == 3:
+        raise RuntimeError("three is bad")
+    return x
+
+
+def check(**changes: object) -> Check:
+    fields = {"name": "gain", "value": 0.3, "interval": (0.1, 0.5), "n": 5, "seeds": (0, 1), "op": ">=", "threshold": 0.2}
+    return Check(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, "pass"),
+        ({"threshold": 0.3}, "pass"),
+        ({"op": ">", "threshold": 0.3}, "miss"),
+        ({"op": "<=", "threshold": 0.3}, "pass"),
+        ({"op": "<", "threshold": 0.3}, "miss"),
+        ({"op": "==", "threshold": 0.3}, "pass"),
+        ({"threshold": 0.4}, "miss"),
+        ({"threshold": 0.4, "known_miss": "see page"}, "known_miss"),
+        ({"threshold": 0.2, "known_miss": "see page"}, "pass"),
+        ({"value": float("nan")}, "miss"),
+        ({"op": "report", "threshold": None, "value": float("nan")}, "pass"),
+    ],
+)
+def test_status(changes: dict[str, object], status: str) -> None:
+    assert check(**changes).status == status
+
+
+def test_check_json_has_the_contract_fields() -> None:
+    out = check(value=float("inf"), known_miss="why").to_json()
+    assert list(out) == ["name", "value", "interval", "n", "seeds", "op", "threshold", "status", "known_miss"]
+    assert out["value"] is None
+    assert json.loads(json.dumps(out, allow_nan=False)) == out
+
+
+@pytest.mark.parametrize("changes", [{"op": "=>"}, {"threshold": None}])
+def test_impossible_checks_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="gain"):
+        check(**changes)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_cell_runs_once(tmp_path: Path, in_memory: bool) -> None:
+    calls = []
+
+    def count(x: int) -> tuple[int, int]:
+        calls.append(x)
+        return x, x
+
+    cells = Cells(None if in_memory else tmp_path / "cells")
+    assert cells.get("a/b", count, x=2) == [2, 2]  # the same JSON value before and after it was stored
+    assert cells.get("a/b", count, x=2) == [2, 2]
+    assert calls == [2]
+    if not in_memory:
+        assert Cells(tmp_path / "cells").get("a/b", count, x=2) == [2, 2]
+        assert [path.suffix for path in (tmp_path / "cells").iterdir()] == [".json"]
+    with pytest.raises(UserError, match="a/b"):
+        cells.get("a/b", count, x=3)
+
+
+def test_keys_that_look_alike_as_file_names_stay_apart(tmp_path: Path) -> None:
+    cells = Cells(tmp_path)
+    assert [cells.get(key, fail_on_three, x=i) for i, key in enumerate(("a/b", "a-b", "../a b"))] == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
+    grid = {f"x{i}": {"x": i} for i in range(4)}
+    seen: list[tuple[int, int]] = []
+    spawned = Cells(tmp_path, progress=lambda done, total, _: seen.append((done, total))).map(square, grid)
+    local = Cells().map(square, grid, workers=1)
+    assert list(spawned) == list(local) == list(grid)
+    assert [v["square"] for v in spawned.values()] == [v["square"] for v in local.values()] == [0, 1, 4, 9]
+    assert {v["threads"] for v in spawned.values()} == {"1"}
+    assert os.getpid() not in {v["pid"] for v in spawned.values()}
+    assert seen == [(i, 4) for i in range(1, 5)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_cell_names_its_key_and_finished_ones_stay(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(CellError, match="cell 'x3' failed: RuntimeError: three is bad"):
+        Cells(tmp_path).map(fail_on_three, {f"x{i}": {"x": i} for i in range(1, 4)}, workers=workers)
+    assert {json.loads(p.read_text())["key"] for p in tmp_path.iterdir()} == {"x1", "x2"}
+
+
+def test_results_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CellError, match="not JSON"):
+        Cells(tmp_path).get("nan", lambda: float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_cell_is_one_sentence(tmp_path: Path) -> None:
+    Cells(tmp_path).get("a", fail_on_three, x=1)
+    file = next(tmp_path.iterdir())
+    file.write_text(file.read_text()[:10])
+    with pytest.raises(UserError, match=file.name):
+        Cells(tmp_path).get("a", fail_on_three, x=1)
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from ramify.stats.checks import Cells
+
+def cell(x, folder):
+    if x > 1:
+        Path(folder, f"started-{x}").touch()
+        time.sleep(60)
+    return x
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    Cells(folder + "/cells").map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path, sign: signal.Signals) -> None:
+    script = tmp_path / "interrupted_experiment.py"
+    script.write_text(INTERRUPTED)
+    child = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 60
+    while not (tmp_path / "started-3").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(child.pid, sign) if sign == signal.SIGINT else child.kill()
+    assert child.wait(30) != 0
+    assert {json.loads(p.read_text())["key"] for p in (tmp_path / "cells").iterdir()} == {"x0", "x1"}
+    while time.monotonic() < until and _group_alive(child.pid):
+        time.sleep(0.05)
+    assert not _group_alive(child.pid)
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
