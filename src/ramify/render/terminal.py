@@ -68,7 +68,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
         pad_edge=False,
         title=Text(sanitize(title, flatten=True)) if title else None,
         title_justify="left",
-        pad_edge=False,
     )
     for i, name in enumerate(columns):
         numbers = bool(rows) and all(row[i] is None or isinstance(row[i], int | float) for row in rows)
