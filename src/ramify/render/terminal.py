@@ -65,6 +65,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 
     grid = Table(
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
         title=Text(sanitize(title, flatten=True)) if title else None,
         title_justify="left",
