@@ -56,6 +56,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 
     Floats are shown with 4 significant digits, None as a dash. Raises ValueError when a row's length differs from the header's.
     """
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"every row needs {len(columns)} cells")
     from io import StringIO
 
     from rich import box
@@ -74,8 +76,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
         numbers = bool(rows) and all(row[i] is None or isinstance(row[i], int | float) for row in rows)
         grid.add_column(Text(sanitize(name, flatten=True)), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        if len(row) != len(columns):
-            raise ValueError(f"a row has {len(row)} cells for {len(columns)} columns")
         grid.add_row(*(Text(sanitize(_cell(value), flatten=True)) for value in row))
     out = StringIO()
     width = Console().width if sys.stdout.isatty() else 160
