@@ -63,7 +63,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 def get(kind: str, name: str) -> Any:
     """The part registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
     _known_kind(kind)
-    if kind == "method" and name in _method_slugs():
+    if kind == "method" and name in builtin_methods():
         return importlib.import_module("ramify.methods." + name.replace("-", "_"))
     for _ in _load(kind):
         if (kind, name) in _parts:
@@ -77,7 +77,7 @@ def names(kind: str) -> list[str]:
     for _ in _load(kind):
         pass
     found = {name for part_kind, name in _parts if part_kind == kind}
-    return sorted(found | set(_method_slugs() if kind == "method" else ()))
+    return sorted(found | set(builtin_methods() if kind == "method" else ()))
 
 
 def _known_kind(kind: str) -> None:
@@ -100,8 +100,8 @@ def _load(kind: str) -> Iterator[None]:
     yield
 
 
-def _method_slugs() -> list[str]:
-    """Built-in methods by folder, so that listing them imports none."""
+def builtin_methods() -> list[str]:
+    """Slugs of the packages under ``ramify.methods``, found by folder: listing them imports none."""
     import ramify.methods
 
     return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(ramify.methods.__path__) if info.ispkg)
