@@ -42,8 +42,8 @@ class Budget:
         """A budget within this one."""
         return Budget(limits, self, self._clock)
 
-    def charge(self, amounts: Mapping[str, float]) -> None:
-        """Record what was spent, here and in every ancestor. Never raises for going over. Raises ValueError on a negative amount."""
+    def charge(self, **amounts: float) -> None:
+        """Record what was spent (``charge(calls=1, tokens=80)``), here and in every ancestor. Never raises for going over. Raises ValueError on a negative amount."""
         for unit, amount in amounts.items():
             _known(unit)
             if not amount >= 0:

@@ -17,8 +17,8 @@ class Ledger:
         self.spent: dict[str, Amounts] = {}
         self.cached: dict[str, Amounts] = {}
 
-    def add(self, category: str, amounts: Mapping[str, float], cached: bool = False) -> None:
-        """Record amounts that were spent, or that a cache hit saved. Raises ValueError on a negative or undefined amount."""
+    def add(self, category: str, cached: bool = False, **amounts: float) -> None:
+        """Record what was spent (``add("rollout", tokens=80)``), or what a cache hit saved. Raises ValueError on a negative or undefined amount."""
         row = (self.cached if cached else self.spent).setdefault(category, {})
         for unit, amount in amounts.items():
             if not amount >= 0:
@@ -28,9 +28,9 @@ class Ledger:
     def merge(self, other: Ledger) -> None:
         """Add everything of ``other`` to this ledger."""
         for category, amounts in other.spent.items():
-            self.add(category, amounts)
+            self.add(category, **amounts)
         for category, amounts in other.cached.items():
-            self.add(category, amounts, cached=True)
+            self.add(category, cached=True, **amounts)
 
     def total(self, unit: str, cached: bool = False) -> float:
         """Sum of one unit over the categories."""
@@ -47,7 +47,7 @@ class Ledger:
         try:
             for cached, name in ((False, "spent"), (True, "cached")):
                 for category, amounts in record[name].items():
-                    ledger.add(category, amounts, cached)
+                    ledger.add(category, cached, **amounts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"not a ledger record: {error}") from None
         return ledger
