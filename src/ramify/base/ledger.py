@@ -28,9 +28,9 @@ class Ledger:
     def merge(self, other: Ledger) -> None:
         """Add everything of ``other`` to this ledger."""
         for category, amounts in other.spent.items():
-            self.add(category, **amounts)
+            self.add(category, False, **amounts)
         for category, amounts in other.cached.items():
-            self.add(category, cached=True, **amounts)
+            self.add(category, True, **amounts)
 
     def total(self, unit: str, cached: bool = False) -> float:
         """Sum of one unit over the categories."""

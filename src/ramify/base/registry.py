@@ -102,9 +102,9 @@ def _load(kind: str) -> Iterator[None]:
 
 def builtin_methods() -> list[str]:
     """Slugs of the packages under ``ramify.methods``, found by folder: listing them imports none."""
-    import ramify.methods
-
-    return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(ramify.methods.__path__) if info.ispkg)
+    spec = importlib.util.find_spec("ramify.methods")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(folders) if info.ispkg)
 
 
 def _origin(part: Any) -> str:
