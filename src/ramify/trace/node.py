@@ -64,8 +64,10 @@ class Node:
     """Small JSON extras: the edit that made the node, tool calls with token spans, a failure."""
 
     def __len__(self) -> int:
-        """Length in the unit of offsets: tokens, or 1 message where there are none."""
-        return 1 if self.tokens is None else len(self.tokens)
+        """Length in the unit of offsets: tokens, or 1 message where there are none; 0 for a root that only holds a tree together."""
+        if self.tokens is None:
+            return 0 if self.role == "root" and not self.text else 1
+        return len(self.tokens)
 
     @property
     def drawn(self) -> int:
@@ -87,6 +89,7 @@ def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, 
             raise ValueError(f"{name} has {len(array)} entries for {0 if tokens is None else len(tokens)} tokens")
     if fields.get("stop", "") not in STOPS:
         raise ValueError(f"unknown stop reason {fields['stop']!r}")
+    offset, index = int(offset), int(fields.pop("index", -1))
     node_id = stable_hash(
         tree,
         parent,
@@ -98,13 +101,18 @@ def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, 
         int(fields.get("opens", True)),
         fields.get("context"),
         fields.get("producer"),
-        fields.get("index", -1),
+        index,
     )
-    return Node(node_id, tree, parent, offset, role, text, tokens, sampled, logprobs, ends, **fields)
+    return Node(node_id, tree, parent, offset, role, text, tokens, sampled, logprobs, ends, index=index, **fields)
 
 
 def _array(values: Any, dtype: Any) -> np.ndarray | None:
-    return None if values is None else np.ascontiguousarray(values, dtype=dtype)
+    if values is None:
+        return None
+    array = np.array(values, dtype=dtype, order="C")  # a copy: a node never changes with a buffer it was made from
+    if array.ndim != 1:
+        raise ValueError(f"an array of a node has one entry per token, not shape {array.shape}")
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ class Insert:
 
     text: str
     tokens: tuple[int, ...] | None = None
+    role: str = ""
+    """Role of the message it opens; empty where it goes on inside the message before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,7 @@ class Context:
         return [
             {"node": p.node, "start": p.start, "end": p.end}
             if isinstance(p, Span)
-            else {"text": p.text, "tokens": None if p.tokens is None else list(p.tokens)}
+            else {"text": p.text, "tokens": None if p.tokens is None else list(p.tokens), "role": p.role}
             for p in self.parts
         ]
 
@@ -151,7 +161,7 @@ def context_from_json(parts: list[Any]) -> Context:
         tuple(
             Span(p["node"], p["start"], p["end"])
             if "node" in p
-            else Insert(p["text"], None if p["tokens"] is None else tuple(p["tokens"]))
+            else Insert(p["text"], None if p["tokens"] is None else tuple(p["tokens"]), p["role"])
             for p in parts
         )
     )

@@ -1,0 +1,69 @@
+"""Content-addressed files: a blob's name is the hash of its bytes, and it is there whole or not at all.
+
+A blob is written to a temporary file, flushed to the disk and renamed; the folder is flushed too, so a record that points at a
+blob is never more durable than the blob.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.ids import stable_hash
+
+
+class Blobs:
+    """Blobs under ``folder``, as ``ab/cdef...``. Writing the same bytes twice is one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, data: bytes) -> str:
+        """Store ``data`` and return its hash. Raises RamifyError when the disk refuses; nothing is left behind then."""
+        name = stable_hash(data)
+        target = self._path(name)
+        if target.exists():
+            return name
+        temporary = target.with_name(f".part-{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+            _sync_folder(target.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RamifyError(f"cannot store a blob of {len(data)} bytes under {self.folder}: {error.strerror}") from error
+        return name
+
+    def get(self, name: str) -> bytes:
+        """The bytes of a blob. Raises UserError when it is missing, RamifyError when its content does not match its name."""
+        try:
+            data = self._path(name).read_bytes()
+        except (OSError, ValueError) as error:
+            raise UserError(f"there is no blob '{name}' under {self.folder}") from error
+        if stable_hash(data) != name:
+            raise RamifyError(f"blob '{name}' under {self.folder} is damaged: its content does not match its name")
+        return data
+
+    def names(self) -> Iterator[str]:
+        """Names of all blobs, sorted."""
+        for folder in sorted(self.folder.glob("??")):
+            yield from (folder.name + file.name for file in sorted(folder.iterdir()) if not file.name.startswith("."))
+
+    def _path(self, name: str) -> Path:
+        if not name or not set(name) <= set("0123456789abcdef"):
+            raise UserError(f"'{name}' is no blob hash")
+        return self.folder / name[:2] / name[2:]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,524 @@
+"""The record store: a run is a folder with one SQLite file as the only truth, and content-addressed blobs beside it.
+
+``run.sqlite`` is in WAL mode: one process writes (it holds ``run.lock``), any number may read meanwhile. Records are inserted
+into an open transaction as they come and are durable at the next commit, which happens by itself every ``BATCH`` records.
+
+What is promised. A committed record survives a kill of the process at any instant, and every commit is whole or not at all. The
+trade-off: ``synchronous=NORMAL`` does not wait for the disk at each commit, so a power cut or a crash of the operating system may
+lose the last commits (never half of one, never the file); waiting would cost a disk flush for each. The lock is an advisory
+``flock``: it does not hold on network file systems that ignore it.
+
+Nothing is cached but producers (a handful), so memory does not grow with the run. A Run belongs to the thread that opened it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+import ramify
+from ramify.base.errors import RamifyError, UserError, nearest
+from ramify.trace import schema
+from ramify.trace.blobs import Blobs
+from ramify.trace.columns import read_columns
+from ramify.trace.context import Shown, shown
+from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
+from ramify.trace.path import Path
+from ramify.trace.tree import Tree, check_offset
+
+FILE, LOCK, BLOBS = "run.sqlite", "run.lock", "blobs"
+BATCH = 1000
+Record = Node | Stream | Mark | Verdict | Context | Producer
+_R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInfo:
+    """What is known of a tree without its nodes: the task it is about, the group it belongs to, and small JSON extras."""
+
+    name: str
+    task: Mapping[str, Any]
+    group: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal of what was done."""
+
+    kind: str
+    key: str
+    payload: Any
+
+
+_EACH: dict[type, tuple[str, str, Any]] = {
+    Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
+    Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
+    Mark: (schema.SELECT_MARK, "s.seq", schema.row_mark),
+    Verdict: (schema.SELECT_VERDICT, "s.seq", schema.row_verdict),
+    Context: ("SELECT body FROM contexts s ", "s.seq", schema.row_context),
+    Producer: ("SELECT body FROM producers s ", "s.seq", schema.row_producer),
+}
+
+
+class Run:
+    """An open run. Use :meth:`create` or :meth:`open`, as a context manager or with :meth:`close`, which commits."""
+
+    def __init__(self, path: FilePath, db: sqlite3.Connection, lock: int | None) -> None:
+        self.folder = path
+        self.blobs = Blobs(path / BLOBS)
+        self._db = db
+        self._lock = lock
+        self._pending = 0
+        self._grouped = False
+        self._broken = ""
+        self._producers: dict[str, int] = {}
+        self.meta: dict[str, Any] = {"schema": schema.SCHEMA}
+        self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
+
+    @classmethod
+    def create(cls, path: FilePath | str, config: Mapping[str, Any]) -> Run:
+        """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
+
+        Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
+        """
+        folder = FilePath(path)
+        meta = {"ramify": ramify.__version__, "config": dict(config)}
+        rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(folder)
+        except OSError as error:
+            raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
+        db = None
+        try:
+            db = _connect(folder / FILE, write=True)
+            if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(schema.TABLES)
+            db.executemany("INSERT INTO meta VALUES (?,?)", rows)
+            db.execute("COMMIT")
+            return cls(folder, db, lock)
+        except (UserError, sqlite3.Error) as error:
+            if db is not None:
+                db.close()
+            os.close(lock)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"cannot make a run in {folder}: {error}") from error
+
+    @classmethod
+    def open(cls, path: FilePath | str, write: bool = False) -> Run:
+        """Open the run in the folder ``path``.
+
+        Raises UserError when there is none, when its file is damaged or of a newer schema, or, for writing, when another
+        process writes to it.
+        """
+        folder = FilePath(path)
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder} is no run: it holds no {FILE}")
+        try:
+            lock = _take_lock(folder) if write else None
+        except OSError as error:
+            raise UserError(f"cannot open the run {folder} for writing: {error.strerror}") from error
+        db = None
+        try:
+            db = _connect(folder / FILE, write)
+            _check(db, folder / FILE)
+            return cls(folder, db, lock)
+        except (UserError, sqlite3.Error) as error:
+            if db is not None:
+                db.close()
+            if lock is not None:
+                os.close(lock)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{folder / FILE} is no run, or it is damaged: {error}") from error
+
+    def close(self) -> None:
+        """Commit and close; closing twice is fine."""
+        if self._db is None:
+            return
+        try:
+            if self._lock is not None and not self._broken:
+                self.commit()
+        finally:
+            self._db.close()
+            self._db = None  # type: ignore[assignment]  # any later use is a programming error and fails loudly
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Writing
+
+    def add_tree(self, name: str, task: Mapping[str, Any], group: str = "", data: Mapping[str, Any] | None = None) -> None:
+        """Announce a tree; nodes may follow. The same tree again is left as it is.
+
+        Raises UserError when a tree of that name is about something else.
+        """
+        row = (
+            name,
+            group,
+            schema.to_json(task, f"the task of tree '{name}'"),
+            schema.to_json(data or {}, f"the data of tree '{name}'"),
+        )
+        known = self._row("SELECT name, grp, task, data FROM trees WHERE name = ?", name)
+        if known is None:
+            self._write("INSERT INTO trees VALUES (NULL,?,?,?,?)", row)
+            self._count(1)
+        elif known != row:
+            raise UserError(f"tree '{name}' is in {self.folder} already, with another task, group or data")
+
+    def add(self, *records: Record) -> None:
+        """Add records. What is there already stays as it is; a stream, mark or verdict of the same maker at the same place is replaced.
+
+        A node's tree, parent, context and producer, and the node any other record points at, must have been added before.
+        Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
+        the bad one stay added (see :meth:`transaction`). Raises RamifyError when the disk refuses.
+        """
+        for record in records:
+            if isinstance(record, Node):
+                self._add_node(record)
+            elif isinstance(record, Stream):
+                self._write(schema.INSERT_STREAM, schema.stream_row(record, *self._target(record.node, "stream", record.name)))
+            elif isinstance(record, Mark):
+                self._write(schema.INSERT_MARK, schema.mark_row(record, *self._target(record.node, "mark", record.name)))
+            elif isinstance(record, Verdict):
+                seq, _ = self._target(record.node, "verdict", record.scorer)
+                self._write(schema.INSERT_VERDICT, schema.verdict_row(record, seq, self._judge_set(record.judges)))
+            else:
+                table = "contexts" if isinstance(record, Context) else "producers"
+                body = schema.to_json(record.to_json(), f"a record of {table}")
+                self._write(f"INSERT INTO {table} VALUES (NULL,?,?) ON CONFLICT (hash) DO NOTHING", (record.hash, body))
+        self._count(len(records))
+
+    def log(self, kind: str, key: str, payload: Any = None) -> bool:
+        """Note in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was noted already."""
+        body = schema.to_json(payload, f"the payload of journal entry {kind} '{key}'")
+        cursor = self._write("INSERT INTO journal VALUES (NULL,?,?,?) ON CONFLICT (kind, key) DO NOTHING", (kind, key, body))
+        self._count(1)
+        return cursor.rowcount > 0
+
+    def commit(self) -> None:
+        """Make everything added so far durable, whole or not at all. Inside :meth:`transaction` it waits for the end of the group."""
+        if self._grouped:
+            return
+        if self._db.in_transaction:
+            self._write("COMMIT", begin=False)
+        self._pending = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Run]:
+        """Everything added inside is committed together at the end, or, on an exception, forgotten. A nested group joins the outer.
+
+        Do not await inside: what other tasks add meanwhile would join the group.
+        """
+        if self._grouped:
+            yield self
+            return
+        pending = self._pending
+        self._write("SAVEPOINT grouped")
+        self._grouped = True
+        try:
+            yield self
+        except BaseException:
+            self._grouped = False
+            if not self._broken:
+                self._write("ROLLBACK TO grouped")
+                self._write("RELEASE grouped")
+                self._pending = pending
+                self._producers.clear()
+            raise
+        self._grouped = False
+        self._write("RELEASE grouped")
+        self.commit()
+
+    def put_blob(self, data: bytes) -> str:
+        """Store bytes at once and return their hash; a node refers to them as ``blob:HASH``."""
+        self._require_lock()
+        return self.blobs.put(data)
+
+    def get_blob(self, name: str) -> bytes:
+        """The bytes of a blob. Raises UserError when there is none."""
+        return self.blobs.get(name)
+
+    def erase_judge(self, judge: str) -> int:
+        """Erase every verdict that depended on ``judge`` in any slot, and nothing else. Returns how many there were."""
+        sql = "DELETE FROM verdicts WHERE judge_set IN (SELECT judge_set FROM verdict_judges WHERE judge = ?)"
+        erased = self._write(sql, (judge,)).rowcount
+        self.commit()
+        return erased
+
+    # Reading
+
+    def trees(self, group: str | None = None) -> list[TreeInfo]:
+        """The trees, in order of arrival, of one group or all."""
+        where, args = _where({"grp": group})
+        sql = f"SELECT name, task, grp, data FROM trees {where} ORDER BY seq"
+        return [TreeInfo(n, schema.from_json(t), g, schema.from_json(d)) for n, t, g, d in self._rows(sql, *args)]
+
+    def tree(self, name: str) -> Tree:
+        """One tree with all its nodes, in memory. Raises UserError when there is none of that name."""
+        return Tree(name, self.nodes(name))
+
+    def nodes(self, tree: str) -> list[Node]:
+        """The nodes of one tree, parents before children. Raises UserError when there is none of that name."""
+        return [
+            schema.row_node(row)
+            for row in self._rows(f"{schema.SELECT_NODE} WHERE n.tree = ? ORDER BY n.seq", self._tree_seq(tree))
+        ]
+
+    def node(self, name: str) -> Node:
+        """The node of that id, or the only one whose id starts so. Raises UserError when there is none or more than one."""
+        row = self._row(f"{schema.SELECT_NODE} WHERE n.id = ?", self.find(name))
+        assert row is not None
+        return schema.row_node(row)
+
+    def find(self, name: str) -> str:
+        """The full id of a node from the start of it. Raises UserError when no node or more than one starts so."""
+        sql = "SELECT id FROM nodes WHERE id >= ? AND id < ? ORDER BY id LIMIT 9"
+        found = [row[0] for row in self._rows(sql, name, name + "g")]  # ids are hexadecimal: "g" sorts after all of them
+        if len(found) == 1:
+            return str(found[0])
+        if found:
+            listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+            raise UserError(f"node '{name}' is ambiguous in {self.folder}: {listed}")
+        around = [
+            *self._rows("SELECT id FROM nodes WHERE id > ? ORDER BY id LIMIT 1", name),
+            *self._rows("SELECT id FROM nodes WHERE id < ? ORDER BY id DESC LIMIT 1", name),
+        ]
+        raise UserError(f"{self.folder} has no node '{name}': {nearest(name, (row[0] for row in around))}")
+
+    def path(self, name: str) -> Path:
+        """The path from the root to a node (id, or the start of one). Raises UserError like :meth:`node`."""
+        sql = (
+            "WITH RECURSIVE up (seq, parent) AS (SELECT seq, parent FROM nodes WHERE id = ? UNION ALL "
+            "SELECT n.seq, n.parent FROM up JOIN nodes n ON n.seq = up.parent) "
+            f"{schema.SELECT_NODE} WHERE n.seq IN (SELECT seq FROM up) ORDER BY n.seq"  # parents are written before children
+        )
+        return Path.of([schema.row_node(row) for row in self._rows(sql, self.find(name))])
+
+    def shown(self, name: str) -> Shown:
+        """What the model saw when it drew a node: its explicit context, or the path up to it. Raises UserError like :meth:`node`."""
+        node = self.node(name)
+        return shown(node, self.node, self.path, self.context)
+
+    def context(self, name: str) -> Context:
+        """The context of that hash. Raises UserError when there is none."""
+        return schema.row_context(self._one("SELECT body FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
+
+    def producer(self, name: str) -> Producer:
+        """The producer of that hash. Raises UserError when there is none."""
+        return schema.row_producer(self._one("SELECT body FROM producers WHERE hash = ?", name, f"no producer '{name}'"))
+
+    def streams(
+        self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
+    ) -> list[Stream]:
+        """Streams that match all that is given, in order of first writing."""
+        return self._matching(Stream, tree, {"s.name": name, "s.maker": maker, "n.id": node})
+
+    def marks(
+        self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
+    ) -> list[Mark]:
+        """Marks that match all that is given, in order of first writing."""
+        return self._matching(Mark, tree, {"s.name": name, "s.maker": maker, "n.id": node})
+
+    def verdicts(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Verdict]:
+        """Verdicts that match all that is given, in order of first writing."""
+        return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
+
+    def journal(self, kind: str | None = None) -> list[Entry]:
+        """What was noted as done, in order."""
+        where, args = _where({"kind": kind})
+        rows = self._rows(f"SELECT kind, key, payload FROM journal {where} ORDER BY seq", *args)
+        return [Entry(kind, key, schema.from_json(payload)) for kind, key, payload in rows]
+
+    def each(self, kind: type[_R]) -> Iterator[_R]:
+        """All records of one kind in order of writing, one at a time: memory stays flat however long the run."""
+        select, order, make = _EACH[kind]
+        for row in self._rows(f"{select} ORDER BY {order}"):
+            yield make(row)
+
+    def columns(self, names: list[str], tree: str | None = None, group: str | None = None) -> dict[str, np.ndarray]:
+        """Nodes as columns, in order of writing: see :func:`ramify.trace.columns.read_columns`."""
+        if tree is not None:
+            self._tree_seq(tree)
+        where, args = _where({"t.name": tree, "t.grp": group})
+        return read_columns(lambda sql: self._rows(sql, *args), names, where)
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        row = self._row("SELECT count(*) FROM nodes")
+        assert row is not None
+        return int(row[0])
+
+    # Inside
+
+    def _add_node(self, node: Node) -> None:
+        if node.parent is None:
+            tree, parent = self._tree_seq(node.tree), None
+        else:
+            sql = "SELECT p.seq, p.tree, p.length, t.name FROM nodes p JOIN trees t ON t.seq = p.tree WHERE p.id = ?"
+            row = self._row(sql, node.parent)
+            if row is None:
+                raise UserError(f"node {node.id} hangs on node {node.parent}, which is not in {self.folder}")
+            parent, tree, length, name = row
+            if name != node.tree:
+                raise UserError(f"node {node.id} of tree '{node.tree}' hangs on node {node.parent} of tree '{name}'")
+            check_offset(node, length)
+        context = None if node.context is None else self._known("contexts", node.context, node.id)
+        producer = None if node.producer is None else self._known_producer(node.producer, node.id)
+        try:
+            self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, producer))
+        except sqlite3.IntegrityError as error:
+            raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
+
+    def _known(self, table: str, name: str, node: str) -> int:
+        row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)
+        if row is None:
+            raise UserError(f"node {node} names '{name}' of {table}, which is not in {self.folder}: add that record first")
+        return int(row[0])
+
+    def _known_producer(self, name: str, node: str) -> int:
+        if name not in self._producers:
+            self._producers[name] = self._known("producers", name, node)
+        return self._producers[name]
+
+    def _target(self, node: str, kind: str, name: str) -> tuple[int, int]:
+        row = self._row("SELECT seq, length FROM nodes WHERE id = ?", node)
+        if row is None:
+            raise UserError(f"{kind} '{name}' points at node {node}, which is not in {self.folder}")
+        return int(row[0]), int(row[1])
+
+    def _judge_set(self, judges: Mapping[str, str]) -> int:
+        body = schema.to_json(judges, "the judges of a verdict")
+        row = self._row("SELECT seq FROM judge_sets WHERE judges = ?", body)
+        if row is not None:
+            return int(row[0])
+        seq = self._write("INSERT INTO judge_sets VALUES (NULL,?)", (body,)).lastrowid
+        assert seq is not None
+        for slot, judge in sorted(judges.items()):
+            self._write("INSERT INTO verdict_judges VALUES (?,?,?)", (seq, slot, judge))
+        return seq
+
+    def _tree_seq(self, name: str) -> int:
+        row = self._row("SELECT seq FROM trees WHERE name = ?", name)
+        if row is None:
+            names = (row[0] for row in self._rows("SELECT name FROM trees ORDER BY seq LIMIT 1000"))
+            raise UserError(f"{self.folder} has no tree '{name}': {nearest(name, names)}")
+        return int(row[0])
+
+    def _matching(self, kind: type[_R], tree: str | None, wanted: Mapping[str, str | None]) -> list[_R]:
+        select, order, make = _EACH[kind]
+        where, args = _where({"n.tree": None if tree is None else self._tree_seq(tree), **wanted})
+        return [make(row) for row in self._rows(f"{select} {where} ORDER BY {order}", *args)]
+
+    def _count(self, records: int) -> None:
+        self._pending += records
+        if self._pending >= BATCH:
+            self.commit()
+
+    def _require_lock(self) -> None:
+        if self._lock is None:
+            raise UserError(f"{self.folder} is open for reading only")
+        if self._broken:
+            raise RamifyError(self._broken)
+
+    def _write(self, sql: str, args: tuple[Any, ...] = (), begin: bool = True) -> sqlite3.Cursor:
+        self._require_lock()
+        try:
+            if begin and not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            return self._db.execute(sql, args)
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, OverflowError, UnicodeEncodeError) as error:
+            raise UserError(f"a record for {self.folder} cannot be stored: {error}") from error
+        except sqlite3.Error as error:
+            self._fail(error)
+
+    def _fail(self, error: sqlite3.Error) -> NoReturn:
+        """The disk refused. What was committed stays; what was not is gone, so the run takes nothing more until it is opened again."""
+        self._broken = f"cannot write to {self.folder}: {error}; what was committed is kept, open the run again to go on"
+        if self._db.in_transaction:
+            with suppress(sqlite3.Error):  # the next open rolls back whatever this cannot
+                self._db.execute("ROLLBACK")
+        raise RamifyError(self._broken) from error
+
+    def _rows(self, sql: str, *args: Any) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(sql, args)
+        except UnicodeEncodeError as error:
+            raise UserError(f"a name looked up in {self.folder} is no valid text: {error.reason}") from error
+        except sqlite3.Error as error:
+            raise RamifyError(f"cannot read {self.folder / FILE}: {error}") from error
+
+    def _row(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
+        return next(self._rows(sql, *args), None)
+
+    def _one(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:
+        row = self._row(sql, name)
+        if row is None:
+            raise UserError(f"{self.folder} has {missing}")
+        return row
+
+
+def _where(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    given = {column: value for column, value in wanted.items() if value is not None}
+    return ("WHERE " + " AND ".join(f"{column} = ?" for column in given) if given else ""), list(given.values())
+
+
+def _take_lock(folder: FilePath) -> int:
+    """A handle on the lock of the one writer. Raises UserError when another process holds it, OSError when it cannot be made."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise UserError(
+            f"{folder} is being written by another process: wait until it ends, or open the run for reading"
+        ) from error
+    return handle
+
+
+def _connect(file: FilePath, write: bool) -> sqlite3.Connection:
+    uri = file.absolute().as_uri()
+    if write:
+        db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, cached_statements=64)
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA cache_size = -8192")
+        return db
+    wal = file.with_name(file.name + "-wal")
+    settled = not os.access(file.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+    # a reader keeps its shared index beside the file; where the folder is read-only and nothing is pending it can do without
+    return sqlite3.connect(f"{uri}?{'immutable=1' if settled else 'mode=ro'}", uri=True, timeout=30, isolation_level=None)
+
+
+def _check(db: sqlite3.Connection, file: FilePath) -> None:
+    """Raises UserError when an open file is no run, is cut short, or is of a schema this version does not read."""
+    if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
+        raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version != schema.SCHEMA:
+        raise UserError(
+            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to open it"
+        )
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    wal = file.with_name(file.name + "-wal")
+    if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):
+        raise UserError(f"{file} is cut short: {file.stat().st_size} bytes of {pages * size}")

@@ -1,0 +1,154 @@
+"""Paths: the history from a root to one node, as tokens, text or messages. Nothing here ever encodes text into tokens.
+
+Axis legend: T tokens of the whole path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.trace.node import Insert, Node
+
+
+class Said(NamedTuple):
+    """One whole message: role, text, and the data of the node that opened it. Unpacks into any (role, text, data) record."""
+
+    role: str
+    text: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """Nodes from a root downwards; ``segments[i] = (node, kept)``: the first ``kept`` tokens (or messages, 0 or 1) of each."""
+
+    segments: tuple[tuple[Node, int], ...] = field(default=())
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> Path:
+        """The path along ``nodes``, each the parent of the next; a child's offset cuts its parent. The last one is whole."""
+        kept = [child.offset for child in nodes[1:]]
+        if nodes:
+            kept.append(len(nodes[-1]))
+        return cls(tuple(zip(nodes, kept, strict=True)))
+
+    def upto(self, offset: int) -> Path:
+        """This path with its last node cut to ``offset`` tokens (or messages).
+
+        Raises UserError when the last node is shorter than that.
+        """
+        if not self.segments:
+            raise UserError("an empty path has no node to cut")
+        node, kept = self.segments[-1]
+        if not 0 <= offset <= kept:
+            raise UserError(f"offset {offset} is outside node {node.id}, which has {kept} {_unit(node)}")
+        return Path((*self.segments[:-1], (node, offset)))
+
+    def __len__(self) -> int:
+        """Length in the unit of offsets: tokens, plus 1 for each whole text-only message."""
+        return sum(kept for _, kept in self.segments)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 (T,): the concatenated tokens. Raises NeedsError when a node has text only."""
+        return self._array("tokens", np.int32)
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """bool (T,): which tokens a model drew. Raises NeedsError when a node has text only."""
+        return self._array("sampled", np.bool_)
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 (T,): log-probability of each drawn token, 0 elsewhere. Raises NeedsError when a node has text only."""
+        return self._array("logprobs", np.float32)
+
+    def along(self, values: Mapping[str, np.ndarray], fill: float = 0.0) -> np.ndarray:
+        """float32 (T,): a stream along the path from its values by node id; ``fill`` on nodes it does not cover."""
+        pieces = []
+        for node, kept in self._with_tokens():
+            piece = values.get(node.id)
+            pieces.append(np.full(kept, fill, np.float32) if piece is None else np.asarray(piece[:kept], np.float32))
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+    @property
+    def text(self) -> str:
+        """The concatenated text. Raises NeedsError when a node is cut inside and carries no character ends of its tokens."""
+        return "".join(text_between(node, 0, kept) for node, kept in self.segments)
+
+    def messages(self) -> list[Said]:
+        """The messages, nodes that go on inside a message merged into it; an empty root node is none."""
+        return as_messages((node, 0, kept) for node, kept in self.segments)
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """The node id and the offset inside it of unit ``position`` of the path; ``len(path)`` is the end of the last node.
+
+        Raises UserError when the path is shorter than that.
+        """
+        if not 0 <= position <= len(self) or not self.segments:
+            raise UserError(f"position {position} is outside the path, which has {len(self)} tokens or messages")
+        start = 0
+        for node, kept in self.segments:
+            if position < start + kept:
+                return node.id, position - start
+            start += kept
+        return node.id, kept
+
+    def _with_tokens(self) -> tuple[tuple[Node, int], ...]:
+        for node, _ in self.segments:
+            if node.tokens is None and len(node) > 0:
+                raise NeedsError(
+                    f"node {node.id} has text only, and this needs token ids: "
+                    "record the run with a model that returns tokens (text is never tokenised again)"
+                )
+        return self.segments
+
+    def _array(self, name: str, dtype: Any) -> np.ndarray:
+        pieces = []
+        for node, kept in self._with_tokens():
+            values = getattr(node, name)
+            pieces.append(np.zeros(kept, dtype) if values is None else values[:kept])
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+
+
+def _unit(node: Node) -> str:
+    return "messages" if node.tokens is None else "tokens"
+
+
+def text_between(node: Node, start: int, end: int) -> str:
+    """Text of tokens (or messages) ``start`` to ``end`` of one node.
+
+    Raises NeedsError when that cuts a token node which carries no character ends.
+    """
+    if start == 0 and end == len(node):
+        return node.text
+    if end == start:
+        return ""
+    if node.ends is None:
+        raise NeedsError(
+            f"node {node.id} is cut at token {end} but carries no character ends of its tokens, so its text is unknown"
+        )
+    return node.text[int(node.ends[start - 1]) if start else 0 : int(node.ends[end - 1])]
+
+
+def as_messages(parts: Iterable[tuple[Node, int, int] | Insert]) -> list[Said]:
+    """Messages of consecutive (node, start, end) parts and inserted text; parts that do not open a message go on in the last."""
+    said: list[tuple[str, list[str], Mapping[str, Any]]] = []
+    for part in parts:
+        if isinstance(part, Insert):
+            opens, role, text, data = part.role != "", part.role, part.text, {}
+        else:
+            node, start, end = part
+            if (node.role == "root" and not node.text) or (end == start and node.opens and len(node) > 0):
+                continue  # a root that says nothing, or a message of which nothing is kept
+            opens, role, text, data = node.opens and start == 0, node.role, text_between(node, start, end), dict(node.data)
+        if opens or not said:
+            said.append((role, [text], data))
+        else:
+            said[-1][1].append(text)
+    return [Said(role, "".join(texts), data) for role, texts, data in said]

@@ -1,0 +1,241 @@
+"""Schema version 1 of a run's SQLite file: its tables, and how records become rows and come back.
+
+Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and stream values, sampled masks as packed bits
+(first token in the highest bit of the first byte). JSON columns hold canonical JSON. Text is stored as text; the rare text that
+UTF-8 cannot express (a lone surrogate from a foreign log) is stored as a blob of its surrogatepass encoding. Small columns come
+first in a row so that a scan of them need not follow overflow pages. ``seq`` is the order of writing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json
+
+SCHEMA = 1
+APPLICATION_ID = 0x72616D69  # "rami" in the file's header: tells a run from any other SQLite file
+
+TABLES = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE trees (
+  seq INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, grp TEXT NOT NULL, task TEXT NOT NULL, data TEXT NOT NULL);
+CREATE INDEX trees_by_group ON trees (grp);
+CREATE TABLE producers (seq INTEGER PRIMARY KEY, hash TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
+CREATE TABLE contexts (seq INTEGER PRIMARY KEY, hash TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
+CREATE TABLE nodes (
+  seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
+  tree INTEGER NOT NULL REFERENCES trees (seq), parent INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL,
+  length INTEGER NOT NULL, role TEXT NOT NULL, opens INTEGER NOT NULL,
+  context INTEGER REFERENCES contexts (seq), producer INTEGER REFERENCES producers (seq), sample INTEGER NOT NULL,
+  state_key TEXT, stop TEXT NOT NULL, reward REAL,
+  text TEXT NOT NULL, tokens BLOB, sampled BLOB, logprobs BLOB, ends BLOB, data TEXT NOT NULL, snapshot TEXT);
+CREATE INDEX nodes_by_tree ON nodes (tree);
+CREATE INDEX nodes_by_parent ON nodes (parent);
+CREATE UNIQUE INDEX one_root_a_tree ON nodes (tree) WHERE parent IS NULL;
+CREATE TABLE streams (
+  seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), name TEXT NOT NULL, maker TEXT NOT NULL,
+  vals BLOB NOT NULL, UNIQUE (node, name, maker));
+CREATE TABLE marks (
+  seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL,
+  maker TEXT NOT NULL, value TEXT NOT NULL, UNIQUE (node, offset, name, maker));
+CREATE TABLE judge_sets (seq INTEGER PRIMARY KEY, judges TEXT NOT NULL UNIQUE);
+CREATE TABLE verdict_judges (
+  judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), slot TEXT NOT NULL, judge TEXT NOT NULL, UNIQUE (judge_set, slot));
+CREATE INDEX verdict_judges_by_judge ON verdict_judges (judge);
+CREATE TABLE verdicts (
+  seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), scorer TEXT NOT NULL, value REAL,
+  unit TEXT NOT NULL, confidence REAL, judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), evidence TEXT NOT NULL,
+  cost TEXT NOT NULL, UNIQUE (node, scorer, unit, judge_set));
+CREATE INDEX verdicts_by_judges ON verdicts (judge_set);
+CREATE TABLE journal (
+  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, payload TEXT NOT NULL, UNIQUE (kind, key));
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA};
+"""
+
+INSERT_NODE = "INSERT INTO nodes VALUES (NULL" + ",?" * 20 + ") ON CONFLICT (id) DO NOTHING"
+INSERT_STREAM = "INSERT INTO streams VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
+INSERT_MARK = (
+    "INSERT INTO marks VALUES (NULL,?,?,?,?,?) ON CONFLICT (node, offset, name, maker) DO UPDATE SET value = excluded.value"
+)
+INSERT_VERDICT = (
+    "INSERT INTO verdicts VALUES (NULL,?,?,?,?,?,?,?,?) ON CONFLICT (node, scorer, unit, judge_set) DO UPDATE SET "
+    "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
+)
+
+SELECT_NODE = (
+    "SELECT n.id, t.name, (SELECT id FROM nodes p WHERE p.seq = n.parent), n.offset, n.role, n.text, n.tokens, n.sampled, "
+    "n.logprobs, n.ends, n.opens, (SELECT hash FROM contexts c WHERE c.seq = n.context), "
+    "(SELECT hash FROM producers c WHERE c.seq = n.producer), n.sample, n.snapshot, n.state_key, n.stop, n.reward, n.data, "
+    "n.length FROM nodes n JOIN trees t ON t.seq = n.tree "
+)
+SELECT_STREAM = "SELECT n.id, s.name, s.maker, s.vals FROM streams s JOIN nodes n ON n.seq = s.node "
+SELECT_MARK = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM marks s JOIN nodes n ON n.seq = s.node "
+SELECT_VERDICT = (
+    "SELECT n.id, s.scorer, s.value, s.unit, s.confidence, s.evidence, s.cost, j.judges "
+    "FROM verdicts s JOIN nodes n ON n.seq = s.node JOIN judge_sets j ON j.seq = s.judge_set "
+)
+
+
+def to_text(value: str) -> str | bytes:
+    """Text as SQLite can hold it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogatepass")
+    return value
+
+
+def from_text(value: str | bytes) -> str:
+    """Inverse of :func:`to_text`."""
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+
+
+def to_json(value: Any, what: str) -> str | bytes:
+    """Canonical JSON for a column. Raises UserError naming ``what`` when ``value`` is no JSON."""
+    if isinstance(value, Mapping):
+        if not value:
+            return "{}"
+        value = dict(value)
+    try:
+        return to_text(canonical_json(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{what} is not storable as JSON: {error}") from error
+
+
+def from_json(value: str | bytes) -> Any:
+    """Inverse of :func:`to_json`."""
+    return {} if value == "{}" else json.loads(from_text(value))
+
+
+def finite(value: float | None, what: str) -> float | None:
+    """A float that is a number. Raises UserError naming ``what`` on NaN and infinities, which no reader could trust."""
+    if value is None:
+        return None
+    number = float(value)
+    if not isfinite(number):
+        raise UserError(f"{what} is {number}, not a number")
+    return number
+
+
+def node_row(node: Node, tree: int, parent: int | None, context: int | None, producer: int | None) -> tuple[Any, ...]:
+    """The row of a node, ``seq`` left to SQLite. Raises UserError on a reward that is no number or data that is no JSON."""
+    return (
+        node.id,
+        tree,
+        parent,
+        node.offset,
+        len(node),
+        node.role,
+        node.opens,
+        context,
+        producer,
+        node.index,
+        None if node.state_key is None else to_text(node.state_key),
+        node.stop,
+        None if node.reward is None else finite(node.reward, f"the reward of node {node.id}"),
+        to_text(node.text),
+        _blob(node.tokens, "<i4"),
+        None if node.sampled is None else np.packbits(node.sampled).tobytes(),
+        _blob(node.logprobs, "<f4"),
+        _blob(node.ends, "<i4"),
+        to_json(node.data, f"the data of node {node.id}") if node.data else "{}",
+        None if node.snapshot is None else to_text(node.snapshot),
+    )
+
+
+def row_node(row: tuple[Any, ...]) -> Node:
+    """A node from a row of ``SELECT_NODE``. Arrays are writable copies."""
+    sampled = row[7]
+    return Node(
+        row[0],
+        row[1],
+        row[2],
+        row[3],
+        row[4],
+        from_text(row[5]),
+        _array(row[6], "<i4"),
+        None if sampled is None else np.unpackbits(np.frombuffer(sampled, np.uint8), count=row[19]).view(np.bool_),
+        _array(row[8], "<f4"),
+        _array(row[9], "<i4"),
+        bool(row[10]),
+        row[11],
+        row[12],
+        row[13],
+        None if row[14] is None else from_text(row[14]),
+        None if row[15] is None else from_text(row[15]),
+        row[16],
+        row[17],
+        from_json(row[18]),
+    )
+
+
+def stream_row(stream: Stream, seq: int, length: int) -> tuple[Any, ...]:
+    """The row of a stream, values as float32. Raises UserError when it does not fit a node of ``length``."""
+    values = np.asarray(stream.values)
+    if values.shape != (length,):
+        raise UserError(f"stream '{stream.name}' has shape {values.shape} on node {stream.node}, which has length {length}")
+    return seq, stream.name, stream.maker, _blob(values, "<f4")
+
+
+def row_stream(row: tuple[Any, ...]) -> Stream:
+    """A stream from a row of ``SELECT_STREAM``."""
+    return Stream(row[0], row[1], row[2], np.frombuffer(bytearray(row[3]), "<f4"))
+
+
+def mark_row(mark: Mark, seq: int, length: int) -> tuple[Any, ...]:
+    """The row of a mark. Raises UserError when its offset is outside a node of ``length``."""
+    if not 0 <= mark.offset <= length:
+        raise UserError(f"mark '{mark.name}' is at offset {mark.offset} of node {mark.node}, which has length {length}")
+    return seq, mark.offset, mark.name, mark.maker, to_json(mark.value, f"the value of mark '{mark.name}'")
+
+
+def row_mark(row: tuple[Any, ...]) -> Mark:
+    """A mark from a row of ``SELECT_MARK``."""
+    return Mark(row[0], row[1], row[2], row[3], from_json(row[4]))
+
+
+def verdict_row(verdict: Verdict, seq: int, judge_set: int) -> tuple[Any, ...]:
+    """The row of a verdict. Raises UserError on a value that is no number."""
+    what = f"of the verdict of '{verdict.scorer}' on node {verdict.node}"
+    return (
+        seq,
+        verdict.scorer,
+        finite(verdict.value, f"the value {what}"),
+        verdict.unit,
+        finite(verdict.confidence, f"the confidence {what}"),
+        judge_set,
+        to_json(verdict.evidence, f"the evidence {what}"),
+        to_json(verdict.cost, f"the cost {what}"),
+    )
+
+
+def row_verdict(row: tuple[Any, ...]) -> Verdict:
+    """A verdict from a row of ``SELECT_VERDICT``."""
+    return Verdict(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_json(row[6]), from_json(row[7]))
+
+
+def row_context(row: tuple[Any, ...]) -> Context:
+    """A context from its body."""
+    return context_from_json(from_json(row[0]))
+
+
+def row_producer(row: tuple[Any, ...]) -> Producer:
+    """A producer from its body."""
+    return Producer(**from_json(row[0]))
+
+
+def _blob(array: np.ndarray | None, dtype: str) -> bytes | None:
+    return None if array is None else array.astype(dtype, copy=False).tobytes()
+
+
+def _array(blob: bytes | None, dtype: str) -> np.ndarray | None:
+    return None if blob is None else np.frombuffer(bytearray(blob), dtype)
