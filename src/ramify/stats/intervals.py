@@ -1,0 +1,94 @@
+"""Confidence intervals: proportions, means, differences, and the bootstrap. All are two-sided, as (low, high)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from ramify.base.seeds import generator
+
+Interval = tuple[float, float]
+
+
+def normal_quantile(level: float) -> float:
+    """The z that bounds a central probability of ``level``: 1.96 for 0.95. Raises ValueError outside (0, 1)."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    return NormalDist().inv_cdf(0.5 + level / 2)
+
+
+def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Score interval of a proportion (Wilson 1927). (0, 1) where n is 0: nothing was seen, so nothing is excluded."""
+    _counts(successes, n)
+    if n == 0:
+        return 0.0, 1.0
+    z2, p = normal_quantile(level) ** 2, successes / n
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return (0.0 if successes == 0 else max(0.0, centre - half)), (1.0 if successes == n else min(1.0, centre + half))
+
+
+def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Exact interval of a proportion (Clopper and Pearson 1934): it covers at least ``level`` for every true value."""
+    _counts(successes, n)
+    from scipy.special import betaincinv
+
+    tail = (1 - level) / 2
+    low = 0.0 if successes == 0 else float(betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(betaincinv(successes + 1, n - successes, 1 - tail))
+    return low, high
+
+
+def difference_of_proportions(k1: int, n1: int, k2: int, n2: int, level: float = 0.95) -> Interval:
+    """Interval of k1/n1 - k2/n2 for independent samples: hybrid of two Wilson intervals (Newcombe 1998, method 10)."""
+    if n1 == 0 or n2 == 0:
+        return -1.0, 1.0
+    (low1, high1), (low2, high2) = wilson(k1, n1, level), wilson(k2, n2, level)
+    p1, p2 = k1 / n1, k2 / n2
+    return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
+
+
+def mean_t(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+    """Student interval of the mean of independent values, shape (n,). Raises ValueError below two values: they show no spread."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) < 2:
+        raise ValueError(f"an interval of a mean needs at least 2 values, not {x.size}")
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(x) - 1, 0.5 + level / 2)) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
+def paired_t(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+    """Student interval of the mean of a - b over pairs (the same seeds, tasks or episodes), both of shape (n,)."""
+    if len(a) != len(b):
+        raise ValueError(f"pairs need equal lengths, not {len(a)} and {len(b)}")
+    return mean_t(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), level)
+
+
+def bootstrap(
+    values: Sequence[float] | np.ndarray,
+    statistic: Callable[[np.ndarray], np.ndarray] = lambda draws: draws.mean(axis=1),
+    seed: int = 0,
+    draws: int = 2000,
+    level: float = 0.95,
+) -> Interval:
+    """Percentile bootstrap (Efron 1979) of a statistic of independent values, shape (n,).
+
+    ``statistic`` maps resamples of shape (draws, n) to (draws,). The same seed gives the same interval. Percentiles are too narrow
+    for small n: prefer :func:`mean_t` for a mean of fewer than about 20 values.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) == 0:
+        raise ValueError("a bootstrap needs at least 1 value")
+    picks = generator(seed, "bootstrap").integers(0, len(x), size=(draws, len(x)))
+    low, high = np.quantile(statistic(x[picks]), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _counts(successes: int, n: int) -> None:
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} is not a count")

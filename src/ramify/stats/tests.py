@@ -1,0 +1,83 @@
+"""Significance tests: permutation tests of means, a goodness-of-fit test of counts, an exact test of two proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ramify.base.seeds import generator
+
+EXACT_PAIRS = 14  # up to here all 2^n sign patterns are enumerated (16,384 of them)
+_TIE = 1e-12  # statistics nearer than this (relative) are equal: sums in another order differ in their last bits
+
+
+def paired_permutation(
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, draws: int = 20_000
+) -> float:
+    """Two-sided p-value of mean(a - b) = 0 under exchange within pairs, both of shape (n,).
+
+    Exact up to 14 pairs; beyond, a seeded sample of sign patterns that counts the observed one (never 0).
+    """
+    if len(a) != len(b) or len(a) == 0:
+        raise ValueError(f"pairs need equal lengths above 0, not {len(a)} and {len(b)}")
+    difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    n = len(difference)
+    exact = n <= EXACT_PAIRS
+    if exact:
+        flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
+    else:
+        flips = generator(seed, "paired-permutation").integers(0, 2, size=(draws, n))
+    sums = np.abs((1 - 2 * flips) @ difference)
+    return _share_as_extreme(sums, abs(float(difference.sum())), exact)
+
+
+def two_sample_permutation(
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, draws: int = 20_000
+) -> float:
+    """Two-sided p-value of equal means of two independent samples, by seeded random relabelling (never 0)."""
+    if len(a) == 0 or len(b) == 0:
+        raise ValueError("both samples need at least 1 value")
+    pooled = np.concatenate([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])
+    rng = generator(seed, "two-sample-permutation")
+    shuffled = rng.permuted(np.broadcast_to(pooled, (draws, len(pooled))), axis=1)
+    differences = shuffled[:, : len(a)].mean(axis=1) - shuffled[:, len(a) :].mean(axis=1)
+    return _share_as_extreme(np.abs(differences), abs(float(np.mean(a) - np.mean(b))), exact=False)
+
+
+def _share_as_extreme(statistics: np.ndarray, observed: float, exact: bool) -> float:
+    extreme = int((statistics >= observed - _TIE * max(1.0, abs(observed))).sum())
+    return extreme / len(statistics) if exact else (extreme + 1) / (len(statistics) + 1)
+
+
+def chi_square(counts: Sequence[int] | np.ndarray, probabilities: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """(statistic, p-value) of observed counts against a fully specified distribution, both of shape (K,).
+
+    Cells with fewer than 5 expected counts are pooled into one, so the approximation holds. An observation where the probability is 0
+    gives (inf, 0). Raises ValueError where the shapes differ or the probabilities do not sum to 1.
+    """
+    observed, p = np.asarray(counts, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
+    if observed.shape != p.shape or observed.ndim != 1 or observed.sum() == 0:
+        raise ValueError(f"counts {observed.shape} and probabilities {p.shape} need one shape (K,) and an observation")
+    if abs(p.sum() - 1) > 1e-6 or (p < 0).any():
+        raise ValueError(f"probabilities sum to {p.sum():g}, not to 1")
+    if observed[p == 0].any():
+        return float("inf"), 0.0
+    expected = p * observed.sum()
+    small = expected < 5
+    observed = np.append(observed[~small], observed[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    if len(expected) < 2:
+        return 0.0, 1.0
+    from scipy.special import chdtrc
+
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return statistic, float(chdtrc(len(expected) - 1, statistic))
+
+
+def fisher(k1: int, n1: int, k2: int, n2: int) -> float:
+    """Exact two-sided p-value of equal proportions k1/n1 and k2/n2 (Fisher)."""
+    from scipy.stats import fisher_exact
+
+    return float(fisher_exact([[k1, n1 - k1], [k2, n2 - k2]]).pvalue)

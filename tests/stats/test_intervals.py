@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ramify.stats.intervals import bootstrap, clopper_pearson, difference_of_proportions, mean_t, paired_t, wilson
+
+COUNTS = st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "score", "exact"),
+    [  # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, methods 3 and 5
+        (81, 263, (0.2553, 0.3662), (0.2527, 0.3676)),
+        (15, 148, (0.0624, 0.1605), (0.0578, 0.1617)),
+        (0, 20, (0.0000, 0.1611), (0.0000, 0.1684)),
+        (1, 29, (0.0061, 0.1718), (0.0009, 0.1776)),
+    ],
+)
+def test_proportions_match_the_printed_table(k: int, n: int, score: tuple, exact: tuple) -> None:
+    assert wilson(k, n) == pytest.approx(score, abs=5e-5)
+    assert clopper_pearson(k, n) == pytest.approx(exact, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("counts", "interval"),
+    [  # Newcombe 1998, "Interval estimation for the difference between independent proportions", table II, method 10
+        ((56, 70, 48, 80), (0.0524, 0.3339)),
+        ((9, 10, 3, 10), (0.1705, 0.8090)),
+        ((10, 10, 0, 10), (0.6075, 1.0000)),
+        ((0, 10, 0, 10), (-0.2775, 0.2775)),
+    ],
+)
+def test_differences_match_the_printed_table(counts: tuple, interval: tuple) -> None:
+    assert difference_of_proportions(*counts) == pytest.approx(interval, abs=5e-5)
+
+
+@given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@settings(max_examples=60, deadline=None)
+def test_proportion_intervals_hold_the_estimate_and_mirror(count: tuple[int, int], level: float) -> None:
+    k, n = count
+    for interval in (wilson, clopper_pearson):
+        low, high = interval(k, n, level)
+        assert 0 <= low <= k / n <= high <= 1
+        assert interval(n - k, n, level) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+@given(st.integers(1, 40), st.floats(0.001, 0.999))
+@settings(max_examples=40, deadline=None)
+def test_clopper_pearson_covers_at_least_its_level(n: int, p: float) -> None:
+    weights = stats.binom.pmf(np.arange(n + 1), n, p)
+    covers = [low <= p <= high for low, high in (clopper_pearson(k, n) for k in range(n + 1))]
+    assert weights[covers].sum() >= 0.95 - 1e-9
+
+
+@pytest.mark.parametrize("n", [10, 40, 100])
+def test_wilson_covers_its_level_on_average(n: int) -> None:
+    grid = np.linspace(0.005, 0.995, 199)
+    bounds = np.array([wilson(k, n) for k in range(n + 1)])
+    inside = (bounds[:, :1] <= grid) & (grid <= bounds[:, 1:])
+    coverage = (stats.binom.pmf(np.arange(n + 1)[:, None], n, grid) * inside).sum(axis=0)
+    assert 0.945 < coverage.mean() < 0.965
+
+
+@given(COUNTS, COUNTS)
+@settings(max_examples=60, deadline=None)
+def test_difference_is_antisymmetric(first: tuple[int, int], second: tuple[int, int]) -> None:
+    low, high = difference_of_proportions(*first, *second)
+    assert -1 - 1e-12 <= low <= first[0] / first[1] - second[0] / second[1] <= high <= 1 + 1e-12
+    assert difference_of_proportions(*second, *first) == pytest.approx((-high, -low), abs=1e-12)
+
+
+def test_student_interval_by_hand() -> None:
+    # mean 3, s = sqrt(2.5), t(4, .975) = 2.776445
+    half = 2.776445 * math.sqrt(2.5 / 5)
+    assert mean_t([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert paired_t([2, 4, 6, 8, 10], [1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert mean_t([0.1, 0.2], 0.9) == pytest.approx(stats.t.interval(0.9, 1, 0.15, 0.05), abs=1e-9)
+
+
+def test_bootstrap_is_seeded_and_near_the_normal_answer() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3) != bootstrap(values, seed=4)
+    assert bootstrap(values) == pytest.approx(mean_t(values), abs=0.02)
+    assert bootstrap([7.0]) == (7.0, 7.0)
+    assert bootstrap(values, statistic=lambda x: np.median(x, axis=1))[0] < np.median(values)
+
+
+def test_no_observation_excludes_nothing_and_bad_counts_are_refused() -> None:
+    assert wilson(0, 0) == clopper_pearson(0, 0) == (0.0, 1.0)
+    assert difference_of_proportions(0, 0, 1, 2) == (-1.0, 1.0)
+    for bad in (lambda: wilson(3, 2), lambda: clopper_pearson(-1, 2), lambda: mean_t([1.0]), lambda: bootstrap([]),
+                lambda: paired_t([1, 2], [1]), lambda: wilson(1, 2, 1.5)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"not|needs"):
+            bad()
