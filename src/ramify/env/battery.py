@@ -1,0 +1,273 @@
+"""The conformance battery every world must pass: what rollouts, forks and panels rely on, each point one check."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+from ramify.base.seeds import generator
+from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, World
+
+#: Replies that mean nothing in any world, or try to break it.
+BAD_ACTIONS = ("", " ", "\n", "\x00", "take", "go nowhere at all", "{}[]\"'", "a" * 5000, "\u202eopen", "🗝", "-1", "None")
+SPLITS = ("train", "eval", "tune")
+
+Actions = Callable[[Task, Snapshot], Sequence[str]]
+"""Given a task and the state's snapshot (None where the world has none): replies worth trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing a part gets wrong, in one sentence."""
+
+    check: str
+    message: str
+
+
+def check_env(world: World, actions: Actions | None = None, tasks: int = 3, turns: int = 8, seed: int = 0) -> list[Problem]:
+    """Run every check on ``tasks`` training tasks, walks of at most ``turns`` turns; no problem means the world conforms.
+
+    Replies come from ``actions``, else from the world's own method ``actions(task, snapshot)``, else from the words it shows.
+    """
+    probe = _Probe(world, actions or getattr(world, "actions", None), tasks, turns, seed)
+    problems = []
+    for check in CHECKS:
+        name = check.__name__.removeprefix("_")
+        try:
+            problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
+        except Exception as error:  # a stranger's world may raise anything; that is the finding
+            problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A state reached: the actions that lead there, and what was seen of it."""
+
+    actions: tuple[str, ...]
+    seen: Observation
+    snapshot: Snapshot | None
+    key: str | None
+
+    @property
+    def over(self) -> bool:
+        return self.seen.terminated or self.seen.truncated
+
+
+@dataclass(frozen=True)
+class _Probe:
+    world: World
+    suggest: Actions | None
+    count: int
+    turns: int
+    seed: int
+
+    def panel(self) -> Panel:
+        return self.world.panel("train", self.count, self.seed)
+
+    def start(self, task: Task) -> tuple[Env, Observation]:
+        env = self.world.make()
+        return env, env.reset(task, self.seed)
+
+    def walk(self, task: Task, number: int) -> list[_Place]:
+        """Walk ``number`` from the task's start: every place on the way."""
+        env, seen = self.start(task)
+        rng = generator(self.seed, "battery", task.id, number)
+        places = [_Place((), seen, _kept(env.snapshot()), env.key())]
+        while len(places) <= self.turns and not places[-1].over:
+            options = self.options(task, places[-1])
+            action = options[int(rng.integers(len(options)))]
+            seen = env.step(action)
+            places.append(_Place((*places[-1].actions, action), seen, _kept(env.snapshot()), env.key()))
+        return places
+
+    def options(self, task: Task, place: _Place) -> list[str]:
+        found = list(self.suggest(task, place.snapshot)) if self.suggest else place.seen.text.split()
+        return found or ["wait"]
+
+    def replay(self, task: Task, actions: Sequence[str]) -> Env:
+        env, _ = self.start(task)
+        for action in actions:
+            env.step(action)
+        return env
+
+
+def _kept(snapshot: Snapshot | None) -> Snapshot | None:
+    """The snapshot as a store gives it back."""
+    return snapshot if snapshot is None or isinstance(snapshot, bytes) else json.loads(canonical_json(snapshot))
+
+
+def _panel(probe: _Probe) -> Iterator[str]:
+    first, again = probe.panel(), probe.panel()
+    if len(first) != probe.count:
+        yield f"a panel of {probe.count} tasks has {len(first)}"
+    if first.hash != again.hash:
+        yield "the same split and seed give different panels"
+    if Panel.of(reversed(list(first))).hash != first.hash:
+        yield "the panel's hash depends on the order of its tasks"
+
+
+def _splits(probe: _Probe) -> Iterator[str]:
+    panels = {}
+    for split in SPLITS:
+        tasks = list(
+            itertools.chain(*(probe.world.panel(split, 10 * probe.count, seed) for seed in (probe.seed, probe.seed + 1)))
+        )
+        panels[split] = {task.id for task in tasks} | {canonical_json(dict(task.data)) for task in tasks if task.data}
+    for left, right in itertools.combinations(SPLITS, 2):
+        if panels[left] & panels[right]:
+            yield f"the splits {left} and {right} share tasks"
+    try:
+        probe.world.panel("no-such-split", 1)
+    except UserError:
+        return
+    yield "an unknown split is not refused with a UserError"
+
+
+def _observations(probe: _Probe) -> Iterator[str]:
+    env = probe.world.make()
+    if not isinstance(env.max_turns, int) or env.max_turns < 1:
+        yield f"max_turns is {env.max_turns!r}, not a whole number from 1"
+    if not isinstance(env.system, str):
+        yield "system is not text"
+    for task in probe.panel():
+        for place in probe.walk(task, 0):
+            seen = place.seen
+            if seen.terminated and seen.truncated:
+                yield "an observation is terminated and truncated at once"
+            if not isinstance(seen.text, str) or seen.role not in ("user", "tool"):
+                yield f"an observation is not text of role user or tool, but {type(seen.text).__name__} of role {seen.role!r}"
+            if not math.isfinite(seen.reward):
+                yield f"a reward is {seen.reward}"
+            if seen.outcome not in (None, True, False):
+                yield f"an outcome is {seen.outcome!r}, not True, False or None"
+
+
+def _reset(probe: _Probe) -> Iterator[str]:
+    for task in probe.panel():
+        places = probe.walk(task, 0)
+        fresh, _ = probe.start(task)
+        used = probe.replay(task, places[-1].actions)
+        for env, what in ((fresh, "a fresh environment"), (used, "an environment used before")):
+            if not _same(env, env.reset(task, probe.seed), places[0]):
+                yield f"reset of {what} with the same task and seed gives another start"
+            yield from _follow(env, places, 0, f"after reset of {what}, the same actions")
+
+
+def _snapshots(probe: _Probe) -> Iterator[str]:
+    for task in probe.panel():
+        env, _ = probe.start(task)
+        snapshot = env.snapshot()
+        if snapshot is None or isinstance(snapshot, bytes):
+            continue
+        try:
+            canonical_json(snapshot)
+        except (TypeError, ValueError) as error:
+            yield f"a snapshot is neither JSON nor bytes: {error}"
+
+
+def _restore(probe: _Probe) -> Iterator[str]:
+    for task in probe.panel():
+        places = probe.walk(task, 1)
+        if places[0].snapshot is None:
+            return
+        for number, place in enumerate(places):
+            fresh, _ = probe.start(task)
+            used = probe.replay(task, places[-1].actions)
+            for env, what in ((fresh, "a fresh"), (used, "a used")):
+                env.restore(place.snapshot)
+                if _kept(env.snapshot()) != place.snapshot or env.key() != place.key:
+                    yield f"restore into {what} environment gives another snapshot or key than was taken"
+                yield from _follow(env, places, number, f"after restore into {what} environment, the same actions")
+
+
+def _sharing(probe: _Probe) -> Iterator[str]:
+    for task in probe.panel():
+        places = probe.walk(task, 2)
+        alone, company = probe.start(task)[0], probe.start(task)[0]
+        before = (_kept(company.snapshot()), company.key())
+        for action in places[-1].actions:
+            alone.step(action)
+        if (_kept(company.snapshot()), company.key()) != before:
+            yield "two environments share state: steps in one show in the other"
+        if places[0].snapshot is None:
+            continue
+        origin, _ = probe.start(task)
+        snapshot = origin.snapshot()
+        left, right = probe.start(task)[0], probe.start(task)[0]
+        left.restore(snapshot)
+        right.restore(snapshot)
+        for env in (origin, left):
+            for action in places[-1].actions:
+                env.step(action)
+        if _kept(snapshot) != places[0].snapshot:
+            yield "a snapshot changes when an environment steps on"
+        if _kept(right.snapshot()) != places[0].snapshot or right.key() != places[0].key:
+            yield "two environments restored from one snapshot share mutable state"
+
+
+def _keys(probe: _Probe) -> Iterator[str]:
+    for task in probe.panel():
+        walks = [probe.walk(task, number) for number in range(6)]
+        first: dict[str, _Place] = {}
+        for place in itertools.chain(*walks):
+            if place.key is None:
+                continue
+            twin = first.setdefault(place.key, place)
+            if twin.actions == place.actions:
+                continue
+            if twin.over != place.over:
+                yield "an ended state and one that goes on have the same key"
+            elif not place.over:
+                yield from _same_future(probe, task, twin, place)
+
+
+def _same_future(probe: _Probe, task: Task, left: _Place, right: _Place) -> Iterator[str]:
+    options = dict.fromkeys([*probe.options(task, left), *probe.options(task, right), BAD_ACTIONS[0]])
+    for action in list(options)[:8]:
+        a, b = probe.replay(task, left.actions), probe.replay(task, right.actions)
+        if a.step(action) != b.step(action) or a.key() != b.key():
+            yield "two states with the same key answer the same action differently"
+
+
+def _bad_actions(probe: _Probe) -> Iterator[str]:
+    task = next(iter(probe.panel()))
+    for action in BAD_ACTIONS:
+        env, _ = probe.start(task)
+        try:
+            seen = env.step(action)
+        except Exception as error:  # whatever a reply says, the world must answer
+            yield f"the reply {action[:20]!r} raises {type(error).__name__} in place of an observation"
+            continue
+        if not isinstance(seen, Observation):
+            yield f"the reply {action[:20]!r} is answered with {type(seen).__name__} in place of an observation"
+
+
+def _same(env: Env, seen: Observation, place: _Place) -> bool:
+    return seen == place.seen and _kept(env.snapshot()) == place.snapshot and env.key() == place.key
+
+
+def _follow(env: Env, places: Sequence[_Place], start: int, what: str) -> Iterator[str]:
+    for place in places[start + 1 :]:
+        if not _same(env, env.step(place.actions[-1]), place):
+            yield f"{what} give other observations, snapshots or keys"
+            return
+
+
+CHECKS: tuple[Callable[[_Probe], Iterator[Any]], ...] = (
+    _panel,
+    _splits,
+    _observations,
+    _reset,
+    _snapshots,
+    _restore,
+    _sharing,
+    _keys,
+    _bad_actions,
+)
