@@ -85,7 +85,7 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """Step-up corrected p-values that bound the false discovery rate (Benjamini and Hochberg 1995), in the order given."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
-    scaled = p[order] * len(p) / np.arange(1, len(p) + 1)
+    scaled = p[order] * (len(p) / np.arange(1, len(p) + 1))
     return _in_order(np.minimum.accumulate(scaled[::-1])[::-1], order)
 
 
