@@ -23,8 +23,10 @@ from ramify.base.errors import UserError, nearest
 REDACTED = "[redacted]"
 _SECRET_KEY = re.compile(
     r"(?:^|[_.-])(?:api_?key|access_?key|private_?key|secret|passwd|password|credentials?|authorization|bearer"
-    r"|(?:api|access|auth|bearer|hf|refresh|session)_?token)$|^token$|[_-]TOKEN$|[_-]KEY$"
+    r"|(?:api|access|auth|bearer|hf|refresh|session)_?token)$|^token$",
+    re.IGNORECASE,
 )
+_SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
 _MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinary text
 
@@ -107,7 +109,7 @@ def redact(value: Any, key: str = "") -> Any:
         return REDACTED
     if isinstance(value, str):
         for name, secret in os.environ.items():
-            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_KEY.search(name if name.isupper() else name.lower()):
+            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_VARIABLE.search(name.upper()):
                 value = value.replace(secret, REDACTED)
         return _URL_LOGIN.sub(REDACTED + "@", value)
     return value

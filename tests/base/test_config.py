@@ -1,0 +1,175 @@
+"""Precedence, and one clear sentence for every mistake in a file or a flag."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import model_validator
+
+from ramify.base.config import Config, check, describe, load, redact
+from ramify.base.errors import UserError
+
+
+class Train(Config):
+    """How the weights move."""
+
+    lr: float = 0.1
+    """Learning rate."""
+    steps: int = 3
+    """Updates."""
+
+
+class Job(Config):
+    """A job."""
+
+    train: Train = Train()
+    """How the weights move."""
+    env: str = "household"
+    """World
+    to act in."""
+    mode: Literal["fast", "slow"] = "fast"
+    """Speed."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds."""
+    compare: bool = False
+    """Run the other arms too."""
+    cap: int | None = None
+    """Most tokens."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Job:
+        if self.compare and self.cap == 0:
+            raise ValueError("compare needs a cap above 0")
+        return self
+
+
+class Required(Config):
+    """Has no default."""
+
+    name: str
+    """A name."""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flags_win_over_later_files_over_earlier_files_over_defaults(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.toml", 'env = "a"\nmode = "slow"\n[train]\nlr = 0.5\nsteps = 7\n')
+    second = write(tmp_path / "b.toml", 'env = "b"\n[train]\nlr = 0.25\n')
+    job = load(Job, [first, second], ["--train.lr", "0.125"])
+    assert (job.env, job.mode, job.train.lr, job.train.steps, job.seeds) == ("b", "slow", 0.125, 7, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--seeds", "4,5"], "seeds", (4, 5)),
+        (["--seeds=[4, 5]"], "seeds", (4, 5)),
+        (["--compare"], "compare", True),
+        (["--compare", "--mode", "slow"], "compare", True),
+        (["--compare", "false"], "compare", False),
+        (["--compare", "--no-compare"], "compare", False),
+        (["--cap", "none"], "cap", None),
+        (["--cap", "9", "--cap", "10"], "cap", 10),
+        (["--env", "-"], "env", "-"),
+    ],
+)
+def test_flags_are_read(flags: list[str], field: str, value: object) -> None:
+    assert getattr(load(Job, [], flags), field) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--lr", "3"], "unknown option --lr (did you mean '--train.lr'?)"),
+        (["--train.lrr", "3"], "unknown option --train.lrr (did you mean '--train.lr'?)"),
+        (["--comapre"], "unknown option --comapre (did you mean '--compare'?)"),
+        (["--env.x", "3"], "unknown option --env.x (did you mean '--env'?)"),
+        (["--train.lr", "x"], "--train.lr: must be a valid number, not 'x'"),
+        (["--train.lr", "nan"], "--train.lr: must be a finite number, not 'nan'"),
+        (["--train.steps", "1.5"], "--train.steps: must be a valid integer, not '1.5'"),
+        (["--train", "3"], "--train: must be a table, not '3'"),
+        (["--mode", "c"], "--mode: must be 'fast' or 'slow', not 'c'"),
+        (["--seeds", "1,x"], "--seeds: must be a valid integer, not 'x'"),
+        (["--cap"], "--cap needs a value (int|none)"),
+        (["--cap", "--compare"], "--cap needs a value (int|none)"),
+        (["here"], "unexpected argument 'here': options are written --name value"),
+        (["--compare", "--cap", "0"], "compare needs a cap above 0"),
+        (["--"], "unexpected argument '--': options are written --name value"),
+    ],
+)
+def test_a_bad_flag_is_one_sentence(flags: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(Job, [], flags)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[train]\nlrr = 3\n", "unknown key 'train.lrr' in FILE (did you mean 'train.lr'?)"),
+        ('[train]\nlr = "x"\n', "'train.lr' in FILE: must be a valid number, not 'x'"),
+        ("train = 3\n", "'train' in FILE: must be a table, not 3"),
+        ("env = 3\n", "'env' in FILE: must be text, not 3"),
+        ("env = \n", "FILE is not TOML: Invalid value (at line 1, column 7)"),
+        ("compare = true\ncap = 0\n", "compare needs a cap above 0"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = write(tmp_path / "job.toml", text)
+    with pytest.raises(UserError) as caught:
+        load(Job, [file])
+    assert str(caught.value) == sentence.replace("FILE", str(file))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes("env = 'é'\n".encode("latin-1"))
+    for path, reason in ((tmp_path / "no.toml", "No such file"), (tmp_path, "Is a directory"), (latin, "not UTF-8")):
+        with pytest.raises(UserError, match=reason):
+            load(Job, [path])
+    assert load(Job, [write(tmp_path / "empty.toml", "")]) == Job()
+
+
+def test_plain_data_round_trips_and_names_its_source() -> None:
+    job = load(Job, [], ["--train.lr", "0.3", "--seeds", "5"])
+    assert check(Job, job.to_json()) == job
+    with pytest.raises(UserError, match=r"unknown key 'modes' in run\.sqlite \(did you mean 'mode'\?\)"):
+        check(Job, {"modes": "fast"}, "run.sqlite")
+    with pytest.raises(UserError, match="the configuration lacks 'name'"):
+        load(Required)
+
+
+def test_describe_lists_nested_settings_with_help() -> None:
+    settings = {setting.name: setting for setting in describe(Job)}
+    assert settings["train.lr"] == ("train.lr", "number", "0.1", "Learning rate.")
+    assert settings["env"].help == "World to act in."
+    assert settings["mode"].type == "fast|slow"
+    assert settings["seeds"].default == "0,1"
+    assert describe(Required)[0].default == ""
+
+
+def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "canary-123456")
+    record = {
+        "api_key": "k", "headers": {"Authorization": "Bearer z"}, "url": "https://me:pw@host/v1", "note": "sent canary-123456 there",
+        "hf_token": "t", "tokens": 5, "max_tokens": 7, "stop_token": "</s>", "list": [{"password": "p"}],
+    }  # fmt: skip
+    assert redact(record) == {
+        "api_key": "[redacted]", "headers": {"Authorization": "[redacted]"}, "url": "https://[redacted]@host/v1",
+        "note": "sent [redacted] there", "hf_token": "[redacted]", "tokens": 5, "max_tokens": 7, "stop_token": "</s>",
+        "list": [{"password": "[redacted]"}],
+    }  # fmt: skip
+
+
+@given(st.lists(st.text(max_size=12), max_size=4))
+def test_no_flag_text_leads_to_anything_but_a_configuration_or_a_sentence(words: list[str]) -> None:
+    with contextlib.suppress(UserError):
+        assert isinstance(load(Job, [], words), Job)

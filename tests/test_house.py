@@ -1,0 +1,100 @@
+"""Rules the whole package keeps, read from its syntax trees and from fresh interpreters."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "src" / "ramify").rglob("*.py"))
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "_pickle", "copyreg"}
+UNSAFE_CALLS = {"exec", "eval", "compile", "__import__"}
+
+
+def dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "?", *reversed(parts)])
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    """What in ``tree`` could run code hidden in data: modules that unpickle, torch.load, exec, eval, numpy's allow_pickle."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found += [name for name in names if name.split(".")[0] in UNSAFE_MODULES]
+            if isinstance(node, ast.ImportFrom) and node.module == "torch":
+                found += [f"torch.{alias.name}" for alias in node.names if alias.name in ("load", "save")]
+        elif isinstance(node, ast.Call):
+            name = dotted(node.func)
+            found += [name] * (name in UNSAFE_CALLS or name in ("torch.load", "torch.save", "builtins.exec", "builtins.eval"))
+            found += ["allow_pickle" for keyword in node.keywords if keyword.arg == "allow_pickle"]
+            found += ["trust_remote_code" for keyword in node.keywords if keyword.arg == "trust_remote_code"]
+    return found
+
+
+def test_the_package_neither_unpickles_nor_evaluates() -> None:
+    found = {str(path.relative_to(ROOT)): unsafe(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert SOURCES
+    assert {path: what for path, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import pickle", "from dill import loads", "import torch\ntorch.load('x')", "from torch import load", "eval('1')", "exec(code)",
+     "np.load(f, allow_pickle=True)", "AutoModel.from_pretrained(p, trust_remote_code=True)", "import joblib.numpy_pickle"],
+)  # fmt: skip
+def test_the_check_itself_sees_each_kind(line: str) -> None:
+    assert unsafe(ast.parse(line))
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level names of third-party packages a fresh interpreter has loaded after ``statement``."""
+    code = (
+        f"import sys; before = set(sys.modules); {statement}\n"
+        "print(*{n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_ramify_loads_no_third_party_package() -> None:
+    assert loaded_by("import ramify") == {"ramify"}
+
+
+def test_the_command_line_starts_without_heavy_packages() -> None:
+    heavy = {"torch", "transformers", "numpy", "scipy", "pyarrow", "pydantic", "networkx", "starlette", "jinja2"}
+    assert not loaded_by("import ramify.cli.main") & heavy
+
+
+def test_at_most_fifteen_core_dependencies_without_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert len([name for name in project["dependencies"] if not name.startswith("torch")]) <= 15
+
+
+def test_files_and_functions_stay_short() -> None:
+    long = []
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        long += [f"{path.name}: {text.count(chr(10))} lines"] * (text.count("\n") > 500)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
+                long.append(f"{path.name}: {node.name}")
+    assert long == []
+
+
+def test_examples_are_under_fifteen_lines() -> None:
+    """Lines of code: the docstring, comments and blank lines explain and do not count."""
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        body = text.replace(ast.get_docstring(ast.parse(text), clean=False) or "\0", "", 1)
+        lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("#") and line.strip('"')]
+        assert len(lines) < 15, f"{path.name} has {len(lines)}"
