@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
+from ramify.base.problem import Problem
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, World
 
@@ -20,14 +21,6 @@ SPLITS = ("train", "eval", "tune")
 
 Actions = Callable[[Task, Snapshot], Sequence[str]]
 """Given a task and the state's snapshot (None where the world has none): replies worth trying."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing a part gets wrong, in one sentence."""
-
-    check: str
-    message: str
 
 
 def check_env(world: World, actions: Actions | None = None, tasks: int = 3, turns: int = 8, seed: int = 0) -> list[Problem]:

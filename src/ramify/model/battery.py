@@ -1,0 +1,220 @@
+"""The conformance battery every model must pass: what it returns, and whether what it claims to be able to do is true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.problem import Problem
+from ramify.base.seeds import place_key
+from ramify.model.protocol import CAPABILITIES, Draw, Message, Model, Prefix, Sampling
+
+STOPS = ("eos", "stop", "length", "cancelled")
+
+#: Prefixes used where none are given: ids every vocabulary has.
+TOKEN_PREFIXES = tuple(Prefix(np.array(ids, np.int32)) for ids in ([1], [1, 2], [3, 1, 1, 2]))
+TEXT_PREFIXES = tuple(Prefix(messages=(Message("user", text),)) for text in ("hello", "count to three", "?"))
+
+
+def check_model(
+    model: Model, prefixes: Sequence[Prefix] | None = None, max_tokens: int = 6, tolerance: float = 2e-3, seed: int = 0
+) -> list[Problem]:
+    """Run every check; no problem means the model conforms.
+
+    ``tolerance`` is how far log-probs of drawn tokens may lie from those of the same tokens given (absolute, nats). Runs its own event loop.
+    """
+    if prefixes is None:
+        prefixes = TOKEN_PREFIXES if "tokens" in model.capabilities else TEXT_PREFIXES
+    return asyncio.run(_run(_Probe(model, prefixes, Sampling(max_tokens=max_tokens), tolerance, seed)))
+
+
+@dataclass(frozen=True)
+class _Probe:
+    model: Model
+    prefixes: Sequence[Prefix]
+    settings: Sampling
+    tolerance: float
+    seed: int
+
+    def claims(self, *names: str) -> bool:
+        return set(names) <= self.model.capabilities
+
+    def keys(self, place: int, n: int) -> list[int]:
+        return [place_key(self.seed, "battery", place, i) for i in range(n)]
+
+    async def draw(self, place: int, n: int = 3, settings: Sampling | None = None) -> list[Draw]:
+        return await self.model.sample(self.prefixes[place], n, settings or self.settings, self.keys(place, n))
+
+
+async def _run(probe: _Probe) -> list[Problem]:
+    problems = []
+    for check in CHECKS:
+        name = check.__name__.removeprefix("_")
+        try:
+            messages = [message async for message in check(probe)]
+        except Exception as error:  # a stranger's model may raise anything; that is the finding
+            messages = [f"it raised {type(error).__name__}: {error}"]
+        problems += [Problem(name, message) for message in dict.fromkeys(messages)]
+    return problems
+
+
+async def _claims(probe: _Probe) -> AsyncIterator[str]:
+    unknown = sorted(probe.model.capabilities - set(CAPABILITIES))
+    if unknown:
+        yield f"it claims unknown capabilities: {', '.join(unknown)}"
+    identity = probe.model.identity
+    if not identity.name or not identity.weights:
+        yield "its identity lacks a name or a weights hash"
+    if identity != probe.model.identity:
+        yield "its identity changes between two looks"
+    if probe.claims("tokens") and not identity.tokenizer:
+        yield "it takes tokens and its identity has no tokenizer hash"
+
+
+async def _draws(probe: _Probe) -> AsyncIterator[str]:
+    for place in range(len(probe.prefixes)):
+        for n in (1, 3):
+            draws = await probe.draw(place, n)
+            if len(draws) != n:
+                yield f"asked for {n} draws it returns {len(draws)}"
+            for draw in draws:
+                for message in _faults(probe, draw):
+                    yield message
+
+
+def _faults(probe: _Probe, draw: Draw) -> list[str]:
+    """What is wrong with one draw by itself."""
+    faults = [] if draw.stop in STOPS else [f"stop reason {draw.stop!r} is not one of {', '.join(STOPS)}"]
+    if draw.tokens is None:
+        return [*faults, "it claims tokens and a draw has none"] if probe.claims("tokens") else faults
+    length, limit = len(draw.tokens), probe.settings.max_tokens
+    if not length:
+        faults.append("a draw has no token")
+    if length > limit or (draw.stop == "length" and length < limit):
+        faults.append(f"a draw limited to {limit} tokens that stops for '{draw.stop}' has {length}")
+    for name, needed in (("logprobs", "logprobs"), ("model_logprobs", ""), ("entropy", "entropy"), ("ends", "")):
+        array = getattr(draw, name)
+        if array is None:
+            if needed and probe.claims(needed):
+                faults.append(f"it claims {needed} and a draw has none")
+            continue
+        if np.shape(array) != (length,):
+            faults.append(f"{name} has shape {np.shape(array)} for {length} tokens")
+        elif not np.isfinite(array).all():
+            faults.append(f"{name} holds numbers that are not finite")
+        elif name.endswith("logprobs") and (array > 1e-6).any():
+            faults.append(f"{name} holds numbers above 0")
+        elif name == "entropy" and (array < -1e-5).any():
+            faults.append("an entropy is below 0")
+        elif name == "ends" and length and ((np.diff(array) < 0).any() or array[0] < 0 or array[-1] > len(draw.text)):
+            faults.append("ends are not rising offsets into the draw's text")
+    return faults
+
+
+async def _seeds(probe: _Probe) -> AsyncIterator[str]:
+    if not probe.claims("seeds"):
+        return
+    for place in range(len(probe.prefixes)):
+        for first, again in zip(await probe.draw(place), await probe.draw(place), strict=True):
+            if not _equal(first, again):
+                yield "it claims seeds, and the same keys give other draws or log-probs"
+
+
+async def _batch(probe: _Probe) -> AsyncIterator[str]:
+    if not probe.claims("batch_invariant"):
+        return
+    places = range(len(probe.prefixes))
+    company = await asyncio.gather(*(probe.draw(place, 4) for place in places))
+    for place in places:
+        for i, key in enumerate(probe.keys(place, 4)):
+            alone = (await probe.model.sample(probe.prefixes[place], 1, probe.settings, [key]))[0]
+            if not _equal(alone, company[place][i]):
+                yield "it claims to be batch-invariant, and a draw alone differs from the same draw in company"
+
+
+async def _scores(probe: _Probe) -> AsyncIterator[str]:
+    """log-probs of given tokens against those of the same tokens when they were drawn (temperature 1, nothing cut: the same numbers)."""
+    if not probe.claims("tokens", "logprobs", "prompt_logprobs"):
+        return
+    rows, drawn = [], []
+    for place, prefix in enumerate(probe.prefixes):
+        for draw in await probe.draw(place, 2):
+            if draw.tokens is not None and draw.logprobs is not None and prefix.tokens is not None:
+                rows.append(np.concatenate([prefix.tokens, draw.tokens]).astype(np.int32))
+                drawn.append((len(prefix.tokens), draw.logprobs))
+    for row, (start, logprobs), scores in zip(rows, drawn, await probe.model.logprobs(rows), strict=True):
+        if scores.logprobs.shape != row.shape:
+            yield f"logprobs() has shape {scores.logprobs.shape} for {len(row)} tokens"
+        elif scores.logprobs[0] != 0:
+            yield "logprobs() gives the first token, which nothing precedes, a number other than 0"
+        elif start and np.abs(scores.logprobs[start:] - logprobs).max() > probe.tolerance:
+            yield f"logprobs() and sample() differ by more than {probe.tolerance} on the same tokens"
+
+
+async def _empty(probe: _Probe) -> AsyncIterator[str]:
+    prefix = Prefix(np.zeros(0, np.int32)) if probe.claims("tokens") else Prefix()
+    try:
+        draws = await probe.model.sample(prefix, 1, probe.settings, [1])
+    except (UserError, NeedsError):
+        return
+    except Exception as error:  # whichever it is, it is not the sentence a user should read
+        yield f"an empty prefix raises {type(error).__name__} in place of a UserError"
+        return
+    if len(draws) != 1:
+        yield f"an empty prefix gives {len(draws)} draws for 1"
+
+
+async def _stops(probe: _Probe) -> AsyncIterator[str]:
+    """A stop token ends the draw and stays in it; a token banned at the start is not drawn there."""
+    if not probe.claims("tokens", "seeds"):
+        return
+    for place in range(len(probe.prefixes)):
+        draw = (await probe.draw(place, 1))[0]
+        if draw.tokens is None or not len(draw.tokens):
+            continue
+        first = int(draw.tokens[0])
+        stopped = (await probe.draw(place, 1, replace(probe.settings, stop_tokens=(first,))))[0]
+        if stopped.tokens is None or stopped.tokens.tolist() != [first] or stopped.stop not in ("stop", "eos"):
+            yield "a stop token does not end the draw as its last token"
+        try:
+            banned = (await probe.draw(place, 1, replace(probe.settings, ban_first=(first,))))[0]
+        except NeedsError:
+            continue
+        if banned.tokens is not None and len(banned.tokens) and int(banned.tokens[0]) == first:
+            yield "a token in ban_first is drawn first"
+
+
+async def _continues(probe: _Probe) -> AsyncIterator[str]:
+    """Drawing on inside a reply works and gives sound draws."""
+    if not probe.claims("tokens", "continue"):
+        return
+    for place, prefix in enumerate(probe.prefixes):
+        draw = (await probe.draw(place, 1))[0]
+        if draw.tokens is None or prefix.tokens is None:
+            continue
+        inside = Prefix(np.concatenate([prefix.tokens, draw.tokens[: max(1, len(draw.tokens) // 2)]]).astype(np.int32))
+        for more in await probe.model.sample(inside, 2, probe.settings, [1, 2]):
+            for message in _faults(probe, more):
+                yield f"drawing on inside a reply: {message}"
+
+
+def _equal(left: Draw, right: Draw) -> bool:
+    arrays = ((getattr(left, name), getattr(right, name)) for name in ("tokens", "logprobs", "entropy"))
+    same = all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in arrays)
+    return same and left.text == right.text and left.stop == right.stop
+
+
+CHECKS: tuple[Callable[[_Probe], AsyncIterator[str]], ...] = (
+    _claims,
+    _draws,
+    _seeds,
+    _batch,
+    _scores,
+    _empty,
+    _stops,
+    _continues,
+)
