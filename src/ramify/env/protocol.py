@@ -62,7 +62,7 @@ class Env(Protocol):
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to ``snapshot``; shares no mutable state with other episodes."""
+        """Go back to ``snapshot`` of the task given to ``reset`` before; shares no mutable state with other episodes."""
         ...
 
     def key(self) -> str | None:

@@ -1,0 +1,33 @@
+"""What to do about a failure at a boundary: a policy object one can read. What it does not retry becomes data on the tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ramify.base.errors import BoundaryError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """Retries per boundary (provider, engine, env, tool, sandbox, scorer), with exponential waits; then the failure is recorded."""
+
+    retries: Mapping[str, int] = field(default_factory=lambda: {"provider": 2})
+    wait: float = 0.5
+    """Seconds before the first retry; doubled for each further one."""
+
+    async def call(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Run ``action``, again where its boundary's retries allow. Raises the last BoundaryError."""
+        tries = 0
+        while True:
+            try:
+                return await action()
+            except BoundaryError as error:
+                if tries >= self.retries.get(error.boundary, 0):
+                    raise
+                await asyncio.sleep(self.wait * 2**tries)
+                tries += 1

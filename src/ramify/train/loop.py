@@ -1,0 +1,133 @@
+"""The trainer: rows through a sum of registered losses, one AdamW step per minibatch. It knows no method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ramify.base import registry
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator
+from ramify.engine.tiny import TinyLM
+from ramify.train.batch import Batch, Row, collate, micro_batches
+from ramify.train.losses import LossConfig, Scores
+
+
+class TrainConfig(Config):
+    """How to train."""
+
+    lr: float = 3e-4
+    """Learning rate of AdamW."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    beta1: float = 0.9
+    """AdamW's first moment decay."""
+    beta2: float = 0.99
+    """AdamW's second moment decay."""
+    clip_norm: float = 1.0
+    """Largest gradient norm of a step."""
+    minibatches: int = 1
+    """Optimiser steps per call, each on its share of the rows."""
+    epochs: int = 1
+    """Passes over the rows per call."""
+    micro_tokens: int = 16384
+    """Padded tokens of one forward pass: bounds memory, changes no result beyond rounding."""
+    loss: LossConfig = LossConfig()
+    """Constants of the losses."""
+
+
+def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:
+    """Log-probability of each masked token given those before it, [B, T]; 0 elsewhere. Logits are made only where needed."""
+    where = batch.mask[:, 1:]
+    targets = batch.tokens[:, 1:][where]
+    if isinstance(module, TinyLM):
+        logits = nn.functional.linear(module.hidden(batch.tokens[:, :-1])[where], module.head)
+    else:
+        logits = module(input_ids=batch.tokens[:, :-1], use_cache=False).logits[where].float()
+    chosen = -nn.functional.cross_entropy(logits, targets, reduction="none")
+    out = torch.zeros(batch.tokens.shape, dtype=chosen.dtype, device=chosen.device)
+    out[:, 1:][where] = chosen
+    return out
+
+
+class Trainer:
+    """AdamW over ``module``. Deterministic given rows, seed and thread count."""
+
+    def __init__(self, module: nn.Module, config: TrainConfig, seed: int = 0) -> None:
+        self.module, self.config, self.seed = module, config, seed
+        self.steps = 0
+        weights = [w for w in module.parameters() if w.requires_grad]
+        if not weights:
+            raise UserError("the model has no trainable weight")
+        c = config
+        self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay)
+
+    def update(self, rows: Sequence[Row], losses: Mapping[str, float]) -> dict[str, float]:
+        """Train on ``rows`` with the weighted sum of ``losses`` (name -> weight), averaged over trained tokens.
+
+        Returns each loss's mean per token, the gradient norm and the tokens trained. No row with a trained token: nothing happens.
+        """
+        rows = [row for row in rows if row.mask[1:].any()]
+        totals = dict.fromkeys(losses, 0.0)
+        tokens = 0
+        norm = 0.0
+        for epoch in range(self.config.epochs if rows else 0):
+            order = generator(self.seed, "minibatches", self.steps, epoch).permutation(len(rows))
+            for share in np.array_split(order, min(self.config.minibatches, len(rows))):
+                part, count, norm = self._step([rows[i] for i in share], losses)
+                tokens += count
+                for name, value in part.items():
+                    totals[name] += value
+        return {**{name: value / max(1, tokens) for name, value in totals.items()}, "grad_norm": norm, "tokens": tokens}
+
+    def _step(self, rows: Sequence[Row], losses: Mapping[str, float]) -> tuple[dict[str, float], int, float]:
+        count = sum(int(row.mask[1:].sum()) for row in rows)
+        totals = dict.fromkeys(losses, 0.0)
+        device = next(self.module.parameters()).device
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        for pack in micro_batches(rows, self.config.micro_tokens):
+            batch = collate(pack, device)
+            scores = Scores(token_logprobs(self.module, batch))
+            total = torch.zeros((), device=device)
+            for name, weight in losses.items():
+                value = registry.get("loss", name)(batch, scores, self.config.loss)[batch.mask].sum()
+                totals[name] += float(value.detach())
+                total = total + weight * value
+            (total / count).backward()
+        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip_norm))
+        if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
+            self.optimizer.step()
+        self.steps += 1
+        self.module.eval()
+        return totals, count, norm
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on: tensors by name (weights, moments) and a JSON record."""
+        tensors = {f"weight.{name}": value.detach().cpu() for name, value in self.module.state_dict().items()}
+        moments = self.optimizer.state_dict()["state"]
+        for index, moment in moments.items():
+            for name, value in moment.items():
+                tensors[f"moment.{index}.{name}"] = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value)
+        return tensors, {"steps": self.steps}
+
+    def restore(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`state`."""
+        own = self.module.state_dict()
+        self.module.load_state_dict({name: tensors[f"weight.{name}"] for name in own})
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("moment."):
+                _, index, name = key.split(".", 2)
+                moments.setdefault(int(index), {})[name] = value.clone()
+        state = self.optimizer.state_dict()
+        state["state"] = moments
+        self.optimizer.load_state_dict(state)
+        self.steps = int(record["steps"])
+        self.module.eval()

@@ -1,0 +1,62 @@
+"""Registered losses: each maps a batch and its scores to one value per token; the loop masks, weighs, sums and normalises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.registry import register
+from ramify.train.batch import Batch
+
+
+class LossConfig(Config):
+    """Constants of the losses."""
+
+    clip_low: float = 0.2
+    """Ratios are clipped at 1 - clip_low ..."""
+    clip_high: float = 0.2
+    """... and 1 + clip_high."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What the model says of a batch: log-probability of each token, [B, T]; entry 0 and unmasked entries are 0."""
+
+    logprobs: Tensor
+
+
+Loss = Callable[[Batch, Scores, LossConfig], Tensor]
+
+
+def _stream(batch: Batch, name: str, loss: str) -> Tensor:
+    if name not in batch.streams:
+        raise UserError(f"loss '{loss}' needs stream '{name}'; the rows carry {', '.join(sorted(batch.streams)) or 'none'}")
+    return batch.streams[name]
+
+
+@register("loss", "cross_entropy")
+def cross_entropy(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
+    """-log p of each token, times its ``weight`` where the rows carry one."""
+    weight = batch.streams.get("weight")
+    return -scores.logprobs if weight is None else -scores.logprobs * weight
+
+
+@register("loss", "policy_gradient")
+def policy_gradient(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
+    """Clipped policy gradient (PPO, Schulman et al. 2017, equation 7): -min(rho A, clip(rho) A), rho against the sampler."""
+    advantage = _stream(batch, "advantage", "policy_gradient")
+    ratio = torch.exp(scores.logprobs - _stream(batch, "logprobs", "policy_gradient"))
+    clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    return -torch.minimum(ratio * advantage, clipped * advantage)
+
+
+@register("loss", "reference_kl")
+def reference_kl(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
+    """Low-variance estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = log ref - log p (Schulman 2020, "k3")."""
+    gap = _stream(batch, "reference", "reference_kl") - scores.logprobs
+    return torch.exp(gap) - gap - 1.0

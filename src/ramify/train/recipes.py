@@ -1,0 +1,160 @@
+"""Small models from scratch, in minutes on two cores, cached by the content hash of their recipe.
+
+``python -m ramify.train.recipes household --out src/ramify/assets/household`` makes the built-in agent again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.config import Config
+from ramify.base.ids import json_hash
+from ramify.base.seeds import generator
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.worlds import household
+from ramify.model.chat import TagTemplate
+from ramify.model.tokenizer import HfTokenizer
+from ramify.train.batch import Row
+from ramify.train.loop import TrainConfig, Trainer
+
+SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+
+
+class Recipe(Config):
+    """What decides a small model: the same recipe gives the same weights on the same kind of machine."""
+
+    name: str
+    """Name of the world it imitates."""
+    demonstrations: int = 3000
+    """Noisy demonstrations to imitate."""
+    noise: float = 0.3
+    """Probability of a random action at each step of a demonstration."""
+    steps: int = 300
+    """Optimiser steps."""
+    rows: int = 48
+    """Demonstrations per step."""
+    vocab: int = 320
+    """Size of the byte-level BPE vocabulary."""
+    width: int = 96
+    """Model width."""
+    layers: int = 3
+    """Decoder blocks."""
+    lr: float = 2e-3
+    """Peak learning rate (linear warm-up, cosine decay)."""
+    seed: int = 0
+    """Decides weights, demonstrations and their order."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
+    """A byte-level BPE tokenizer with chat tags, trained on ``texts``; words keep their leading space, any text round-trips."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r" ?[^\s.,:]+|\s|[.,:]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    raw.train_from_iterator(texts, trainer)
+    return HfTokenizer(raw)
+
+
+def chat_row(template: TagTemplate, messages: Iterable[tuple[str, str]]) -> Row:
+    """A supervised row: the assistant's words and its end-of-turn token are trained on, the rest is shown."""
+    tokens: list[int] = []
+    mask: list[bool] = []
+    for role, text in messages:
+        header, whole = len(template.open(role)), list(template.render(role, text)[0])
+        tokens += whole
+        mask += [False] * header + [role == "assistant"] * (len(whole) - header)
+    return Row(np.asarray(tokens, np.int32), np.asarray(mask, np.bool_))
+
+
+def fit(model: TinyLM, rows: list[Row], steps: int, batch: int, lr: float, seed: int, report: Callable[[str], None]) -> None:
+    """Supervised training with a linear warm-up over a tenth of the steps and a cosine decay to a tenth of ``lr``."""
+    trainer = Trainer(model, TrainConfig(lr=lr, weight_decay=0.01), seed)
+    for step in range(steps):
+        warm = min(1.0, (step + 1) / max(1, steps // 10))
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = lr * warm * (0.55 + 0.45 * float(np.cos(np.pi * step / steps)))
+        picks = generator(seed, "sft", step).integers(0, len(rows), batch)
+        metrics = trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})
+        if step % 50 == 0 or step == steps - 1:
+            report(f"step {step}: cross-entropy {metrics['cross_entropy']:.3f} per token")
+
+
+def make_household(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
+    """Imitate noisy demonstrations of the household world."""
+    world = household.HouseholdWorld()
+    tasks = list(world.panel("demo", recipe.demonstrations, recipe.seed))
+    dialogues: list[list[tuple[str, str]]] = []
+    for i, task in enumerate(tasks):
+        messages: list[tuple[str, str]] = []
+        for seen, action in household.demonstrate(task, recipe.noise, generator(recipe.seed, "demo", i)):
+            messages += [("user", seen), ("assistant", action)]
+        dialogues.append(messages)
+    tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), recipe.vocab)
+    template = TagTemplate(tokenizer)
+    rows = [chat_row(template, dialogue) for dialogue in dialogues]
+    shape = TinyConfig(
+        vocab=tokenizer.size,
+        width=recipe.width,
+        layers=recipe.layers,
+        heads=recipe.width // 32,
+        kv_heads=1,
+        head_size=32,
+        ffn=recipe.width * 3,
+        context=512,
+        eos=(tokenizer.token_id("<|end|>"),),
+    )
+    model = TinyLM(shape, recipe.seed)
+    report(
+        f"{sum(w.numel() for w in model.parameters()):,} weights, {np.mean([len(r.tokens) for r in rows]):.0f} tokens a demonstration"
+    )
+    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
+    return model, tokenizer
+
+
+RECIPES: dict[str, tuple[Recipe, Callable[..., tuple[TinyLM, HfTokenizer]]]] = {
+    "household": (Recipe(name="household"), make_household),
+}
+
+
+def cached(name: str, recipe: Recipe | None = None, report: Callable[[str], None] = print) -> Path:
+    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash."""
+    default, make = RECIPES[name]
+    recipe = recipe or default
+    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
+    folder = root / "recipes" / f"{name}-{json_hash(recipe.model_dump())}"
+    if not (folder / "recipe.json").exists():
+        write(folder, recipe, *make(recipe, report))
+    return folder
+
+
+def write(folder: Path, recipe: Recipe, model: TinyLM, tokenizer: HfTokenizer) -> None:
+    """Save a checkpoint with its recipe; the recipe comes last and marks the folder as whole."""
+    model.save(folder, tokenizer)
+    text: dict[str, Any] = recipe.model_dump()
+    (folder / "recipe.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a small model from scratch by its recipe.")
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    args = parser.parse_args()
+    chosen, maker = RECIPES[args.name]
+    write(args.out, chosen, *maker(chosen))
