@@ -13,7 +13,6 @@ Nothing is cached but producers (a handful), so memory does not grow with the ru
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -30,12 +29,13 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
+from ramify.trace.connect import FILE, check, connect, take_lock
 from ramify.trace.context import Shown, shown
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
-FILE, LOCK, BLOBS = "run.sqlite", "run.lock", "blobs"
+BLOBS = "blobs"
 BATCH = 1000
 Record = Node | Stream | Mark | Verdict | Context | Producer
 _R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer)
@@ -96,12 +96,12 @@ class Run:
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(folder)
+            lock = take_lock(folder)
         except OSError as error:
             raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
         db = None
         try:
-            db = _connect(folder / FILE, write=True)
+            db = connect(folder / FILE, write=True)
             if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
             db.execute("PRAGMA journal_mode = WAL")
@@ -109,7 +109,7 @@ class Run:
             db.executemany("INSERT INTO meta VALUES (?,?)", rows)
             db.execute("COMMIT")
             return cls(folder, db, lock)
-        except (UserError, sqlite3.Error) as error:
+        except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()
             os.close(lock)
@@ -128,15 +128,15 @@ class Run:
         if not (folder / FILE).is_file():
             raise UserError(f"{folder} is no run: it holds no {FILE}")
         try:
-            lock = _take_lock(folder) if write else None
+            lock = take_lock(folder) if write else None
         except OSError as error:
             raise UserError(f"cannot open the run {folder} for writing: {error.strerror}") from error
         db = None
         try:
-            db = _connect(folder / FILE, write)
-            _check(db, folder / FILE)
+            db = connect(folder / FILE, write)
+            check(db, folder / FILE)
             return cls(folder, db, lock)
-        except (UserError, sqlite3.Error) as error:
+        except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()
             if lock is not None:
@@ -147,16 +147,14 @@ class Run:
 
     def close(self) -> None:
         """Commit and close; closing twice is fine."""
-        if self._db is None:
-            return
         try:
             if self._lock is not None and not self._broken:
                 self.commit()
         finally:
             self._db.close()
-            self._db = None  # type: ignore[assignment]  # any later use is a programming error and fails loudly
             if self._lock is not None:
                 os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> Run:
         return self
@@ -435,7 +433,7 @@ class Run:
 
     def _require_lock(self) -> None:
         if self._lock is None:
-            raise UserError(f"{self.folder} is open for reading only")
+            raise UserError(f"{self.folder} is not open for writing")
         if self._broken:
             raise RamifyError(self._broken)
 
@@ -463,13 +461,20 @@ class Run:
     def _rows(self, sql: str, *args: Any) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._db.execute(sql, args)
-        except UnicodeEncodeError as error:
-            raise UserError(f"a name looked up in {self.folder} is no valid text: {error.reason}") from error
-        except sqlite3.Error as error:
-            raise RamifyError(f"cannot read {self.folder / FILE}: {error}") from error
+        except (sqlite3.Error, UnicodeEncodeError) as error:
+            raise self._unreadable(error) from error
 
     def _row(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
-        return next(self._rows(sql, *args), None)
+        try:
+            row: tuple[Any, ...] | None = self._db.execute(sql, args).fetchone()
+        except (sqlite3.Error, UnicodeEncodeError) as error:
+            raise self._unreadable(error) from error
+        return row
+
+    def _unreadable(self, error: Exception) -> RamifyError:
+        if isinstance(error, UnicodeEncodeError):
+            return UserError(f"a name looked up in {self.folder} is no valid text: {error.reason}")
+        return RamifyError(f"cannot read {self.folder / FILE}: {error}")
 
     def _one(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:
         row = self._row(sql, name)
@@ -481,44 +486,3 @@ class Run:
 def _where(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
     given = {column: value for column, value in wanted.items() if value is not None}
     return ("WHERE " + " AND ".join(f"{column} = ?" for column in given) if given else ""), list(given.values())
-
-
-def _take_lock(folder: FilePath) -> int:
-    """A handle on the lock of the one writer. Raises UserError when another process holds it, OSError when it cannot be made."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise UserError(
-            f"{folder} is being written by another process: wait until it ends, or open the run for reading"
-        ) from error
-    return handle
-
-
-def _connect(file: FilePath, write: bool) -> sqlite3.Connection:
-    uri = file.absolute().as_uri()
-    if write:
-        db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, cached_statements=64)
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA cache_size = -8192")
-        return db
-    wal = file.with_name(file.name + "-wal")
-    settled = not os.access(file.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
-    # a reader keeps its shared index beside the file; where the folder is read-only and nothing is pending it can do without
-    return sqlite3.connect(f"{uri}?{'immutable=1' if settled else 'mode=ro'}", uri=True, timeout=30, isolation_level=None)
-
-
-def _check(db: sqlite3.Connection, file: FilePath) -> None:
-    """Raises UserError when an open file is no run, is cut short, or is of a schema this version does not read."""
-    if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
-        raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version != schema.SCHEMA:
-        raise UserError(
-            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to open it"
-        )
-    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    wal = file.with_name(file.name + "-wal")
-    if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):
-        raise UserError(f"{file} is cut short: {file.stat().st_size} bytes of {pages * size}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json
 
@@ -112,8 +112,11 @@ def to_json(value: Any, what: str) -> str | bytes:
 
 
 def from_json(value: str | bytes) -> Any:
-    """Inverse of :func:`to_json`."""
-    return {} if value == "{}" else json.loads(from_text(value))
+    """Inverse of :func:`to_json`. Raises RamifyError when the stored text is damaged."""
+    try:
+        return {} if value == "{}" else json.loads(from_text(value))
+    except ValueError as error:
+        raise RamifyError(f"a stored JSON value is damaged: {error}") from error
 
 
 def finite(value: float | None, what: str) -> float | None:

@@ -1,0 +1,54 @@
+"""Opening the files of a run: the lock of its one writer, the SQLite connection, and the check that a file is a run we can read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+
+from ramify.base.errors import UserError
+from ramify.trace import schema
+
+FILE, LOCK = "run.sqlite", "run.lock"
+
+
+def take_lock(folder: Path) -> int:
+    """A handle on the lock of the one writer. Raises UserError when another process holds it, OSError when it cannot be made."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise UserError(
+            f"{folder} is being written by another process: wait until it ends, or open the run for reading"
+        ) from error
+    return handle
+
+
+def connect(file: Path, write: bool) -> sqlite3.Connection:
+    uri = file.absolute().as_uri()
+    if write:
+        db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, cached_statements=64)
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA cache_size = -8192")
+        return db
+    wal = file.with_name(file.name + "-wal")
+    settled = not os.access(file.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
+    # a reader keeps its shared index beside the file; where the folder is read-only and nothing is pending it can do without
+    return sqlite3.connect(f"{uri}?{'immutable=1' if settled else 'mode=ro'}", uri=True, timeout=30, isolation_level=None)
+
+
+def check(db: sqlite3.Connection, file: Path) -> None:
+    """Raises UserError when an open file is no run, is cut short, or is of a schema this version does not read."""
+    if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
+        raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version != schema.SCHEMA:
+        raise UserError(
+            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to open it"
+        )
+    pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    wal = file.with_name(file.name + "-wal")
+    if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):
+        raise UserError(f"{file} is cut short: {file.stat().st_size} bytes of {pages * size}")

@@ -1,0 +1,137 @@
+"""Canonicalisers: from what an agent saw to the key of the state it was in. Equal keys are merged into one state.
+
+A canonicaliser takes the observations of one attempt in time order and gives one key for each, so that a key may depend on what
+came before. The choice is part of a method: too fine a key and no state repeats, too coarse and states with different futures
+are averaged. Prefer canonicalisation to similarity: being similar is not transitive, so merging by it depends on order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.ids import stable_hash
+
+Canonicaliser = Callable[[Sequence[Any]], list[str]]
+
+#: What :func:`scrub` can take out, in the order it is applied.
+SCRUBS: dict[str, tuple[re.Pattern[str], str]] = {
+    "timestamps": (
+        re.compile(
+            r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
+            r"|\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?:\s?[AaPp][Mm]\b)?"
+        ),
+        "<time>",
+    ),
+    "numbers": (re.compile(r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?(?!\w)"), "<n>"),
+    "whitespace": (re.compile(r"\s+"), " "),
+}
+
+
+def canonical(value: Any) -> str:
+    """One text per value: canonical JSON, so that None, "None", 1 and "1" differ and dictionaries ignore order.
+
+    Arrays count as nested lists, tuples as lists, sets as sorted lists, bytes as hexadecimal. Raises UserError on other types.
+    """
+    try:
+        return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"a state of type {type(value).__name__} has no canonical key: {error}; pass text or JSON") from error
+
+
+def exact(observations: Sequence[Any]) -> list[str]:
+    """Each observation as it is."""
+    return [canonical(observation) for observation in observations]
+
+
+def state_hash(states: Sequence[Any]) -> list[str]:
+    """A short hash of each state, for states too large to keep as keys."""
+    return [stable_hash(canonical(state)) for state in states]
+
+
+def scrub(*what: str) -> Canonicaliser:
+    """A canonicaliser that takes out ``timestamps``, ``numbers`` (standing alone: "cabinet 3", not "x3") and ``whitespace``, or all three.
+
+    Numbers often tell objects apart: scrub them only where they count steps or time. Raises UserError on an unknown name.
+    """
+    for name in what:
+        if name not in SCRUBS:
+            raise UserError(f"cannot scrub '{name}': {nearest(name, SCRUBS)}")
+    chosen = [SCRUBS[name] for name in SCRUBS if not what or name in what]
+
+    def apply(observations: Sequence[Any]) -> list[str]:
+        return [canonical(_scrubbed(observation, chosen)) for observation in observations]
+
+    return apply
+
+
+def last_informative(
+    uninformative: Callable[[Any], bool], joined: Callable[[Any], bool] | None = None, then: Canonicaliser = exact
+) -> Canonicaliser:
+    """The last informative observation stands in for one that says nothing ("Nothing happens."), keyed by ``then``.
+
+    Where the informative observation before it is ``joined`` (an appliance's reply, which shows a property the next observation
+    hides), the key is that of both together (the released code of G2PO, arXiv 2606.22995, on ALFWorld). Before anything
+    informative was seen, an observation stands for itself.
+    """
+
+    def apply(observations: Sequence[Any]) -> list[str]:
+        seen: list[Any] = []
+        stands: list[Any] = []
+        for observation in observations:
+            if not uninformative(observation):
+                seen.append(observation)
+            if not seen:
+                stands.append(observation)
+            elif joined is not None and len(seen) > 1 and joined(seen[-2]):
+                stands.append([seen[-2], seen[-1]])
+            else:
+                stands.append(seen[-1])
+        return then(stands)
+
+    return apply
+
+
+def with_history(k: int, then: Canonicaliser = exact) -> Canonicaliser:
+    """Each key together with the ``k`` before it. Raises UserError when ``k`` is negative."""
+    if k < 0:
+        raise UserError(f"a history of {k} observations is not possible; it starts at 0")
+
+    def apply(observations: Sequence[Any]) -> list[str]:
+        keys = then(observations)
+        return keys if k == 0 else [canonical(keys[max(0, i - k) : i + 1]) for i in range(len(keys))]
+
+    return apply
+
+
+def _scrubbed(value: Any, chosen: Iterable[tuple[re.Pattern[str], str]]) -> Any:
+    if isinstance(value, str):
+        for pattern, stand_in in chosen:
+            value = pattern.sub(stand_in, value)
+        return value.strip() if any(stand_in == " " for _, stand_in in chosen) else value
+    if isinstance(value, Mapping):
+        return {key: _scrubbed(item, chosen) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_scrubbed(item, chosen) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else canonical(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=canonical)
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    raise TypeError("it is no JSON value, array, set or bytes")
