@@ -1,0 +1,242 @@
+"""The world battery accepts sound worlds and catches each world broken on purpose."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.env.battery import check_env
+from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.worlds.chain import ChainWorld
+from ramify.env.worlds.household import HouseholdWorld, possible_actions
+
+
+class Counter:
+    """Count up to a goal by ``up`` and ``down``; a log of what was said is part of the state, the key is the count alone."""
+
+    system = ""
+    max_turns = 8
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"goal": 0, "count": 0, "log": []}
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.state = {"goal": task.data["goal"], "count": 0, "log": []}
+        return Observation(self.look())
+
+    def look(self) -> str:
+        return f"at {self.state['count']} up down"
+
+    def step(self, action: str) -> Observation:
+        self.state["count"] += {"up": 1, "down": -1}.get(action, 0)
+        self.state["log"].append(action)
+        won = self.state["count"] == self.state["goal"]
+        return Observation(self.look(), float(won), terminated=won, outcome=won or None, valid=action in ("up", "down"))
+
+    def snapshot(self) -> Any:
+        return {**self.state, "log": list(self.state["log"])}
+
+    def restore(self, snapshot: Any) -> None:
+        self.state = {**snapshot, "log": list(snapshot["log"])}
+
+    def key(self) -> str | None:
+        return str(self.state["count"])
+
+
+class CounterWorld:
+    name = "counter"
+    env: type = Counter
+
+    def make(self) -> Any:
+        return self.env()
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        splits = ("train", "eval", "tune")
+        if split not in splits:
+            raise UserError(f"unknown split '{split}'")
+        goals = [splits.index(split) + 3 * (i + seed) + 2 for i in range(n)]
+        return Panel.of(Task(f"count-{goal}", {"goal": goal}) for goal in goals)
+
+    def actions(self, task: Task, snapshot: Any) -> list[str]:
+        return ["up", "down", "up"]
+
+
+def found(env: type, world: type[CounterWorld] = CounterWorld) -> set[str]:
+    part = world()
+    part.env = env
+    return {problem.check for problem in check_env(part)}
+
+
+@pytest.mark.parametrize(
+    ("world", "actions"), [(ChainWorld(), None), (HouseholdWorld(), possible_actions), (CounterWorld(), None)]
+)
+def test_sound_worlds_pass(world: Any, actions: Any) -> None:
+    assert check_env(world, actions) == []
+
+
+def test_a_world_without_snapshots_or_keys_passes() -> None:
+    class Mute(Counter):
+        def snapshot(self) -> Any:
+            return None
+
+        def key(self) -> str | None:
+            return None
+
+    assert found(Mute) == set()
+
+
+def test_reset_that_varies() -> None:
+    ticket = itertools.count()
+
+    class Broken(Counter):
+        def reset(self, task: Task, seed: int) -> Observation:
+            super().reset(task, seed)
+            return Observation(f"ticket {next(ticket)}")
+
+    assert "reset" in found(Broken)
+
+
+def test_reset_that_keeps_old_state() -> None:
+    class Broken(Counter):
+        def reset(self, task: Task, seed: int) -> Observation:
+            self.state = {**self.state, "goal": task.data["goal"]}
+            return Observation(self.look())
+
+    assert "reset" in found(Broken)
+
+
+def test_restore_that_forgets_a_field() -> None:
+    class Broken(Counter):
+        def restore(self, snapshot: Any) -> None:
+            self.state = {**self.state, "log": list(snapshot["log"])}
+
+    assert "restore" in found(Broken)
+
+
+def test_snapshot_that_is_the_state_itself() -> None:
+    class Broken(Counter):
+        def snapshot(self) -> Any:
+            return self.state
+
+    assert "sharing" in found(Broken)
+
+
+def test_restore_that_keeps_the_callers_list() -> None:
+    class Broken(Counter):
+        def restore(self, snapshot: Any) -> None:
+            self.state = dict(snapshot)
+
+    assert "sharing" in found(Broken)
+
+
+def test_state_on_the_class() -> None:
+    class Broken(Counter):
+        shared: dict = {}  # noqa: RUF012
+
+        def reset(self, task: Task, seed: int) -> Observation:
+            seen = super().reset(task, seed)
+            Broken.shared.clear()
+            Broken.shared.update(self.state)
+            self.state = Broken.shared
+            return seen
+
+    assert "sharing" in found(Broken)
+
+
+def test_terminated_and_truncated_at_once() -> None:
+    class Broken(Counter):
+        def step(self, action: str) -> Observation:
+            super().step(action)
+            return Observation("over", terminated=True, truncated=True)
+
+    assert "observations" in found(Broken)
+
+
+def test_reward_that_is_no_number() -> None:
+    class Broken(Counter):
+        def step(self, action: str) -> Observation:
+            return Observation(super().step(action).text, reward=float("nan"))
+
+    assert "observations" in found(Broken)
+
+
+def test_snapshot_that_is_not_json() -> None:
+    class Broken(Counter):
+        def snapshot(self) -> Any:
+            return {"state": {1, 2}}
+
+    assert "snapshots" in found(Broken)
+
+
+def test_snapshot_that_json_changes() -> None:
+    class Broken(Counter):
+        def snapshot(self) -> Any:
+            return {**super().snapshot(), "squares": {n: n * n for n in range(3)}}
+
+        def restore(self, snapshot: Any) -> None:
+            super().restore(snapshot)
+            self.square = snapshot["squares"][2]
+
+    assert "restore" in found(Broken)
+
+
+def test_key_that_merges_different_futures() -> None:
+    class Broken(Counter):
+        def key(self) -> str | None:
+            return str(self.state["count"] % 2)
+
+    assert "keys" in found(Broken)
+
+
+def test_raising_on_a_bad_action() -> None:
+    class Broken(Counter):
+        def step(self, action: str) -> Observation:
+            return super().step(["up", "down"][["up", "down"].index(action)])
+
+    assert "bad_actions" in found(Broken)
+
+
+def test_splits_that_overlap() -> None:
+    class Broken(CounterWorld):
+        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+            super().panel(split, n, seed)
+            return super().panel("train", n, seed)
+
+    assert found(Counter, Broken) == {"splits"}
+
+
+def test_splits_that_share_tasks_under_other_ids() -> None:
+    class Broken(CounterWorld):
+        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+            super().panel(split, n, seed)
+            return Panel.of(Task(f"{split}-{i}", {"goal": i + 2}) for i in range(n))
+
+    assert found(Counter, Broken) == {"splits"}
+
+
+def test_panel_that_varies_or_falls_short() -> None:
+    draws = itertools.count()
+
+    class Varies(CounterWorld):
+        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+            return super().panel(split, n, seed + next(draws))
+
+    class Short(CounterWorld):
+        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+            return super().panel(split, max(1, n - 1), seed)
+
+    assert "panel" in found(Counter, Varies)
+    assert "panel" in found(Counter, Short)
+
+
+def test_a_world_that_crashes_is_a_finding() -> None:
+    class Broken(CounterWorld):
+        def make(self) -> Any:
+            raise OSError("no such world")
+
+    problems = check_env(Broken())
+    assert all("OSError: no such world" in problem.message for problem in problems)
+    assert "reset" in {problem.check for problem in problems}
