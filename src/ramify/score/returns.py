@@ -1,0 +1,36 @@
+"""Discounted returns of attempts. Rows are steps; the steps of one attempt are contiguous and in time order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def remaining(attempts: np.ndarray) -> np.ndarray:
+    """How many steps follow each step in its attempt, int64 (N,): 0 for the last. ``attempts`` (N,) is the attempt of each row."""
+    n = len(attempts)
+    last = np.append(np.flatnonzero(attempts[1:] != attempts[:-1]), n - 1) if n else np.zeros(0, dtype=np.int64)
+    lengths = np.diff(last, prepend=-1)
+    return np.repeat(last, lengths) - np.arange(n)
+
+
+def terminal_returns(rewards: np.ndarray, left: np.ndarray, gamma: float) -> np.ndarray:
+    """Value of the state before each step when the attempt's reward comes at its end: ``gamma^(T-j+1) R``, float64 (N,).
+
+    ``rewards`` (N,) the attempt's terminal reward on every row, ``left`` as given by :func:`remaining`; the last step carries gamma^1.
+    """
+    return np.asarray(rewards * np.power(gamma, left + 1.0))
+
+
+def discounted_returns(rewards: np.ndarray, attempts: np.ndarray, gamma: float) -> np.ndarray:
+    """``G_j = r_j + gamma G_{j+1}`` within each attempt, float64 (N,). ``rewards`` (N,) are paid step by step.
+
+    Works backwards over the distance to the end, all attempts at once: O(N).
+    """
+    left = remaining(attempts)
+    out = np.array(rewards, dtype=np.float64)
+    order = np.argsort(left, kind="stable")
+    edges = np.searchsorted(left[order], np.arange(1, int(left.max(initial=0)) + 2))
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        rows = order[start:end]
+        out[rows] += gamma * out[rows + 1]
+    return out
