@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.base.ids import canonical_json
+from ramify.model.chat import TagTemplate, assistant_node_parts, parse_tool_calls
+from ramify.model.scripted import CharTokenizer, scripted_draw
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+
+
+def test_calls_with_spans() -> None:
+    text = f"let me see {CALL} and {CALL}"
+    first, second = parse_tool_calls(text)
+    assert (first.name, first.arguments, first.error) == ("add", {"a": 1, "b": [2]}, "")
+    assert [text[slice(*call.char_span)] for call in (first, second)] == [CALL, CALL]
+    assert first.token_span is None
+
+
+def test_token_spans_leave_template_tokens_out() -> None:
+    template = TagTemplate(CharTokenizer())
+    parts = assistant_node_parts(template, scripted_draw(CALL))
+    (call,) = parse_tool_calls(parts["text"], parts["ends"])
+    assert call.token_span == (1, 1 + len(CALL))
+    assert template.tokenizer.decode(parts["tokens"][slice(*call.token_span)]) == CALL
+
+
+def test_tokens_that_straddle_the_border_belong_to_the_call() -> None:
+    text = f"ab{CALL}cd"
+    (call,) = parse_tool_calls(text, np.array([0, 1, 4, 2 + len(CALL) - 1, 2 + len(CALL) + 1, len(text)]))
+    assert call.token_span == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ('{"name": "x", "arguments": {"a": NaN}}', "not JSON"),
+        ('{"name": "x", "arguments": {"a": 1e999}}', "not JSON"),
+        ('{"name": "x", "arguments": {"a": "\\ud800"}}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("9" * 5000, "not JSON"),
+        ("[]", "no name"),
+        ('{"arguments": {}}', "no name"),
+        ('{"name": 3}', "no name"),
+        ('{"name": "x", "arguments": "a"}', "not an object"),
+        ('{"name": "x"} trailing', "text follows"),
+    ],
+)
+def test_malformed_calls_are_data(body: str, error: str) -> None:
+    bad, good = parse_tool_calls(f"<tool_call>{body}</tool_call>{CALL}")
+    assert error in bad.error
+    assert good.error == ""
+
+
+def test_an_open_call_and_one_without_arguments() -> None:
+    (open_call,) = parse_tool_calls('<tool_call>{"name": "x", "arguments": {}}')
+    assert "not closed" in open_call.error
+    (bare,) = parse_tool_calls('<tool_call>{"name": "now"}</tool_call>')
+    assert (bare.name, bare.arguments, bare.error) == ("now", {}, "")
+
+
+def test_closing_tag_inside_an_argument() -> None:
+    text = '<tool_call>{"name": "say", "arguments": {"text": "</tool_call>"}}</tool_call>'
+    (call,) = parse_tool_calls(text)
+    assert (call.arguments, call.error) == ({"text": "</tool_call>"}, "")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", '"name":', '"x"', ",", '"arguments":', " ", "a"]), max_size=12
+    )
+)
+@settings(max_examples=200)
+def test_any_text_is_parsed(parts: list[str]) -> None:
+    text = "".join(parts)
+    calls = parse_tool_calls(text, np.arange(1, len(text) + 1))
+    starts = [call.char_span for call in calls]
+    assert starts == sorted(starts)
+    for call in calls:
+        assert text[call.char_span[0] :].startswith("<tool_call>")
+        assert call.token_span == call.char_span
+        canonical_json(dict(call.arguments))
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.lists(st.booleans()), max_size=4))
+@settings(max_examples=60)
+def test_sound_calls_come_back(arguments: dict) -> None:
+    text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
+    (call,) = parse_tool_calls(text)
+    assert (call.name, call.arguments, call.error) == ("f", arguments, "")
