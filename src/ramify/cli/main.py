@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:  # the reader left (| head); nothing more may be written, not even by the interpreter's last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_DONE
+        return EXIT_FAILED
     except OSError as error:  # a file of the user's: missing, not permitted, a folder, or a full disk
         if error.filename is None or error.strerror is None:
             raise
