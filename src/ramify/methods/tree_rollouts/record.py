@@ -1,0 +1,246 @@
+"""The record of one grown tree: places, leaves, counts along paths, and its exact JSON form (3.1, 3.9)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+from ramify.methods.tree_rollouts.algorithm import is_mixed
+
+if TYPE_CHECKING:
+    from ramify.rollout.run import Attempt, Turn
+
+
+@dataclass(slots=True)
+class Place:
+    """What a turn led to: a prefix one can fork at, or the end of an attempt. Equal turns from one place are one place here
+    (a view: the stored nodes stay two)."""
+
+    id: str
+    """stored node the agent goes on from"""
+    parent: str | None
+    depth: int
+    """turns from the root"""
+    origin: int = 0
+    """index of the root attempt whose chain this place was first reached on"""
+    text: str = ""
+    """the turn that led here"""
+    turn_tokens: list[int] | None = None
+    logprobs: list[float] | None = None
+    entropy: float | None = None
+    """mean token entropy in nats of the next turns drawn here"""
+    entropy_kind: str = "none"
+    draws: int = 0
+    """next turns drawn here of known entropy"""
+    state_hash: str | None = None
+    forkable: bool = False
+    terminal: bool = False
+    n: int = 0
+    """scored leaves at or below"""
+    s: int = 0
+    """successes among them"""
+    pending: int = 0
+    """expansions at or below that are in flight"""
+    duplicate: bool = False
+    """some other draw gave the same turn"""
+    path_cost: float = 0.0
+    """cost from the root to here"""
+    rest: float = 0.0
+    """summed cost from here to the leaves, over ``passes`` attempts"""
+    passes: int = 0
+    errors: int = 0
+    """1 when the world refused the turn that led here"""
+
+    @property
+    def expected(self) -> float:
+        """Expected cost of one more attempt from here: the mean of those seen."""
+        return self.rest / self.passes if self.passes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The end of one attempt. ``cost`` counts newly drawn turns or tokens only."""
+
+    node: str
+    """place where it ended"""
+    stored: str
+    """leaf node of the attempt as stored"""
+    index: int
+    reward: float
+    outcome: bool | None
+    """None: unscored; it is in no group and is never a failure"""
+    truncated: bool
+    counted: bool
+    """whether it is in the group: scored, and not left out by the policy on truncation"""
+    cost: float
+    origin: int
+    """root attempt it goes back to"""
+    failure: str | None = None
+
+
+@dataclass
+class GrownTree:
+    """One prompt's tree with its group of leaves."""
+
+    prompt_id: str
+    tree: str
+    """name of the stored tree"""
+    seed: int
+    budget: float
+    unit: str
+    selector: dict[str, Any]
+    cost: float = 0.0
+    places: dict[str, Place] = field(default_factory=dict)
+    """by id, parents before children; the first is the root"""
+    leaves: list[Leaf] = field(default_factory=list)
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """one entry a choice: step, node, weighted score terms"""
+    notes: list[str] = field(default_factory=list)
+    granted: float = 0.0
+    """what an allocator added to the first budget"""
+    abandoned: bool = False
+    reserved: float = field(default=0.0, compare=False)
+    """expected cost of what is in flight"""
+    _twins: dict[tuple[Any, ...], str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def root(self) -> Place:
+        """The place before the first turn."""
+        return next(iter(self.places.values()))
+
+    @property
+    def group(self) -> list[Leaf]:
+        """Leaves that count: the group of the advantage."""
+        return [leaf for leaf in self.leaves if leaf.counted]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether both outcomes occur in the group."""
+        return is_mixed(self.root.s, self.root.n)
+
+    def path(self, place: str | None) -> list[Place]:
+        """Places from ``place`` up to the root."""
+        found = []
+        while place is not None:
+            found.append(self.places[place])
+            place = found[-1].parent
+        return found
+
+    def absorb(self, start: str, attempt: Attempt, counted: bool) -> Leaf:
+        """Add an attempt that went on from ``start``: new places, cost, and counts along its whole path (3.5, steps 4 and 5)."""
+        at = self.places[start]
+        fresh = start == self.root.id
+        origin = attempt.index if fresh else at.origin
+        last = len(attempt.turns) - 1
+        for i, turn in enumerate(attempt.turns):
+            if turn.entropy is not None:
+                at.entropy = ((at.entropy or 0.0) * at.draws + turn.entropy) / (at.draws + 1)
+                at.draws, at.entropy_kind = at.draws + 1, turn.entropy_kind
+            at = self._place(at, turn, i == last, origin)
+        end = at.path_cost
+        leaf = Leaf(
+            at.id,
+            attempt.leaf,
+            attempt.index,
+            attempt.reward,
+            attempt.outcome,
+            attempt.truncated,
+            counted,
+            sum(self._cost(turn) for turn in attempt.turns),
+            origin,
+            attempt.failure,
+        )
+        for place in self.path(at.id):
+            place.rest += end - place.path_cost
+            place.passes += 1
+            if counted:
+                place.n += 1
+                place.s += bool(attempt.outcome)
+        self.leaves.append(leaf)
+        self.cost += leaf.cost
+        return leaf
+
+    def _cost(self, turn: Turn) -> int:
+        return 1 if self.unit == "turns" else turn.node.drawn
+
+    def _place(self, at: Place, turn: Turn, last: bool, origin: int) -> Place:
+        node, answer = turn.node, turn.answer
+        said = node.text if node.tokens is None else node.tokens.tobytes()
+        key = (at.id, said, None if answer is None else answer.text, last)
+        if key in self._twins:
+            twin = self.places[self._twins[key]]
+            twin.duplicate = True
+            return twin
+        end = answer or node
+        place = Place(
+            id=end.id,
+            parent=at.id,
+            depth=at.depth + 1,
+            origin=origin,
+            text=node.text,
+            turn_tokens=None if node.tokens is None else node.tokens.tolist(),
+            logprobs=None if node.logprobs is None else node.logprobs.tolist(),
+            state_hash=end.state_key,
+            forkable=not last and answer is not None and not answer.stop,
+            terminal=last,
+            path_cost=at.path_cost + self._cost(turn),
+            errors=int(answer is not None and answer.data.get("valid") is False),
+        )
+        self.places[place.id] = place
+        self._twins[key] = place.id
+        return place
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of one line; :meth:`from_json` reads it back exactly."""
+        record = {k: v for k, v in vars(self).items() if k not in ("places", "leaves", "reserved", "_twins")}
+        return record | {"nodes": [asdict(p) for p in self.places.values()], "leaves": [asdict(leaf) for leaf in self.leaves]}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> GrownTree:
+        """Inverse of :meth:`to_json`: for reports and training rows, not for growing on. Raises UserError naming what is wrong."""
+        try:
+            places = [Place(**node) for node in record["nodes"]]
+            leaves = [Leaf(**leaf) for leaf in record["leaves"]]
+            rest = {k: v for k, v in record.items() if k not in ("nodes", "leaves")}
+            tree = cls(**rest, places={place.id: place for place in places}, leaves=leaves)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"not a grown tree: {error}") from None
+        unknown = [x for x in [*(p.parent for p in places[1:]), *(leaf.node for leaf in leaves)] if x not in tree.places]
+        if unknown or not places:
+            raise UserError(f"not a grown tree: no node '{unknown[0]}'" if unknown else "not a grown tree: no nodes")
+        return tree
+
+
+def write_trees(path: Path, trees: Iterable[GrownTree]) -> None:
+    """Write one tree a line."""
+    lines = [canonical_json(tree.to_json()) + "\n" for tree in trees]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def read_trees(path: Path) -> list[GrownTree]:
+    """Read JSON lines written by :func:`write_trees`. Raises UserError naming file and line."""
+    return list(_read(path))
+
+
+def _read(path: Path) -> Iterator[GrownTree]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read trees from {path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise UserError("not a grown tree: not an object")
+            yield GrownTree.from_json(record)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
+        except UserError as error:
+            raise UserError(f"{path}:{number}: {error}") from None

@@ -1,0 +1,353 @@
+"""Reproduction 7(a), items 1 to 5: the collapse law, selector and allocator on a toy, the proxy, and training of a tabular policy.
+
+The toy has irrevocable, invisible mistakes: an attempt has 8 turns of 4 actions and succeeds when it was right at every critical
+turn; the policy is a table per prompt. It is played through the interface of a language-model agent, by the real sampler and
+allocator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator, place_key, uniforms
+from ramify.env.protocol import Task
+from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, grpo, l1_mass, p_mix, proxy, shrunk
+from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+from ramify.methods.tree_rollouts.record import GrownTree
+from ramify.methods.tree_rollouts.sampler import TreeSampler
+from ramify.rollout.run import Attempt, Turn
+from ramify.stats.checks import Cells, Check
+from ramify.stats.intervals import mean_t, paired_t
+from ramify.trace.node import Node
+
+TURNS, ACTIONS, BUDGET = 8, 4, 64
+#: kind of prompt -> (critical turns, lowest and highest probability of the right action there)
+KINDS = {"hard": (4, 0.15, 0.6), "medium": (3, 0.4, 0.9), "easy": (3, 0.85, 0.995)}
+#: arm -> (rule, changed coefficients, with allocator)
+ARMS: dict[str, tuple[str, dict[str, float], bool]] = {
+    "flat": ("flat", {}, False),
+    "random": ("random", {}, False),
+    "uucb": ("uucb", {}, False),
+    "uucb, no entropy": ("uucb", {"lam": 0.0}, False),
+    "uucb, no value": ("uucb", {"alpha": 0.0}, False),
+    "flat + allocator": ("flat", {}, True),
+    "uucb + allocator": ("uucb", {}, True),
+    "uucb + learned allocator": ("uucb", {}, True),
+}
+
+
+@dataclass
+class Prompt:
+    """One prompt's policy: logits (8, 4), action 0 is right; only critical turns (8,) decide."""
+
+    kind: str
+    logits: np.ndarray
+    critical: np.ndarray
+
+    @property
+    def policy(self) -> np.ndarray:
+        """Action probabilities, shape (8, 4)."""
+        weight = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
+        return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+
+    @property
+    def success(self) -> float:
+        """Exact success probability."""
+        return float(self.policy[self.critical, 0].prod())
+
+
+def make_prompts(n: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, Prompt]:
+    """``n`` prompts by task id, the kinds in turn."""
+    prompts = {}
+    for i in range(n):
+        kind = kinds[i % len(kinds)]
+        rng = generator(seed, "toy", kind, i)
+        count, low, high = KINDS[kind]
+        right = np.full(TURNS, 0.98)
+        critical = np.zeros(TURNS, bool)
+        critical[rng.choice(TURNS, count, replace=False)] = True
+        right[critical] = rng.uniform(low, high, count)
+        probabilities = np.repeat(((1 - right) / (ACTIONS - 1))[:, None], ACTIONS, axis=1)
+        probabilities[:, 0] = right
+        prompts[f"{i:04d}"] = Prompt(kind, np.log(probabilities), critical)
+    return prompts
+
+
+class ToyGrower:
+    """Plays prompts; draws are keyed by place (seed, tree, node, index), so arms of one seed share their first attempts."""
+
+    def __init__(self, prompts: dict[str, Prompt], seed: int = 0) -> None:
+        self.prompts, self.seed = prompts, seed
+        self._policy = {name: prompt.policy for name, prompt in prompts.items()}
+        self._states: dict[tuple[str, str], tuple[int, bool]] = {}
+
+    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
+        """Play from the beginning."""
+        return self._play(tree, task, "start", 0, True, index)
+
+    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
+        """Go on from the state after ``node_id``."""
+        return self._play(tree, task, node_id, *self._states[tree, node_id], index)
+
+    def _play(self, tree: str, task: Task, start: str, turn: int, right: bool, index: int) -> Attempt:
+        prompt, policy = self.prompts[task.id], self._policy[task.id][turn:]
+        left = TURNS - turn
+        drawn = uniforms(np.full(left, place_key(self.seed, tree, start, index)), np.arange(left))
+        actions = (drawn[:, None] > policy.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropies = -np.nan_to_num(policy * np.log(policy)).sum(axis=1)
+        turns, parent = [], start
+        for step, (action, entropy) in enumerate(zip(actions.tolist(), entropies.tolist(), strict=True), turn):
+            right = right and not (prompt.critical[step] and action)
+            name = f"{index:04d}.{step}"
+            said = Node(name + "a", tree, parent, 1, "assistant", str(action))
+            seen = Node(name, tree, said.id, 1, "user", "", stop="terminated" if step == TURNS - 1 else "")
+            self._states[tree, name] = (step + 1, right)
+            turns.append(Turn(said, seen, entropy, "exact"))
+            parent = name
+        return Attempt(tree, task, index, start, tuple(turns), 1.0 if right else -1.0, right, False, None, parent)
+
+
+def grow(prompts: dict[str, Prompt], arm: str, seed: int, epoch: str = "", **coefficients: float) -> list[GrownTree]:
+    """Grow every prompt's tree with one arm; the total is 64 turns a prompt, the allocator's too."""
+    rule, changed, allocated = ARMS[arm]
+    config = TreeConfig.model_validate({"rule": rule, "selector": {**changed, **coefficients}, "worst_attempt": TURNS})
+    sampler = TreeSampler(ToyGrower(prompts, seed), config, seed, epoch)
+    tasks = [Task(name) for name in prompts]
+    if not allocated:
+        return asyncio.run(sampler.run_all(tasks, BUDGET))
+    allocation = Allocation(overhead=0.0, learned="learned" in arm)
+    return asyncio.run(BudgetAllocator(sampler, BUDGET * len(tasks), allocation).run(tasks))
+
+
+def law_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:
+    """Share of mixed groups among simulated ones, its closed form, and their distance in standard errors."""
+    k = generator(seed, "law", n, str(p)).binomial(n, p, groups)
+    seen, law = float(((k > 0) & (k < n)).mean()), p_mix(n, p)
+    return {"seen": seen, "law": law, "z": abs(seen - law) / math.sqrt(max(law * (1 - law), 1 / groups) / groups)}
+
+
+def selection_cell(arm: str, prompts: int, seed: int) -> dict[str, list[Any]]:
+    """Mixed flag, L1 mass and cost of every prompt under one arm."""
+    table = make_prompts(prompts, seed)
+    trees = grow(table, arm, seed)
+    return {
+        "kind": [table[tree.prompt_id].kind for tree in trees],
+        "mixed": [int(tree.mixed) for tree in trees],
+        "l1": [l1_mass(tree.root.s, tree.root.n) for tree in trees],
+        "cost": [tree.cost for tree in trees],
+    }
+
+
+def training_cell(arm: str, lr: float, prompts: int, updates: int, seed: int) -> list[float]:
+    """Mean exact success before training and after each update: GRPO on tables, mean over leaves, sum over turns."""
+    table = make_prompts(prompts, seed + 1000)
+    curve = [float(np.mean([prompt.success for prompt in table.values()]))]
+    for update in range(updates):
+        for tree in grow(table, arm, place_key(seed, update), f"{update}/"):
+            prompt = table[tree.prompt_id]
+            policy, gradient = prompt.policy, np.zeros((TURNS, ACTIONS))
+            advantages = grpo([leaf.reward for leaf in tree.group])
+            for leaf, advantage in zip(tree.group, advantages.tolist(), strict=True):
+                actions = [int(place.text) for place in tree.path(leaf.node)[-2::-1]]
+                gradient -= advantage * policy
+                gradient[np.arange(TURNS), actions] += advantage
+            prompt.logits = prompt.logits + lr * gradient / len(tree.group)
+        curve.append(float(np.mean([prompt.success for prompt in table.values()])))
+    return curve
+
+
+def proxy_cell(prompts: int, selections: int, seed: int) -> dict[str, Any]:
+    """Correlation of F(S) with the L1 mass after S is carried out, over random selections S of 1 to 8 expansions.
+
+    ``within`` each prompt, and ``pooled`` over the prompts of the family.
+    """
+    within, scores, masses = [], [], []
+    for name, prompt in make_prompts(prompts, seed, ("medium",)).items():
+        rng = generator(seed, "proxy", name)
+        pairs = np.array([asyncio.run(_random_selection(name, prompt, seed, rng)) for _ in range(selections)])
+        scores += pairs[:, 0].tolist()
+        masses += pairs[:, 1].tolist()
+        if pairs[:, 0].std() > 0 and pairs[:, 1].std() > 0:
+            within.append(float(np.corrcoef(pairs.T)[0, 1]))
+    return {"within": within, "pooled": float(np.corrcoef(scores, masses)[0, 1]), "n": len(scores)}
+
+
+async def _random_selection(name: str, prompt: Prompt, seed: int, rng: np.random.Generator) -> tuple[float, float]:
+    """F of random expansions of a tree of 2 attempts, and the L1 mass after them."""
+    grower, task, rule = ToyGrower({name: prompt}, seed), Task(name), UUCB()
+    sampler = TreeSampler(grower, TreeConfig(rule="flat", worst_attempt=TURNS), seed)
+    tree = await sampler.run(task, 2 * TURNS)
+    places = [place for place in tree.places.values() if place.forkable]
+    at = {place.id: i for i, place in enumerate(places)}
+    mu = np.array(
+        shrunk([p.n for p in places], [p.s for p in places], [-1 if p.parent is None else at[p.parent] for p in places], rule)
+    )
+    flips = mu if 2 * tree.root.s <= tree.root.n else 1 - mu
+    chosen = rng.integers(len(places), size=int(rng.integers(1, 9)))
+    counts = np.bincount(chosen, minlength=len(places)).astype(float)
+    policy = prompt.policy[[place.depth for place in places]]
+    score = sum(proxy(counts, flips[:, None], np.ones(1), policy, tree.root.n, rule))
+    for pick in chosen:
+        index = int(rng.integers(10**6, 10**9))  # fresh draws each time: index names the draw
+        place = places[pick]
+        drawn = await (grower.attempt(name, task, index) if place is tree.root else grower.branch(name, task, place.id, index))
+        tree.absorb(place.id, drawn, counted=True)
+    return score, l1_mass(tree.root.s, tree.root.n)
+
+
+def sweep_grid(prompts: int, seed: int, margin: float = 0.05) -> dict[str, Any]:
+    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda); ``plateau`` is the share of cells within ``margin``."""
+    table = make_prompts(prompts, seed)
+    cells = []
+    for alpha, c, lam in itertools.product((0.25, 0.5, 1.0, 2.0, 4.0), (0.025, 0.05, 0.1, 0.2, 0.4), (0.25, 0.5, 1.0, 2.0, 4.0)):
+        trees = grow(table, "uucb", seed, alpha=alpha, c=c, lam=lam)
+        mass = float(np.mean([l1_mass(tree.root.s, tree.root.n) for tree in trees]))
+        mixed = float(np.mean([tree.mixed for tree in trees]))
+        cells.append({"alpha": alpha, "c": c, "lam": lam, "mixed": mixed, "l1_mass": mass})
+    best = max(cell["l1_mass"] for cell in cells)
+    return {"cells": cells, "margin": margin, "plateau": float(np.mean([cell["l1_mass"] >= best - margin for cell in cells]))}
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What one size runs, and its thresholds: (L1 gain, entropy on easy, mixed gain, hard gain, training gain)."""
+
+    groups: int
+    prompts: int
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    train_prompts: int
+    train_arms: tuple[str, ...]
+    rates: tuple[float, ...]
+    updates: int
+    proxies: int
+    sweep: int
+    thresholds: tuple[float, float, float, float, float]
+
+
+_SIZES = {
+    "quick": _Size(
+        20_000, 300, (0,), ("flat", "uucb", "uucb, no entropy", "uucb + allocator"), 90, ("flat", "uucb + allocator"), (1.0,), 15, 6, 0,
+        (0.03, 0.0, 0.03, 0.02, 0.01),
+    ),
+    "cpu": _Size(
+        200_000, 1200, (0, 1, 2, 3, 4), tuple(ARMS), 90, ("flat", "flat + allocator", "uucb", "uucb + allocator"), (0.3, 1.0, 3.0), 25, 60, 60,
+        (0.05, 0.03, 0.06, 0.08, 0.02),
+    ),
+}  # fmt: skip
+
+
+def reproduce(size: str, cells: Cells) -> list[Check]:
+    """Run items 1 to 5 of section 7(a). Raises UserError for a size there is none of."""
+    if size not in _SIZES:
+        raise UserError(
+            f"tree-rollouts has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights"
+        )
+    plan = _SIZES[size]
+    return [*_law(plan, cells), *_selection(plan, cells), *_extras(plan, cells), *_training(plan, cells)]
+
+
+def _law(plan: _Size, cells: Cells) -> list[Check]:
+    grid = {
+        f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups, "seed": 0}
+        for n, p in itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
+    }
+    worst = max(cell["z"] for cell in cells.map(law_cell, grid, workers=1).values())
+    return [
+        Check("collapse law: largest distance over 12 cells, in standard errors", worst, None, plan.groups * 12, (0,), "<", 3.0)
+    ]
+
+
+def _selection(plan: _Size, cells: Cells) -> list[Check]:
+    keys = {
+        f"{arm}, seed {seed}": {"arm": arm, "prompts": plan.prompts, "seed": seed} for arm in plan.arms for seed in plan.seeds
+    }
+    done = cells.map(selection_cell, keys)
+    pooled: dict[str, dict[str, np.ndarray]] = {}
+    for arm in plan.arms:
+        runs = [done[f"{arm}, seed {seed}"] for seed in plan.seeds]
+        pooled[arm] = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+    def gain(name: str, better: str, worse: str, what: str, threshold: float, kind: str = "") -> Check:
+        keep = pooled[better]["kind"] == kind if kind else np.ones(len(pooled[better]["kind"]), bool)
+        a, b = pooled[better][what][keep].astype(float), pooled[worse][what][keep].astype(float)
+        return Check(name, float((a - b).mean()), paired_t(a, b), len(a), plan.seeds, ">=", threshold)
+
+    l1, entropy, mixed, hard, _ = plan.thresholds
+    checks = [
+        gain("selector: L1 mass, uucb - flat", "uucb", "flat", "l1", l1),
+        gain("selector: mixed on easy prompts, entropy term's share", "uucb", "uucb, no entropy", "mixed", entropy, "easy"),
+        gain("allocator: mixed, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", mixed),
+        gain("allocator: mixed on hard prompts, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", hard, "hard"),
+    ]
+    most = max(float(arm["cost"].mean()) for arm in pooled.values())
+    checks.append(Check("turns a prompt, largest over arms", most, None, len(pooled), plan.seeds, "<=", float(BUDGET)))
+    for arm, columns in pooled.items():
+        for kind in ("", *KINDS):
+            keep = columns["kind"] == kind if kind else np.ones(len(columns["kind"]), bool)
+            values = columns["mixed"][keep].astype(float)
+            name = f"mixed, {arm}" + (f", {kind}" if kind else "")
+            checks.append(Check(name, float(values.mean()), mean_t(values), len(values), plan.seeds, "report"))
+        checks.append(
+            Check(f"L1 mass, {arm}", float(columns["l1"].mean()), mean_t(columns["l1"]), len(columns["l1"]), plan.seeds, "report")
+        )
+    return checks
+
+
+def _extras(plan: _Size, cells: Cells) -> list[Check]:
+    found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=0)
+    name = "proxy: correlation of F with the L1 mass it led to"
+    checks = [
+        Check(
+            f"{name}, within a prompt",
+            float(np.mean(found["within"])),
+            mean_t(found["within"]),
+            len(found["within"]),
+            (0,),
+            "report",
+        ),
+        Check(f"{name}, pooled over prompts", found["pooled"], None, found["n"], (0,), "report"),
+    ]
+    if plan.sweep:
+        grid = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=0)
+        name = "sweep: share of 125 cells within .05 of the best L1 mass"
+        checks.append(Check(name, grid["plateau"], None, plan.sweep, (0,), "report"))
+    return checks
+
+
+def _training(plan: _Size, cells: Cells) -> list[Check]:
+    keys = {
+        f"train {arm}, lr {lr:g}, seed {seed}": {
+            "arm": arm,
+            "lr": lr,
+            "prompts": plan.train_prompts,
+            "updates": plan.updates,
+            "seed": seed,
+        }
+        for arm, lr in itertools.product(plan.train_arms, plan.rates)
+        for seed in (plan.seeds if lr == 1 else plan.seeds[:3])
+    }
+    done = cells.map(training_cell, keys)
+    checks = []
+    for lr, update in itertools.product(plan.rates, sorted({15, plan.updates})):
+        seeds = plan.seeds if lr == 1 else plan.seeds[:3]
+        at = {arm: [done[f"train {arm}, lr {lr:g}, seed {seed}"][update] for seed in seeds] for arm in plan.train_arms}
+        for arm in plan.train_arms[1:]:
+            gains = np.subtract(at[arm], at["flat"])
+            interval = mean_t(gains) if len(gains) > 1 else None
+            judged = arm == "uucb + allocator" and lr == 1 and update == 15
+            name = f"training: success after {update} updates at lr {lr:g}, {arm} - flat"
+            op, threshold = (">=", plan.thresholds[4]) if judged else ("report", None)
+            checks.append(Check(name, float(gains.mean()), interval, len(gains), seeds, op, threshold))
+        name = f"training: success after {update} updates at lr {lr:g}, flat"
+        checks.append(Check(name, float(np.mean(at["flat"])), None, len(seeds), seeds, "report"))
+    return checks

@@ -1,0 +1,187 @@
+"""Training rows, the report, and the verbs of ``ramify tree-rollouts``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from ramify.base.errors import UserError
+from ramify.methods.tree_rollouts import algorithm
+from ramify.methods.tree_rollouts.record import GrownTree, read_trees
+from ramify.render.terminal import emit, table
+from ramify.stats.intervals import wilson
+
+if TYPE_CHECKING:
+    from ramify.trace.path import Path as TracePath
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+
+
+def to_rows(
+    trees: Sequence[GrownTree],
+    path: Callable[[str, str], TracePath],
+    advantage: Literal["leaf", "node", "tree_grpo"] = "leaf",
+    prefix_weight: Literal["count", "unique"] = "count",
+) -> list[dict[str, Any]]:
+    """Training rows of every mixed group, one per leaf (3.8). Uniform groups give none, rather than rows of zero advantage.
+
+    ``path(tree, leaf)`` is the stored path to a leaf (``run.path`` of a store). Each row has ``prompt_ids`` and ``completion_ids``
+    (all tokens after the first drawn one, observations included), and per completion token, shape (T,): ``logprobs``, ``mask`` (drawn
+    here), ``advantages`` and ``weights``. ``leaves`` is the size of the group, the denominator of the loss.
+
+    ``leaf`` and ``tree_grpo`` train shared prefixes once per leaf; ``prefix_weight="unique"`` then weighs each token by one over the
+    leaves below it. ``node`` trains each edge once, in the row of its first leaf, and drops rows that train nothing.
+    """
+    rows = []
+    for tree in trees:
+        if not tree.mixed:
+            continue
+        leaves = tree.group
+        rewards = [leaf.reward for leaf in leaves]
+        values = algorithm.grpo(rewards)
+        if advantage == "tree_grpo":
+            values = algorithm.tree_grpo(rewards, [leaf.origin for leaf in leaves])
+        paths = [[place.id for place in tree.path(leaf.node)][-2::-1] for leaf in leaves]
+        below: dict[str, list[float]] = {}
+        for edges, value in zip(paths, values.tolist(), strict=True):
+            for edge in edges:
+                below.setdefault(edge, []).append(value)
+        trained: set[str] = set()
+        for leaf, edges, value in zip(leaves, paths, values.tolist(), strict=True):
+            stored = path(tree.tree, leaf.stored)
+            edge_of = _edges(stored, len(edges))
+            per_edge, weight, on = np.full(len(edges), value), np.ones(len(edges)), np.ones(len(edges), bool)
+            if advantage == "node":
+                per_edge = np.array([algorithm.edge_advantage(below[edge]) for edge in edges])
+                on = np.array([edge not in trained for edge in edges])
+                trained.update(edges)
+            elif prefix_weight == "unique":
+                weight = np.array([1 / len(below[edge]) for edge in edges])
+            start = int(np.argmax(stored.sampled))
+            at, mask = edge_of[start:], stored.sampled[start:] & on[edge_of[start:]]
+            if not mask.any():
+                continue
+            rows.append(
+                {
+                    "prompt_id": tree.prompt_id,
+                    "tree": tree.tree,
+                    "leaf": leaf.stored,
+                    "leaves": len(leaves),
+                    "prompt_ids": stored.tokens[:start].tolist(),
+                    "completion_ids": stored.tokens[start:].tolist(),
+                    "logprobs": stored.logprobs[start:].tolist(),
+                    "mask": mask.tolist(),
+                    "advantages": np.where(mask, per_edge[at], 0.0).tolist(),
+                    "weights": np.where(mask, weight[at], 0.0).tolist(),
+                }
+            )
+    return rows
+
+
+def _edges(stored: TracePath, turns: int) -> np.ndarray:
+    """Which turn each token of a stored path belongs to, shape (T,); tokens before the first turn count to it."""
+    at, found = -1, []
+    for node, kept in stored.segments:
+        at += node.role == "assistant" and node.opens
+        found += [max(at, 0)] * kept
+    if at + 1 != turns:
+        raise UserError(f"the stored path has {at + 1} turns where the tree has {turns}")
+    return np.array(found, dtype=np.int64)
+
+
+def report(trees: Sequence[GrownTree]) -> dict[str, Any]:
+    """What a set of trees was worth (3.2): every number is explained on the method's page."""
+    if not trees:
+        raise UserError("there is no tree to report on")
+    roots = [tree.root for tree in trees]
+    mixed = sum(tree.mixed for tree in trees)
+    leaves = [leaf for tree in trees for leaf in tree.leaves]
+    edges = [
+        (p, p.path_cost - tree.places[p.parent].path_cost) for tree in trees for p in tree.places.values() if p.parent is not None
+    ]
+    unique = sum(cost for place, cost in edges if place.n)
+    return {
+        "tasks": len(trees),
+        "mixed": mixed / len(trees),
+        "mixed_interval": list(wilson(mixed, len(trees))),
+        "l1_mass": float(np.mean([algorithm.l1_mass(root.s, root.n) for root in roots])),
+        "all_success": sum(0 < root.n == root.s for root in roots),
+        "all_failure": sum(root.n > 0 == root.s for root in roots),
+        "unscored_tasks": sum(root.n == 0 for root in roots),
+        "unit": trees[0].unit,
+        "budget": sum(tree.budget for tree in trees),
+        "cost": sum(tree.cost for tree in trees),
+        "leaves": len(leaves),
+        "unscored": sum(leaf.outcome is None or leaf.failure is not None for leaf in leaves),
+        "truncated": sum(leaf.truncated for leaf in leaves),
+        "duplicates": sum(place.duplicate for place, _ in edges),
+        "trained_per_unique": sum(place.n * cost for place, cost in edges) / unique if unique else 0.0,
+        "abandoned": [tree.prompt_id for tree in trees if tree.abandoned],
+        "entropy_kinds": sorted({place.entropy_kind for tree in trees for place in tree.places.values() if place.draws}),
+        "notes": dict(Counter(note for tree in trees for note in tree.notes)),
+    }
+
+
+def report_text(found: dict[str, Any]) -> str:
+    """The report for a terminal."""
+    rows = [
+        [name, ", ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else value]
+        for name, value in found.items()
+    ]
+    low, high = found["mixed_interval"]
+    shown = [[name, value] for name, value in rows if value not in ([], {}) and name != "mixed_interval"]
+    text = table(["number", "value"], [[n, f"{v:.3f} ({low:.3f} to {high:.3f})" if n == "mixed" else v] for n, v in shown])
+    return text if found["mixed"] else text + "\nevery group is uniform: there is nothing to train on"
+
+
+@app.command("report")
+def report_verb(file: Annotated[Path, typer.Argument(help="Trees as JSON lines.")], as_json: Json = False) -> None:
+    """Mixed groups, informativeness and cost of trees in a file."""
+    found = report(read_trees(file))
+    emit(found, as_json, report_text(found))
+
+
+@app.command()
+def collapse(
+    p: Annotated[float, typer.Option(help="Success probability of one attempt.")],
+    n: Annotated[int, typer.Option(help="Independent attempts per task.")],
+    as_json: Json = False,
+) -> None:
+    """How often N independent attempts at one task all end alike (exact)."""
+    if not 0 <= p <= 1 or n < 1:
+        raise UserError(f"--p must lie in [0, 1] and --n be at least 1, not {p} and {n}")
+    mix = algorithm.p_mix(n, p)
+    found = {
+        "p": p,
+        "n": n,
+        "mixed": mix,
+        "collapsed": 1 - mix,
+        "bound": algorithm.p_mix_bound(n, p),
+        "l1_mass": algorithm.expected_l1(n, p),
+        "attempts_for_half": algorithm.attempts_for(0.5, p),
+    }
+    emit(found, as_json, table(["number", "value"], list(map(list, found.items()))))
+
+
+@app.command()
+def sweep(
+    prompts: Annotated[int, typer.Option(help="Prompts of the toy per cell.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and draws.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction."""
+    from ramify.methods.tree_rollouts.repro import sweep_grid
+
+    if prompts < 1:
+        raise UserError(f"--prompts must be at least 1, not {prompts}")
+    found = sweep_grid(prompts, seed)
+    columns = ["alpha", "c", "lam", "mixed", "l1_mass"]
+    cells = sorted(found["cells"], key=lambda cell: -cell["l1_mass"])
+    text = table(columns, [[cell[name] for name in columns] for cell in cells])
+    emit(found, as_json, f"{text}\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells")
