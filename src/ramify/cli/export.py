@@ -9,6 +9,7 @@ import typer
 
 from ramify.base.errors import UserError, nearest
 from ramify.cli.common import Json, RunArgument, find_run, write_whole
+from ramify.cli.show import write_report
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -48,9 +49,7 @@ def export(
     from ramify.trace.db import Run
 
     if form == "html":
-        from ramify.web.pages import report_html
-
-        write_whole(out, report_html(folder))
+        write_report(folder, out)
     else:
         with Run.open(folder) as opened:
             if form == "jsonl":

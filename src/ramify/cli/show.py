@@ -35,14 +35,12 @@ def show(
     from ramify.render import terminal
 
     if web:
-        from ramify.web.server import serve
+        from ramify.web.server import serve_run
 
-        serve(folder, port)
+        serve_run(folder, port=port)
         return
     if html is not None:
-        from ramify.web.pages import report_html
-
-        write_whole(html, report_html(folder))
+        write_report(folder, html)
         terminal.emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
         return
     from ramify.trace.db import Run
@@ -52,8 +50,17 @@ def show(
     terminal.emit(record, as_json, _text(record))
 
 
+def write_report(folder: Path, out: Path) -> None:
+    """Write the run's report as one HTML file, whole or not at all."""
+    from ramify.trace.db import Run
+    from ramify.web.pages import report_html
+
+    with Run.open(folder) as run:
+        write_whole(out, report_html(run))
+
+
 def summarise(run: Run) -> dict[str, Any]:
-    """Everything the summary shows, as JSON: size, settings, and the journal by kind with its last entries."""
+    """Everything the summary shows, as JSON: size, settings, gain, spending, and the journal by kind with its last entries."""
     kinds: dict[str, list[Entry]] = {}
     for entry in run.journal():
         kinds.setdefault(entry.kind, []).append(entry)
@@ -63,6 +70,8 @@ def summarise(run: Run) -> dict[str, Any]:
         "config": run.meta.get("config"),
         "trees": len(run.trees()),
         "nodes": len(run),
+        "gain": _gain({entry.key: entry.payload for entry in kinds.get("eval", [])}),
+        "spent": _spent(kinds),
         "journal": {
             kind: {"n": len(entries), "last": [{"key": e.key, "payload": e.payload} for e in entries[-LAST:]]}
             for kind, entries in kinds.items()
@@ -70,15 +79,48 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
+def _gain(evals: dict[str, Any]) -> dict[str, Any] | None:
+    """Success after training minus before, with its 95 % interval (Newcombe); None until both are known."""
+    if not {"before", "after"} <= evals.keys():
+        return None
+    from ramify.stats.intervals import difference_of_proportions
+
+    counts = [(round(evals[key]["success"] * evals[key]["n"]), evals[key]["n"]) for key in ("after", "before")]
+    gain = evals["after"]["success"] - evals["before"]["success"]
+    return {"points": 100 * gain, "interval": [100 * end for end in difference_of_proportions(*counts[0], *counts[1])]}
+
+
+def _spent(kinds: dict[str, list[Entry]]) -> dict[str, dict[str, float]]:
+    """Tokens and seconds by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
+    updates = [entry.payload for entry in kinds.get("update", []) if entry.payload.get("arm", "ours") == "ours"]
+    spent: dict[str, dict[str, float]] = {}
+    for update in updates:
+        for part, seconds in update.get("seconds", {}).items():
+            row = spent.setdefault(part, {"tokens": 0, "seconds": 0.0})
+            row["seconds"] += seconds
+    if "sample" in spent:
+        spent["sample"]["tokens"] = max(update.get("tokens", 0) for update in updates)
+    for entry in kinds.get("eval", []):
+        spent[f"evaluation {entry.key}"] = {name: entry.payload.get(name, 0) for name in ("tokens", "seconds")}
+    return spent
+
+
 def _text(record: dict[str, Any]) -> str:
     from ramify.render import terminal
 
     parts = [f"{record['run']}: {record['trees']} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
-    for kind, work in record["journal"].items():
+    if record["gain"]:
+        low, high = record["gain"]["interval"]
+        parts.append(f"Success changed by {record['gain']['points']:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}.")
+    for kind in [kind for kind in record["journal"] if kind != "result"]:  # the result repeats the evaluations
+        work = record["journal"][kind]
         rows = [{kind: entry["key"]} | dict(_scalars(entry["payload"])) for entry in work["last"]]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         title = kind if work["n"] <= LAST else f"{kind} (last {LAST} of {work['n']})"
         parts.append(terminal.table(columns, [[row.get(name) for name in columns] for row in rows], title))
+    if record["spent"]:
+        rows = [(name, terminal.short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]
+        parts.append(terminal.table(["where the budget went", "tokens", "seconds"], rows))
     return "\n\n".join(parts)
 
 
