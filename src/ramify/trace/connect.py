@@ -27,6 +27,7 @@ def take_lock(folder: Path) -> int:
 
 
 def connect(file: Path, write: bool) -> sqlite3.Connection:
+    """Connect to an existing file, or for writing also to a new one. Raises sqlite3.Error."""
     uri = file.absolute().as_uri()
     if write:
         db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, cached_statements=64)

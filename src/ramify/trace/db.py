@@ -38,7 +38,6 @@ from ramify.trace.tree import Tree, check_offset
 BLOBS = "blobs"
 BATCH = 1000
 Record = Node | Stream | Mark | Verdict | Context | Producer
-_R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,8 @@ class Entry:
     payload: Any
 
 
+_R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer, TreeInfo, Entry)
+#: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
     Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
@@ -67,6 +68,12 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     Verdict: (schema.SELECT_VERDICT, "s.seq", schema.row_verdict),
     Context: ("SELECT body FROM contexts s ", "s.seq", schema.row_context),
     Producer: ("SELECT body FROM producers s ", "s.seq", schema.row_producer),
+    TreeInfo: (
+        "SELECT name, task, grp, data FROM trees s ",
+        "s.seq",
+        lambda row: TreeInfo(row[0], schema.from_json(row[1]), row[2], schema.from_json(row[3])),
+    ),
+    Entry: ("SELECT kind, key, payload FROM journal s ", "s.seq", lambda row: Entry(row[0], row[1], schema.from_json(row[2]))),
 }
 
 
@@ -266,9 +273,7 @@ class Run:
 
     def trees(self, group: str | None = None) -> list[TreeInfo]:
         """The trees, in order of arrival, of one group or all."""
-        where, args = _where({"grp": group})
-        sql = f"SELECT name, task, grp, data FROM trees {where} ORDER BY seq"
-        return [TreeInfo(n, schema.from_json(t), g, schema.from_json(d)) for n, t, g, d in self._rows(sql, *args)]
+        return self._matching(TreeInfo, None, {"s.grp": group})
 
     def tree(self, name: str) -> Tree:
         """One tree with all its nodes, in memory. Raises UserError when there is none of that name."""
@@ -342,9 +347,7 @@ class Run:
 
     def journal(self, kind: str | None = None) -> list[Entry]:
         """What was noted as done, in order."""
-        where, args = _where({"kind": kind})
-        rows = self._rows(f"SELECT kind, key, payload FROM journal {where} ORDER BY seq", *args)
-        return [Entry(kind, key, schema.from_json(payload)) for kind, key, payload in rows]
+        return self._matching(Entry, None, {"s.kind": kind})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:
         """All records of one kind in order of writing, one at a time: memory stays flat however long the run."""

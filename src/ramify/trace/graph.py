@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
 from ramify.trace.keys import canonical
 
 
@@ -104,7 +104,11 @@ class StateGraph:
         target = np.where(following < 0, 0, state[following] if n else state)
         target[last] = terminal + len(state_pairs)
         groups = len(state_pairs) + len(terminal_pairs)
-        edges, edge, count = np.unique(np.stack([state, action, target]), axis=1, return_inverse=True, return_counts=True)
+        # two steps, each a product of at most N * N: three factors could leave 64 bits
+        moves, move = np.unique(state * max(1, len(action_names)) + action, return_inverse=True)
+        edges, edge, count = np.unique(move * max(1, groups) + target, return_inverse=True, return_counts=True)
+        edge_move, edge_target = np.divmod(edges, max(1, groups))
+        edge_source, edge_action = np.divmod(moves[edge_move], max(1, len(action_names)))
         visits = np.concatenate(
             [np.bincount(state, minlength=len(state_pairs)), np.bincount(terminal, minlength=len(terminal_pairs))]
         )
@@ -119,13 +123,13 @@ class StateGraph:
             visit_group=state,
             visit_next=following,
             visit_target=target,
-            visit_edge=np.asarray(edge, np.int64).reshape(n),
+            visit_edge=np.asarray(edge, np.int64),
             group_task=np.array([pair[0] for pair in (*state_pairs, *terminal_pairs)], np.int64),
             group_visits=visits.astype(np.int64),
             group_terminal=np.arange(groups) >= len(state_pairs),
-            edge_source=edges[0],
-            edge_action=edges[1],
-            edge_target=edges[2],
+            edge_source=edge_source,
+            edge_action=edge_action,
+            edge_target=edge_target,
             edge_count=np.asarray(count, np.int64),
         )
 
@@ -165,15 +169,12 @@ class StateGraph:
             label = "\n".join([short(node["key"]), f"{node['visits']} visits", *notes])
             lines.append(f"  {node['id']} [label={dot_quote(label)}{', shape=doublecircle' if node['terminal'] else ''}];")
         for edge in form["edges"]:
-            lines.append(
-                f"  {edge['source']} -> {edge['target']} [label={dot_quote(short(edge['action']) + f' x{edge["count"]}')}];"
-            )
+            label = f"{short(edge['action'])} x{edge['count']}"
+            lines.append(f"  {edge['source']} -> {edge['target']} [label={dot_quote(label)}];")
         return "\n".join([*lines, "}"]) + "\n"
 
     def write_graphml(self, path: Path, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> None:
         """Write GraphML, whole or not at all. Raises NeedsError without networkx, UserError when the file cannot be written."""
-        from ramify.base.errors import NeedsError
-
         try:
             import networkx
         except ImportError as error:
@@ -236,7 +237,11 @@ def short(value: Any, width: int = 40) -> str:
 
 
 def _hashable(value: Any) -> Hashable:
-    return value if isinstance(value, str) else (canonical(value),)
+    if isinstance(value, str):
+        return value
+    if type(value) is int or isinstance(value, np.integer):  # a short cut for ids, which are often integers
+        return (int(value),)
+    return (canonical(value),)
 
 
 def _attribute(value: Any) -> Any:

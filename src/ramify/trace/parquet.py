@@ -1,0 +1,95 @@
+"""A run as a folder of Parquet files, one a kind of record: ``nodes.parquet``, ``streams.parquet`` and so on.
+
+Arrays become lists, JSON fields become JSON text. Text that UTF-8 cannot express has its lone surrogates replaced (the JSON lines
+form keeps them). Written in row groups, so memory does not grow with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+from ramify.trace.db import Entry, Run, TreeInfo
+from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
+
+_GROUP = 4096
+_FILES: dict[str, tuple[type, dict[str, str]]] = {
+    "nodes": (
+        Node,
+        dict.fromkeys(
+            ("id", "tree", "parent", "role", "text", "context", "producer", "snapshot", "state_key", "stop", "data"), "str"
+        )
+        | {"offset": "int", "index": "int", "opens": "bool", "reward": "float"}
+        | {"tokens": "ints", "sampled": "bools", "logprobs": "floats", "ends": "ints"},
+    ),
+    "streams": (Stream, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
+    "marks": (Mark, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
+    "verdicts": (
+        Verdict,
+        dict.fromkeys(("node", "scorer", "unit", "cost", "judges"), "str")
+        | {"value": "float", "confidence": "float", "evidence": "json"},
+    ),
+    "trees": (TreeInfo, dict.fromkeys(("name", "task", "group", "data"), "str")),
+    "producers": (Producer, {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"}),
+    "contexts": (Context, {"hash": "str", "parts": "json"}),
+    "journal": (Entry, {"kind": "str", "key": "str", "payload": "json"}),
+}
+
+
+def write_parquet(run: Run, folder: Path) -> list[str]:
+    """Write ``run`` into a new folder, whole or not at all; returns the names of the files.
+
+    Raises UserError when something is there already or cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {
+        "str": pa.string(),
+        "json": pa.string(),
+        "int": pa.int64(),
+        "bool": pa.bool_(),
+        "float": pa.float64(),
+        "ints": pa.list_(pa.int32()),
+        "bools": pa.list_(pa.bool_()),
+        "floats": pa.list_(pa.float32()),
+    }
+    if folder.exists():
+        raise UserError(f"{folder} is there already: choose another folder")
+    part = folder.with_name(f".part-{folder.name}")
+    try:
+        part.mkdir(parents=True)
+        for name, (kind, fields) in _FILES.items():
+            table = pa.schema([(field, types[type_]) for field, type_ in fields.items()])
+            with pq.ParquetWriter(part / f"{name}.parquet", table, compression="zstd") as writer:
+                for rows in _groups(run.each(kind)):
+                    columns = [[_cell(row, field, type_) for row in rows] for field, type_ in fields.items()]
+                    writer.write_table(pa.table([pa.array(c, table.field(i).type) for i, c in enumerate(columns)], schema=table))
+        os.replace(part, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [f"{name}.parquet" for name in _FILES]
+
+
+def _groups(records: Iterator[Any]) -> Iterator[list[Any]]:
+    while rows := list(islice(records, _GROUP)):
+        yield rows
+
+
+def _cell(record: Any, name: str, type_: str) -> Any:
+    value = record.to_json() if name == "parts" else getattr(record, name)
+    if type_ == "json" or (type_ == "str" and value is not None and not isinstance(value, str)):
+        value = canonical_json(dict(value) if isinstance(value, Mapping) else value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return value if not isinstance(value, np.ndarray) else np.ascontiguousarray(value)
