@@ -1,0 +1,313 @@
+"""The pages of a run: each is one self-contained HTML file that works with scripts disabled and loads nothing.
+
+Every value a template shows passes :func:`ramify.render.escape.escape`; the only markup let through is our own SVG.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ramify.render.charts import Curve, Part, bar_svg, curves_svg
+from ramify.render.escape import escape
+from ramify.render.graphs import graph_svg
+from ramify.render.svg import signed
+from ramify.render.terminal import short
+from ramify.render.trees import tree_svg
+from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.trace.db import Run, TreeInfo
+from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+SHOWN_TREES = 3
+_SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one, bounded for long runs
+_PICTURED = 80  # leaves a tree picture stays readable with
+OURS = "ours"
+
+#: What the numbers behind a credit mean, in the order they are shown.
+WHY = {
+    "A": "credit: the sum of the parts below, as used in training",
+    "A_ep": "attempt part: this attempt's reward against the task's other attempts",
+    "A_nc": "local part: this step against other steps from the same state",
+    "A_ec": "progress part: the change in value against all steps of the task",
+    "V": "value of the state before the step",
+    "V_next": "value of the state after it",
+    "delta": "change in value",
+    "group_size": "visits of the state before the step",
+    "group": "state before the step",
+    "next_group": "state after the step",
+}
+
+
+def report_html(run: Run, served: bool = False) -> str:
+    """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`."""
+    updates = [entry.payload for entry in run.journal("update")]
+    evals = {entry.key: entry.payload for entry in run.journal("eval")}
+    trees = [_tree_view(read_tree(run, name), served) for name in interesting(run)]
+    return _page(
+        "report.html",
+        title=f"Run {run.folder.resolve().name}",
+        served=served,
+        headline=_headline(evals),
+        table=_before_after(evals, {entry.key: entry.payload for entry in run.journal("compare")}),
+        curves=_curves(updates),
+        budget=_budget(updates, evals),
+        updates=_update_rows(updates),
+        trees=trees,
+        abandoned=_abandoned(updates),
+        config=list(_flatten(run.meta.get("config", {}))),
+        environment=_environment(run),
+        result=[json.dumps(entry.payload, indent=1, ensure_ascii=False) for entry in run.journal("result")],
+    )
+
+
+def tree_html(run: Run, name: str, served: bool = False) -> str:
+    """The page of one tree. Raises UserError when there is none of that name."""
+    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(read_tree(run, name), served))
+
+
+def trees_html(run: Run) -> str:
+    """The list of all trees of a run (served only)."""
+    return _page("trees.html", title="Trees", served=True, trees=[(tree.name, tree.group) for tree in run.trees()])
+
+
+def node_html(run: Run, name: str) -> str:
+    """The page of one node, by id or the start of one (served only). Raises UserError when there is none."""
+    node = run.node(name)
+    path = run.path(node.id)
+    why = [mark.value for mark in run.marks(name="why", node=node.id) if isinstance(mark.value, Mapping)]
+    return _page(
+        "node.html",
+        title=f"Node {node.id[:12]}",
+        served=True,
+        node=node,
+        messages=[(said.role, said.text) for said in path.messages()],
+        numbers=_numbers(why[0]) if why else [],
+        verdicts=[(v.scorer, v.value, outcome_of(v)) for v in run.verdicts(node=node.id)],
+    )
+
+
+def message_html(title: str, text: str) -> str:
+    """A page that says one sentence (an unknown tree, a refused request)."""
+    return _page("message.html", title=title, served=True, text=text)
+
+
+def interesting(run: Run, count: int = SHOWN_TREES) -> list[str]:
+    """Names of up to ``count`` trees worth showing, in the run's order: mixed outcomes first, then the strongest credit.
+
+    Different groups (updates) are preferred, and trees whose picture stays readable. Long runs are looked through at even intervals.
+    """
+    infos = [tree.name for tree in run.trees()]
+    if len(infos) > _SCANNED:
+        infos = [infos[round(i * (len(infos) - 1) / (_SCANNED - 1))] for i in range(_SCANNED)]
+    ranked: list[tuple[tuple[bool, bool, float], int, TreeInfo]] = []
+    for place, name in enumerate(infos):
+        tree = read_tree(run, name)
+        if tree.steps:
+            ranked.append(((not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), place, tree.info))
+    ranked.sort(key=lambda item: item[:2])
+    seen: set[str] = set()
+    fresh = [item for item in ranked if not (item[2].group in seen or seen.add(item[2].group))]  # type: ignore[func-returns-value]
+    chosen = (fresh + [item for item in ranked if item not in fresh])[:count]
+    return [info.name for _, _, info in sorted(chosen, key=lambda item: item[1])]
+
+
+def _headline(evals: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
+    before, after = evals.get("before"), evals.get("after")
+    if before is None:
+        return None
+    out = {"before": percent(before["success"]), "before_interval": _range(before["interval"]), "n": f"{before['n']}"}
+    if after is not None:
+        low, high = _gain_interval(before, after)
+        out |= {
+            "after": percent(after["success"]),
+            "after_interval": _range(after["interval"]),
+            "gain": f"{signed_points(after['success'] - before['success'])} points",
+            "gain_interval": f"{signed_points(low)} to {signed_points(high)}",
+        }
+    return out
+
+
+def _gain_interval(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
+    hits = [round(e["success"] * e["n"]) for e in (after, before)]
+    return difference_of_proportions(hits[0], after["n"], hits[1], before["n"])
+
+
+def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of (arm, before, after, gain, episodes, tokens, seconds)."""
+    rows = []
+    for arm, pair in {OURS: evals, **compare}.items():
+        before, after = pair.get("before"), pair.get("after")
+        if before is None or after is None:
+            continue
+        low, high = _gain_interval(before, after)
+        rows.append([
+            "this run" if arm == OURS else arm,
+            f"{percent(before['success'])} ({_range(before['interval'])})",
+            f"{percent(after['success'])} ({_range(after['interval'])})",
+            f"{signed_points(after['success'] - before['success'])} ({signed_points(low)} to {signed_points(high)})",
+            f"{after['n']}",
+            short(before.get("tokens", 0) + after.get("tokens", 0)),
+            f"{before.get('seconds', 0) + after.get('seconds', 0):.1f}",
+        ])  # fmt: skip
+    return rows
+
+
+def _curves(updates: Sequence[Mapping[str, Any]]) -> Any:
+    if not updates:
+        return None
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for update in updates:
+        arms.setdefault(update.get("arm", OURS), []).append(update)
+    curves = []
+    for arm, rows in arms.items():
+        several = "" if arm == OURS else f", {arm}"
+        for name, key in (("success while sampling", "success"), ("mixed groups", "mixed")):
+            bands = [wilson(round(row[key] * row["groups"]), row["groups"]) for row in rows]
+            x, y = [float(row["update"]) + 1 for row in rows], [float(row[key]) for row in rows]
+            band = arm == OURS
+            curves.append(
+                Curve(name + several, x, y, [b[0] for b in bands] if band else None, [b[1] for b in bands] if band else None)
+            )
+    return _picture(curves_svg(curves, "Success and mixed groups by update", "update", "share", width=760, height=300))
+
+
+def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of (update, tokens so far, success, mixed, groups, attempts, L1, loss) of this run's own updates."""
+    return [
+        [f"{row['update'] + 1}", f"{row['tokens']}", percent(row["success"]), percent(row["mixed"]), f"{row['groups']}"]
+        + [_number(row.get(name, "")) for name in ("leaves", "l1", "loss")]
+        for row in updates
+        if row.get("arm", OURS) == OURS
+    ]
+
+
+def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """(what, picture) for tokens and seconds; whatever the other arms spent is theirs and not shown."""
+    own = [update for update in updates if update.get("arm", OURS) == OURS]
+    tokens = {"sampling": max((update.get("tokens", 0) for update in own), default=0)}
+    names = {"sample": "sampling", "credit": "credit", "train": "training"}
+    seconds = {shown: sum(update.get("seconds", {}).get(name, 0.0) for update in own) for name, shown in names.items()}
+    for key, payload in evals.items():
+        tokens[f"evaluation {key}"] = payload.get("tokens", 0)
+        seconds[f"evaluation {key}"] = payload.get("seconds", 0.0)
+    bars = [("tokens", [Part(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
+    bars.append(("seconds", [Part(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
+    return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
+
+
+def _tree_view(tree: TaskTree, served: bool) -> dict[str, Any]:
+    states, moves, left_out = merged(tree)
+    wins = sum(step.outcome == "success" for step in tree.ends)
+    return {
+        "name": tree.info.name,
+        "task": json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1),
+        "prompt": tree.prompt,
+        "attempts": len(tree.ends),
+        "wins": wins,
+        "picture": _picture(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
+        "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
+        "left_out": left_out,
+        "steps": [_step_view(step, tree) for step in tree.steps],
+        "served": served,
+    }
+
+
+def _step_view(step: Step, tree: TaskTree) -> dict[str, Any]:
+    return {
+        "id": step.id,
+        "depth": step.depth,
+        "credit": "no credit" if step.credit is None else signed(step.credit),
+        "sign": "" if not step.credit else "up" if step.credit > 0 else "down",
+        "said": said(step),
+        "text": step.node.text,
+        "before": tree.prompt if step.before == START else tree.states.get(step.before, ""),
+        "answer": step.answer,
+        "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
+        "reward": "" if step.reward is None else f"{step.reward:.3g}",
+        "numbers": _numbers(step.why),
+    }
+
+
+def _numbers(why: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, value, meaning) of what a credit rule noted: known names first, with their meaning."""
+    names = [name for name in WHY if name in why] + [name for name in why if name not in WHY]
+    return [(name, _number(why[name]), WHY.get(name, "")) for name in names]
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{value:.4g}"
+
+
+def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for update in updates:
+        if update.get("arm", OURS) == OURS:
+            for task in update.get("abandoned", []):
+                counts[str(task)] = counts.get(str(task), 0) + 1
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    """Versions and whatever else the run noted about where it ran: its meta without the config, and ``environment`` entries."""
+    noted = {key: value for key, value in run.meta.items() if key != "config"}
+    for entry in run.journal("environment"):
+        noted |= entry.payload if isinstance(entry.payload, Mapping) else {entry.key: entry.payload}
+    return list(_flatten(noted))
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def percent(share: float) -> str:
+    """A share as people read it: 14.2 %."""
+    return f"{100 * share:.1f} %"
+
+
+def signed_points(share: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{'+' if share >= 0 else '−'}{abs(100 * share):.1f}"
+
+
+def _range(interval: Sequence[float]) -> str:
+    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
+
+
+def _page(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(policy=CONTENT_POLICY, **values)
+
+
+@functools.cache
+def _templates() -> Environment:
+    """The templates. ``finalize`` sends every shown value through our escape function; autoescape is the second lock."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("ramify.web", "templates")
+    return Environment(
+        loader=loader, autoescape=True, finalize=_inert, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def _inert(value: Any) -> Any:
+    from markupsafe import Markup
+
+    return value if isinstance(value, Markup) else Markup(escape(value))
+
+
+def _picture(svg: str) -> Any:
+    """Our own SVG, whose texts are escaped already, marked as markup."""
+    from markupsafe import Markup
+
+    return Markup(svg)

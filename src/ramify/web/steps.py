@@ -1,0 +1,186 @@
+"""From a stored tree to what the pages show: its steps with their credit and outcome, and its merged states and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.base.errors import UserError, nearest
+from ramify.render.graphs import Move, State
+from ramify.render.svg import clip
+from ramify.render.trees import TreeStep
+from ramify.trace.db import Run, TreeInfo
+from ramify.trace.node import Node, Verdict
+
+START = "start"
+_ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
+
+
+@dataclass(slots=True)
+class Step:
+    """One message of the agent, with the world's answer to it."""
+
+    node: Node
+    parent: str | None
+    """Id of the step before it; None for the first of an attempt."""
+    depth: int
+    """1 for the first step of an attempt."""
+    before: str
+    """Key of the state it was taken in."""
+    why: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers behind its credit, as the credit rule noted them; empty where it noted none."""
+    after: str = ""
+    answer: str = ""
+    outcome: str = ""
+    """success, failure, cut or done where an attempt ends with this step, else empty."""
+    reward: float | None = None
+
+    @property
+    def id(self) -> str:
+        """The node's id."""
+        return self.node.id
+
+    @property
+    def credit(self) -> float | None:
+        """The step's total credit; None where it has none."""
+        value = self.why.get("A")
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTree:
+    """One tree, read: its prompt, its steps (every parent before its children), and texts of its states by key."""
+
+    info: TreeInfo
+    prompt: str
+    steps: tuple[Step, ...]
+    states: Mapping[str, str]
+
+    @property
+    def ends(self) -> list[Step]:
+        """The last steps of its attempts."""
+        return [step for step in self.steps if step.outcome]
+
+    @property
+    def mixed(self) -> bool:
+        """True where some attempts succeed and some do not."""
+        outcomes = {step.outcome for step in self.ends}
+        return "success" in outcomes and bool(outcomes & {"failure", "cut"})
+
+    @property
+    def strongest(self) -> float:
+        """The largest absolute credit of a step; 0 where there is none."""
+        return max((abs(step.credit) for step in self.steps if step.credit is not None), default=0.0)
+
+
+def read_tree(run: Run, name: str) -> TaskTree:
+    """Read one tree of a run. Raises UserError when there is none of that name."""
+    info = next((tree for tree in run.trees() if tree.name == name), None)
+    if info is None:
+        raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
+    why = {mark.node: mark.value for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
+    verdicts = {verdict.node: verdict for verdict in run.verdicts(tree=name, scorer="env")}
+    children: dict[str | None, list[Node]] = {}
+    for node in run.nodes(name):
+        children.setdefault(node.parent, []).append(node)
+    prompt: list[str] = []
+    steps: list[Step] = []
+    states: dict[str, str] = {}
+    stack: list[tuple[Node, Step | None, str]] = [(node, None, START) for node in reversed(children.get(None, []))]
+    while stack:
+        node, step, state = stack.pop()
+        if node.role == "assistant":
+            step = Step(node, step.id if step else None, step.depth + 1 if step else 1, state, why.get(node.id, {}))
+            steps.append(step)
+        elif step is None:
+            prompt.append(node.text)
+        elif not step.answer:
+            step.answer = node.text
+        if node.state_key is not None:
+            state = node.state_key
+            states.setdefault(state, node.text)
+            if step is not None:
+                step.after = step.after or state
+        if step is not None and node.id in verdicts and node.id not in children:  # an attempt that ended, not one that forks here
+            step.outcome, step.reward = outcome_of(verdicts[node.id]), verdicts[node.id].value
+        stack += [(child, step, state) for child in reversed(children.get(node.id, []))]
+    return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
+
+
+def outcome_of(verdict: Verdict) -> str:
+    """success, cut, failure, or done where the environment calls it none of these."""
+    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
+    if evidence.get("outcome") is True:
+        return "success"
+    if evidence.get("truncated"):
+        return "cut"
+    return "failure" if evidence.get("outcome") is False else "done"
+
+
+def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
+    """The tree's picture; ``href`` is put before each step's id."""
+    root = TreeStep("root", None, clip(tree.prompt or tree.info.name, 300))
+    return [
+        root,
+        *(TreeStep(s.id, s.parent or "root", said(s), s.credit, s.outcome, s.reward, href + s.id) for s in tree.steps),
+    ]
+
+
+def said(step: Step) -> str:
+    """What the agent wrote in one line, special tokens of chat templates included as text."""
+    return clip(step.node.text, 200) or "(nothing)"
+
+
+def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int]:
+    """States and moves of a tree with equal states merged, and how many states were left out (the least visited above ``most``).
+
+    A step counts once, however many attempts go through it. Ends of attempts are states of their own, by outcome.
+    """
+    arrivals: dict[str, int] = {}
+    departures: dict[str, int] = {}
+    depth: dict[str, int] = {}
+    values: dict[str, float] = {}
+    taken: dict[tuple[str, str], list[Step]] = {}
+    for step in tree.steps:
+        target = f"end: {step.outcome}" if step.outcome else step.after
+        departures[step.before] = departures.get(step.before, 0) + 1
+        depth[step.before] = min(depth.get(step.before, step.depth - 1), step.depth - 1)
+        if isinstance(step.why.get("V"), int | float):
+            values[step.before] = float(step.why["V"])
+        if target:
+            arrivals[target] = arrivals.get(target, 0) + 1
+            depth[target] = min(depth.get(target, step.depth), step.depth)
+            taken.setdefault((step.before, target), []).append(step)
+    visits = {key: max(arrivals.get(key, 0), departures.get(key, 0)) for key in depth}
+    ends = {f"end: {name}": name for name in _ENDS}
+    inner = sorted((key for key in depth if key not in ends), key=lambda key: (depth[key] > 0, -visits[key], key))
+    kept = set(inner[:most]) | (ends.keys() & depth.keys())
+    last = max((depth[key] for key in kept - ends.keys()), default=0) + 1
+    states = [
+        State(key, last, visits[key], _ENDS[ends[key]], None, ends[key])
+        if key in ends
+        else State(key, depth[key], visits[key], _state_text(tree, key), values.get(key))
+        for key in sorted(kept, key=lambda key: (depth[key], key))
+    ]
+    moves = [
+        Move(source, target, len(steps), _mean_credit(steps), _variants(steps))
+        for (source, target), steps in taken.items()
+        if source in kept and target in kept
+    ]
+    return states, moves, max(0, len(inner) - most)
+
+
+def _state_text(tree: TaskTree, key: str) -> str:
+    text = tree.states.get(key, "")
+    return text or ("the start" if key == START else key)
+
+
+def _mean_credit(steps: Sequence[Step]) -> float | None:
+    credits = [step.credit for step in steps if step.credit is not None]
+    return sum(credits) / len(credits) if credits else None
+
+
+def _variants(steps: Sequence[Step]) -> str:
+    texts = sorted({clip(step.node.text, 60) for step in steps})
+    return " | ".join(texts[:3]) + (f" | and {len(texts) - 3} more" if len(texts) > 3 else "")

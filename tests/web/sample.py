@@ -1,0 +1,94 @@
+"""A small run of the shape that ``improve`` writes, made through the real store."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from ramify.trace.db import Run
+from ramify.trace.node import Mark, Producer, Verdict, make_node
+
+
+def same(text: str) -> str:
+    return text
+
+
+def make_run(
+    folder: Path,
+    updates: int = 3,
+    tasks: int = 2,
+    attempts: int = 6,
+    seed: int = 0,
+    finished: bool = True,
+    twist: Callable[[str], str] = same,
+) -> Path:
+    """Write a run; ``twist`` changes every text, task id and name that comes from outside (hostile tests)."""
+    rng = random.Random(seed)
+    config = {"train": {"lr": 3e-4, "updates": updates}, "world": "keydoor", "note": twist("plain")}
+    with Run.create(folder, config) as run:
+        producer = Producer("tiny", "w0", {"temperature": 1.0}, seed)
+        run.add(producer)
+        run.log("environment", "versions", {"python": "3.11", "torch": "2.13", "machine": twist("cpu")})
+        run.log("eval", "before", {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4})
+        for u in range(updates):
+            for t in range(tasks):
+                _tree(
+                    run,
+                    f"update-{u:04d}/{twist(f'task-{t}')}",
+                    f"update-{u:04d}",
+                    twist,
+                    rng,
+                    attempts,
+                    producer.hash,
+                    u / updates,
+                )
+            run.log("update", f"{u:04d}", {
+                "update": u, "arm": "ours", "tokens": 9000 * (u + 1), "success": min(1.0, 0.15 + 0.6 * u / max(1, updates)),
+                "mixed": 0.4 + 0.2 * rng.random(), "l1": 0.8, "groups": 16, "leaves": 128, "loss": 0.1,
+                "abandoned": [twist("task-7")] if u % 2 else [], "seconds": {"sample": 3.1, "credit": 0.05, "train": 1.4},
+            })  # fmt: skip
+        if finished:
+            run.log("eval", "after", {"success": 0.525, "interval": [0.476, 0.573], "n": 400, "tokens": 48210, "seconds": 7.9})
+            run.log("compare", twist("grpo"), {
+                "before": {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4},
+                "after": {"success": 0.36, "interval": [0.314, 0.408], "n": 400, "tokens": 52000, "seconds": 8.1},
+            })  # fmt: skip
+            run.log("result", "improve", {"before": {"success": 0.15}, "after": {"success": 0.525}, "run": twist("runs/1")})
+    return folder
+
+
+def _tree(
+    run: Run, name: str, group: str, twist: Callable[[str], str], rng: random.Random, attempts: int, by: str, skill: float
+) -> None:
+    run.add_tree(name, {"id": twist("task"), "data": {"goal": twist("open the door")}}, group)
+    root = make_node(name, None, 0, "root", "")
+    start = make_node(
+        name, root.id, len(root), "user", twist("You are in the hall. Find the key, open the door."), state_key="hall|nothing"
+    )
+    run.add(root, start)
+    open_ends = [(start, 0)]
+    for attempt in range(attempts):
+        node, depth = start if attempt < 3 else rng.choice(open_ends)[0], 0
+        depth = next(d for n, d in open_ends if n.id == node.id)
+        length = rng.randint(depth + 1, 8)
+        for step in range(depth, length):
+            action = rng.choice(["take key", "go kitchen", "go hall", "open door", "look"])
+            reply = make_node(name, node.id, 1, "assistant", twist(action), producer=by, index=attempt)
+            won = step == length - 1 and rng.random() < 0.3 + 0.5 * skill
+            place = rng.choice(["hall", "kitchen", "garden"])
+            text = twist(f"You {action}. You are in the {place}.")
+            key = f"{place}|{min(step, 4) // 2}"
+            stop = "" if step < length - 1 else "terminated" if rng.random() < 0.7 or won else "truncated"
+            node = make_node(name, reply.id, 1, "user", text, state_key=key, stop=stop)
+            run.add(reply, node)
+            value, after = rng.random(), rng.random()
+            run.add(Mark(reply.id, 0, "why", "graph-credit", {
+                "A": rng.gauss(0, 1), "A_ep": 0.4, "A_nc": -0.1, "A_ec": 0.2, "V": value, "V_next": after, "delta": after - value,
+                "group": twist(key), "group_size": 4, "next_group": twist(key), "attempt": twist("first"),
+            }))  # fmt: skip
+            if stop:
+                evidence = {"outcome": won, "truncated": stop == "truncated"}
+                run.add(Verdict(node.id, "env", float(won), evidence=evidence))
+            else:
+                open_ends.append((node, step + 1))
