@@ -12,8 +12,8 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.convert import new_run
 from ramify.trace.db import Run
+from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field, read_lines
 from ramify.trace.node import Node, Verdict, make_node
 

@@ -1,4 +1,4 @@
-"""A run as a folder of Parquet files, one a kind of record: ``nodes.parquet``, ``streams.parquet`` and so on.
+"""The records of a run as Parquet, one file a kind.
 
 Arrays become lists, JSON fields become JSON text. Text that UTF-8 cannot express has its lone surrogates replaced (the JSON lines
 form keeps them). Written in row groups, so memory does not grow with the run.
@@ -7,7 +7,6 @@ form keeps them). Written in row groups, so memory does not grow with the run.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Entry, Run, TreeInfo
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
 
 _GROUP = 4096
-_FILES: dict[str, tuple[type, dict[str, str]]] = {
+_KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "nodes": (
         Node,
         dict.fromkeys(
@@ -44,14 +43,16 @@ _FILES: dict[str, tuple[type, dict[str, str]]] = {
 }
 
 
-def write_parquet(run: Run, folder: Path) -> list[str]:
-    """Write ``run`` into a new folder, whole or not at all; returns the names of the files.
+def write_parquet(run: Run, path: Path, kind: str = "nodes") -> None:
+    """Write the records of one kind (nodes, streams, marks, verdicts, trees, producers, contexts, journal), whole or not at all.
 
-    Raises UserError when something is there already or cannot be written.
+    Raises UserError on an unknown kind or when the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if kind not in _KINDS:
+        raise UserError(f"a run has no '{kind}' to export: {nearest(kind, _KINDS)}")
     types = {
         "str": pa.string(),
         "json": pa.string(),
@@ -62,23 +63,19 @@ def write_parquet(run: Run, folder: Path) -> list[str]:
         "bools": pa.list_(pa.bool_()),
         "floats": pa.list_(pa.float32()),
     }
-    if folder.exists():
-        raise UserError(f"{folder} is there already: choose another folder")
-    part = folder.with_name(f".part-{folder.name}")
+    record, fields = _KINDS[kind]
+    schema = pa.schema([(name, types[type_]) for name, type_ in fields.items()])
+    temporary = path.with_name(f".part-{path.name}")
     try:
-        part.mkdir(parents=True)
-        for name, (kind, fields) in _FILES.items():
-            table = pa.schema([(field, types[type_]) for field, type_ in fields.items()])
-            with pq.ParquetWriter(part / f"{name}.parquet", table, compression="zstd") as writer:
-                for rows in _groups(run.each(kind)):
-                    columns = [[_cell(row, field, type_) for row in rows] for field, type_ in fields.items()]
-                    writer.write_table(pa.table([pa.array(c, table.field(i).type) for i, c in enumerate(columns)], schema=table))
-        os.replace(part, folder)
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for rows in _groups(run.each(record)):
+                columns = [pa.array([_cell(row, name, type_) for row in rows], types[type_]) for name, type_ in fields.items()]
+                writer.write_table(pa.table(columns, schema=schema))
+        os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from error
+        raise UserError(f"cannot write {path}: {error}") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return [f"{name}.parquet" for name in _FILES]
+        temporary.unlink(missing_ok=True)
 
 
 def _groups(records: Iterator[Any]) -> Iterator[list[Any]]:

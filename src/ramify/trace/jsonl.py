@@ -1,0 +1,210 @@
+"""A run as JSON lines and back, exactly.
+
+The JSON lines form is one object a line: first ``run`` (schema and config), then trees, producers, contexts, blobs, nodes in order
+of writing, streams, marks, verdicts and the journal. Fields that have their default are left out. Floats that are no numbers are
+written as "nan", "inf" and "-inf". Writing and reading take the memory of one line, not of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.ids import canonical_json
+from ramify.trace.db import Entry, Run, TreeInfo
+from ramify.trace.lines import field, read_lines
+from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json, make_node
+from ramify.trace.schema import SCHEMA
+
+_DEFAULTS: dict[str, Any] = {
+    f.name: {} if f.default is dataclasses.MISSING else f.default
+    for f in dataclasses.fields(Node)
+    if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+}
+_SPECIAL = {"nan", "inf", "-inf"}
+#: Fields of a node in JSON and their types.
+NODE_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "producer", "snapshot", "state_key", "stop"), str),
+    **dict.fromkeys(("offset", "index"), int),
+    **dict.fromkeys(("tokens", "sampled", "logprobs", "ends"), list),
+    "opens": bool,
+    "reward": (float, int),
+    "data": dict,
+}
+
+
+def write_lines(run: Run, path: Path) -> None:
+    """Write ``run`` as JSON lines, whole or not at all. Raises UserError when the file cannot be written."""
+    temporary = path.with_name(f".part-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            for record in _records(run):
+                file.write(_encode(record) + b"\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_exported(path: Path, folder: Path) -> None:
+    """Make a new run in ``folder`` from JSON lines, whole or not at all.
+
+    Raises UserError naming file and line on anything that does not fit, also on a node whose id is not that of its content.
+    """
+    lines = read_lines(path)
+    number, head = next(lines, (1, {}))
+    if head.get("kind") != "run":
+        raise UserError(f"{path}:{number}: an exported run starts with a line of kind 'run'")
+    version = field(head, "schema", int, f"{path}:{number}")
+    if version != SCHEMA:
+        raise UserError(f"{path}:{number}: schema {version} is not readable here, only schema {SCHEMA}: upgrade ramify")
+    with new_run(folder, field(head, "config", dict, f"{path}:{number}")) as run:
+        for number, record in lines:
+            place = f"{path}:{number}"
+            kind = field(record, "kind", str, place)
+            if kind not in _READERS:
+                raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
+            with _at(place):
+                _READERS[kind](run, {name: value for name, value in record.items() if name != "kind"})
+
+
+@contextmanager
+def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
+    """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already: choose another folder")
+    part = folder.with_name(f".part-{folder.name}")
+    if part.exists():
+        raise UserError(f"{part} is left from an import that was cut off or still runs: remove it first")
+    try:
+        with Run.create(part, config) as run:
+            yield run
+        if folder.exists():
+            folder.rmdir()
+        os.replace(part, folder)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _records(run: Run) -> Iterator[dict[str, Any]]:
+    yield {"kind": "run", **run.meta}
+    for tree in run.each(TreeInfo):
+        yield {"kind": "tree", **dataclasses.asdict(tree)}
+    for producer in run.each(Producer):
+        yield {"kind": "producer", **producer.to_json()}
+    for context in run.each(Context):
+        yield {"kind": "context", "parts": context.to_json()}
+    for name in run.blobs.names():
+        yield {"kind": "blob", "hash": name, "base64": base64.b64encode(run.get_blob(name)).decode()}
+    for node in run.each(Node):
+        yield {"kind": "node", **node_json(node)}
+    for stream in run.each(Stream):
+        yield {
+            "kind": "stream",
+            "node": stream.node,
+            "name": stream.name,
+            "maker": stream.maker,
+            "values": _floats(stream.values),
+        }
+    for mark in run.each(Mark):
+        yield {"kind": "mark", **dataclasses.asdict(mark)}
+    for verdict in run.each(Verdict):
+        yield {"kind": "verdict", **dataclasses.asdict(verdict)}
+    for entry in run.each(Entry):
+        yield {"kind": "journal", "entry": entry.kind, "key": entry.key, "payload": entry.payload}
+
+
+def node_json(node: Node) -> dict[str, Any]:
+    """A node as JSON, fields that have their default left out; ``sampled`` as 0 and 1."""
+    record: dict[str, Any] = {}
+    for name in NODE_FIELDS:
+        value = getattr(node, name)
+        if name == "data":
+            value = dict(value)
+        if isinstance(value, np.ndarray):
+            value = _floats(value) if name == "logprobs" else value.astype(np.int32).tolist()
+        if name not in _DEFAULTS or value != _DEFAULTS[name]:
+            record[name] = value
+    return record
+
+
+def _read_node(run: Run, record: dict[str, Any]) -> None:
+    for name in record:
+        if name not in NODE_FIELDS:
+            raise UserError(f"a node has no field '{name}': {nearest(name, NODE_FIELDS)}")
+    for name, kinds in NODE_FIELDS.items():
+        field(record, name, kinds, "node", *([] if name in ("id", "tree", "offset", "role", "text") else [None]))
+    for name in ("tokens", "ends", "sampled"):
+        if any(type(value) is not int for value in record.get(name) or ()):
+            raise UserError(f"'{name}' holds something that is no integer")
+    if record.get("logprobs") is not None:
+        record["logprobs"] = _unfloats(record["logprobs"])
+    record["parent"] = record.get("parent")
+    given = record.pop("id")
+    node = make_node(**record)
+    if node.id != given:
+        raise UserError(f"node {given} has the id of another content, which would be {node.id}")
+    run.add(node)
+
+
+def _read_blob(run: Run, record: dict[str, Any]) -> None:
+    if run.put_blob(base64.b64decode(record["base64"], validate=True)) != record["hash"]:
+        raise UserError(f"blob {record['hash']} has the hash of another content")
+
+
+_READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
+    "tree": lambda run, r: run.add_tree(r["name"], r["task"], r["group"], r["data"]),
+    "producer": lambda run, r: run.add(Producer(**r)),
+    "context": lambda run, r: run.add(context_from_json(r["parts"])),
+    "blob": _read_blob,
+    "node": _read_node,
+    "stream": lambda run, r: run.add(Stream(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
+    "mark": lambda run, r: run.add(Mark(**r)),
+    "verdict": lambda run, r: run.add(Verdict(**r)),
+    "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
+}
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Every fault of a record, as one sentence that starts with ``place``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{place}: the field {error} is missing") from error
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{place}: {error}") from error
+
+
+def _floats(values: np.ndarray) -> list[float | str]:
+    return values.tolist() if np.isfinite(values).all() else [v if np.isfinite(v) else str(v) for v in values.tolist()]
+
+
+def _unfloats(values: Any) -> np.ndarray:
+    for value in values:
+        if type(value) not in (float, int) and not (isinstance(value, str) and value in _SPECIAL):
+            raise UserError(f"{value!r} is no number")
+    return np.array([float(value) for value in values], np.float32)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    text = canonical_json(record)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8: escape the line
+        return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
