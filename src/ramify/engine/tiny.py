@@ -168,10 +168,7 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), *tables), rotate(k.transpose(1, 2), *tables)
-        if c.kv_heads != c.heads:
-            repeat = c.heads // c.kv_heads
-            k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=c.kv_heads != c.heads)
         return F.linear(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
 
 
@@ -202,7 +199,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """[B, T, D] to [B, T, D]."""
         attended: Tensor = x + self.self_attn(self.input_layernorm(x), tables, mask)
-        return attended + self.mlp(self.post_attention_layernorm(attended))
+        out: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
+        return out
 
 
 class Body(nn.Module):

@@ -1,0 +1,189 @@
+"""Any transformers decoder that uses the library's attention interface, run on the engine's own cache.
+
+The module sees a tile as one row of M tokens with given positions; its attention calls land here, store keys and values in the arena
+and attend as every other model of the engine does. Outside a tile (training, scoring) the module behaves as with ``sdpa``.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ramify.base.errors import NeedsError
+from ramify.engine.cache import Arena
+from ramify.engine.forward import Tile
+from ramify.engine.tiny import Tap
+
+_NAME = "ramify"
+_tile: ContextVar[Tile | None] = ContextVar("ramify_tile", default=None)
+
+
+def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, None]:
+    """The attention function transformers calls: q [B, H, T, E], k and v [B, G, T, E]; returns [B, T, H, E]."""
+    tile = _tile.get()
+    if tile is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        mixed: tuple[Tensor, None] = sdpa_attention_forward(module, q, k, v, mask, **options)
+        return mixed
+    for extra in ("sliding_window", "softcap", "s_aux", "position_bias"):
+        if options.get(extra) is not None:
+            raise NeedsError(f"the engine cannot run {type(module).__name__}: its attention uses {extra}")
+    if k.shape != v.shape:
+        raise NeedsError(f"the engine cannot run {type(module).__name__}: keys and values differ in shape")
+    kv = torch.cat((k[0].transpose(0, 1), v[0].transpose(0, 1)), dim=1).flatten(1)
+    scale = options.get("scaling")
+    layer: Any = module.layer_idx
+    mixed_rows = tile.attend(layer, q[0].transpose(0, 1), kv, q.shape[-1] ** -0.5 if scale is None else scale)
+    return mixed_rows.view(1, q.shape[2], q.shape[1], q.shape[3]), None
+
+
+def _mask(*args: Any, **options: Any) -> Any:
+    """The mask function: none inside a tile, that of ``sdpa`` elsewhere."""
+    if _tile.get() is not None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(*args, **options)
+
+
+def load_transformers(folder: Path) -> nn.Module:
+    """Open a causal language model as float32, from the folder alone and without running code from it.
+
+    Raises NeedsError where transformers does not know the model or cannot open it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        module: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise NeedsError(f"transformers cannot open {folder} as a causal language model: {str(error).splitlines()[0]}") from error
+    return module.eval()
+
+
+def eos_tokens(module: nn.Module) -> tuple[int, ...]:
+    """End-of-turn tokens of a transformers model: those of its generation config, else of its config."""
+    for config in (getattr(module, "generation_config", None), module.config):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return (eos,) if isinstance(eos, int) else tuple(eos)
+    return ()
+
+
+class HfForward:
+    """A transformers causal language model as :class:`ramify.engine.forward.Forward`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        config: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
+        kind = config.model_type
+        windows = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+        if getattr(module, "_is_stateful", False) or windows:
+            raise NeedsError(
+                f"the engine cannot run '{kind}': a {', '.join(sorted(windows)) or 'recurrent'} cache cannot be forked"
+            )
+        if not type(module)._can_set_attn_implementation():  # type: ignore[attr-defined]
+            raise NeedsError(f"the engine cannot run '{kind}': it does not use the attention interface of transformers")
+        AttentionInterface.register(_NAME, _attention)
+        AttentionMaskInterface.register(_NAME, _mask)
+        module.set_attn_implementation(_NAME)  # type: ignore[operator]
+        self.module = module.eval()
+        self.layers = int(config.num_hidden_layers)
+        heads = int(config.num_attention_heads)
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        self.width = int(config.hidden_size)
+        head_size = int(getattr(config, "head_dim", None) or self.width // heads)
+        self.kv_size = 2 * self.kv_heads * head_size
+        self.vocab = int(config.vocab_size)
+        self.context = int(getattr(config, "max_position_embeddings", 1 << 20))
+        self.device = next(module.parameters()).device
+        self._tap: Tap | None = None
+        self._hook()
+        self._check(kind)
+
+    def refresh(self) -> None:
+        """Nothing is copied from the module, so nothing to do."""
+        return
+
+    def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
+        """See :class:`ramify.engine.forward.Forward`."""
+        token = _tile.set(tile)
+        try:
+            return self._run(tile.tokens[None], tile.positions[None], tap)[0]
+        finally:
+            _tile.reset(token)
+
+    def full(self, tokens: Tensor, tap: Tap | None = None) -> Tensor:
+        """See :class:`ramify.engine.forward.Forward`."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        return self._run(tokens, positions, tap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] to [..., V]."""
+        head: nn.Module = self.module.get_output_embeddings()  # type: ignore[operator]
+        logits: Tensor = head(hidden)
+        return logits
+
+    def _run(self, tokens: Tensor, positions: Tensor, tap: Tap | None) -> Tensor:
+        self._tap = tap
+        try:
+            body: nn.Module = self.module.base_model  # type: ignore[assignment]
+            last: Tensor = body(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+            return last
+        finally:
+            self._tap = None
+
+    def _hook(self) -> None:
+        """Let taps see the embedding (as it enters the first block) and every block's output."""
+        blocks = _blocks(self.module, self.layers)
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if self._tap is None:
+                return args, kwargs
+            if args:
+                return (self._see(0, args[0]), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": self._see(0, kwargs["hidden_states"])}
+
+        blocks[0].register_forward_pre_hook(enter, with_kwargs=True)
+        for layer, block in enumerate(blocks, 1):
+
+            def leave(_: nn.Module, __: Any, output: Any, layer: int = layer) -> Any:
+                if isinstance(output, tuple):
+                    return (self._see(layer, output[0]), *output[1:])
+                return self._see(layer, output)
+
+            block.register_forward_hook(leave)
+
+    def _see(self, layer: int, hidden: Tensor) -> Tensor:
+        if self._tap is None:
+            return hidden
+        if _tile.get() is None:
+            return self._tap(layer, hidden)
+        return self._tap(layer, hidden[0])[None]
+
+    def _check(self, kind: str) -> None:
+        """Compare a tile with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
+        tokens = torch.arange(12, device=self.device) % self.vocab
+        arena = Arena(self.layers, self.kv_size, self.device)
+        with torch.inference_mode():
+            try:
+                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, tokens, torch.arange(12, device=self.device), 11, 0)))
+            except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+                raise NeedsError(f"the engine cannot run '{kind}': {str(error).splitlines()[0]}") from error
+            theirs = self.module(input_ids=tokens[None], use_cache=False).logits[0]
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
+            raise NeedsError(f"the engine cannot run '{kind}': its attention does more than the engine's cache reproduces")
+
+
+def _blocks(module: nn.Module, layers: int) -> nn.ModuleList:
+    for child in module.modules():
+        if isinstance(child, nn.ModuleList) and len(child) == layers:
+            return child
+    raise NeedsError(f"the engine finds no list of {layers} blocks in {type(module).__name__}")

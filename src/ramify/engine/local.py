@@ -1,0 +1,290 @@
+"""A model that runs in this process: many concurrent draws batched together, on the engine's own cache.
+
+Log-probabilities returned by :meth:`LocalModel.logprobs` come from an ordinary padded forward pass. They agree with those returned by
+:meth:`LocalModel.sample` to about 1e-5, not bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.engine.batch import Job, Row, Scheduler, Stats
+from ramify.engine.forward import Forward, TinyForward, probe
+from ramify.engine.sampling import check, plain
+from ramify.engine.taps import States, Taps
+from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.tokenizer import HfTokenizer
+
+TURN = 0.005
+"""Seconds the engine steps on before it lets other tasks of the event loop run (at once when a draw finished)."""
+SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
+"""Most tokens of one scoring batch; most logits held at once while scoring."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tapped:
+    """A draw with the hidden states its taps read: layer -> position -> float32 (D,)."""
+
+    draw: Draw
+    states: States
+
+
+class LocalModel:
+    """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
+
+    ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse. Use one object from
+    one event loop at a time.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tokenizer: HfTokenizer | None = None,
+        *,
+        name: str = "local",
+        eos: Sequence[int] | None = None,
+        max_rows: int = 64,
+        cache_bytes: int = 1 << 28,
+    ) -> None:
+        if max_rows < 1:
+            raise UserError(f"max_rows is {max_rows}; it must be at least 1")
+        self.module, self.tokenizer, self.name = module, tokenizer, name
+        self.forward: Forward = _forward_of(module)
+        self.eos = tuple(_eos_of(module) if eos is None else eos)
+        self._scheduler = Scheduler(self.forward, tokenizer, self.eos, max_rows, cache_bytes)
+        self._invariant = probe(self.forward)
+        self._weights = ""
+        self._driver: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, path: Path | str, **options: Any) -> LocalModel:
+        """Open a checkpoint folder (config.json, safetensors, tokenizer.json). ``options`` as in the constructor.
+
+        Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others run through transformers as float32, with code from the
+        checkpoint never executed. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
+        """
+        folder = Path(path)
+        record = read_config(folder)
+        tokenizer = HfTokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
+        options.setdefault("name", folder.name)
+        if TinyConfig.from_hf(record) is not None:
+            return cls(TinyLM.load(folder), tokenizer, **options)
+        from ramify.engine.generic import load_transformers
+
+        return cls(load_transformers(folder), tokenizer, **options)
+
+    @property
+    def identity(self) -> Identity:
+        """Name, content hash of the weights, hash of the tokenizer."""
+        if not self._weights:
+            self._weights = weights_hash(self.module)
+        return Identity(self.name, self._weights, "" if self.tokenizer is None else self.tokenizer.hash)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """All but what this machine does not give: ``batch_invariant`` is there only if it held on the real weights at load."""
+        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "seeds", "taps", "train"}
+        return frozenset(found | {"batch_invariant"} if self._invariant else found)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since the start, in tokens."""
+        return self._scheduler.stats
+
+    @property
+    def context(self) -> int:
+        """Longest row, in tokens."""
+        return self.forward.context
+
+    def refresh(self) -> None:
+        """Take over weights changed in place: forgets every cached prefix and changes the identity. Raises UserError while drawing."""
+        if self._scheduler.busy:
+            raise UserError(f"the weights of '{self.name}' cannot change while it is drawing")
+        self._scheduler.reset()
+        self.forward.refresh()
+        self._weights = ""
+
+    # -- drawing
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input, BoundaryError("engine") on a failure."""
+        return [tapped.draw for tapped in await self._draw(prefix, n, settings, keys, None)]
+
+    async def sample_tapped(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps) -> list[Tapped]:
+        """As :meth:`sample`, with hidden states read and patched. Taps without edits change no bit of what is drawn."""
+        taps.check(self.forward.layers, self.forward.width)
+        return await self._draw(prefix, n, settings, keys, taps)
+
+    async def _draw(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps | None) -> list[Tapped]:
+        tokens = self._checked(prefix.tokens, room=1)
+        check(settings, self.forward.vocab)
+        if n < 1 or len(keys) != n:
+            raise UserError(f"{n} draws need as many keys, at least one; {len(keys)} were given")
+        if settings.stop_texts and self.tokenizer is None:
+            raise UserError(f"stop_texts need a tokenizer, which '{self.name}' has not")
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        results: dict[int, Row] = {}
+
+        def done(job: Job, outcome: Row | Exception) -> None:
+            if isinstance(outcome, Exception):
+                if not waiting.done():
+                    waiting.set_exception(outcome)
+                return
+            results[id(job)] = outcome
+            if len(results) == n and not waiting.done():
+                waiting.set_result(None)
+
+        jobs = [Job(key, settings, done) for key in keys]
+        self._scheduler.add(tokens, jobs, taps)
+        self._wake()
+        try:
+            await waiting
+        except BaseException:
+            for job in jobs:
+                job.cancelled = True
+            self._scheduler.drop_cancelled()
+            raise
+        return [Tapped(self._draw_of(results[id(job)]), results[id(job)].states) for job in jobs]
+
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Step while there is work. Lets other tasks run first, so that draws asked for together start together."""
+        await asyncio.sleep(0)
+        since = time.monotonic()
+        while self._scheduler.busy:
+            try:
+                finished = self._scheduler.step()
+            except Exception as error:  # the boundary: whatever broke becomes every waiting draw's failure
+                for job in self._scheduler.reset():
+                    job.done(job, error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}"))
+                return
+            if finished or time.monotonic() - since > TURN:
+                await asyncio.sleep(0)
+                since = time.monotonic()
+
+    def _draw_of(self, row: Row) -> Draw:
+        tokens = np.array(row.drawn, dtype=np.int32)
+        model = np.array(row.model_logprobs, dtype=np.float32)
+        settings = row.job.settings
+        same = plain(settings, first=True)
+        text, ends = ("", None) if self.tokenizer is None else (self.tokenizer.decode(row.drawn), self.tokenizer.ends(row.drawn))
+        return Draw(
+            text=text,
+            stop=row.stop,
+            tokens=tokens,
+            logprobs=model if same else np.array(row.logprobs, dtype=np.float32),
+            model_logprobs=model,
+            entropy=np.array(row.entropy, dtype=np.float32),
+            ends=ends,
+        )
+
+    # -- scoring
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0, taps: Taps | None = None) -> list[TokenScores]:
+        """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row."""
+        rows = [self._checked(row, room=0) for row in tokens]
+        if not 0 <= top_k <= self.forward.vocab:
+            raise UserError(f"top_k is {top_k}; the model knows {self.forward.vocab} tokens")
+        if taps is not None:
+            taps.check(self.forward.layers, self.forward.width)
+        scores: dict[int, TokenScores] = {}
+        for batch in _batches([len(row) for row in rows]):
+            try:
+                for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps), strict=True):
+                    scores[i] = score
+            except RuntimeError as error:  # torch: out of memory, a device fault
+                raise BoundaryError("engine", str(error)) from error
+            await asyncio.sleep(0)
+        return [scores[i] for i in range(len(rows))]
+
+    def _score(self, rows: list[np.ndarray], top_k: int, taps: Taps | None) -> list[TokenScores]:
+        lengths = [len(row) for row in rows]
+        padded = torch.zeros((len(rows), max(lengths)), dtype=torch.long)
+        for i, row in enumerate(rows):
+            padded[i, : len(row)] = torch.from_numpy(row)
+        padded = padded.to(self.forward.device)
+
+        def tap(layer: int, x: Tensor) -> Tensor:
+            for i, length in enumerate(lengths):
+                if taps is not None:
+                    taps.apply_row(layer, x[i], length, {})
+            return x
+
+        with torch.inference_mode():
+            hidden = self.forward.full(padded, None if taps is None else tap)
+            return [self._score_row(hidden[i, :length], padded[i, :length], top_k) for i, length in enumerate(lengths)]
+
+    def _score_row(self, hidden: Tensor, tokens: Tensor, top_k: int) -> TokenScores:
+        """Scores of one row from its hidden states [T, D], a stretch of positions at a time."""
+        length = len(tokens)
+        logprobs, entropy = np.zeros(length, np.float32), np.zeros(length, np.float32)
+        top_tokens = np.zeros((length, top_k), np.int32) if top_k else None
+        top_logprobs = np.zeros((length, top_k), np.float32) if top_k else None
+        step = max(1, SCORE_LOGITS // self.forward.vocab)
+        for start in range(0, length - 1, step):
+            stop = min(start + step, length - 1)
+            model = F.log_softmax(self.forward.logits(hidden[start:stop]).float(), dim=-1)
+            logprobs[start + 1 : stop + 1] = model.gather(1, tokens[start + 1 : stop + 1, None])[:, 0].cpu().numpy()
+            entropy[start + 1 : stop + 1] = -(model.exp() * model).nansum(-1).cpu().numpy()
+            if top_tokens is not None and top_logprobs is not None:
+                best = model.topk(top_k, dim=-1)
+                top_tokens[start + 1 : stop + 1] = best.indices.cpu().numpy()
+                top_logprobs[start + 1 : stop + 1] = best.values.cpu().numpy()
+        return TokenScores(logprobs, entropy, top_tokens, top_logprobs)
+
+    # -- checks
+
+    def _checked(self, tokens: np.ndarray | None, room: int) -> np.ndarray:
+        if tokens is None:
+            raise UserError(f"'{self.name}' continues token ids, and the prefix has none")
+        row = np.ascontiguousarray(tokens, dtype=np.int32)
+        if row.ndim != 1 or not len(row):
+            raise UserError("a prefix or row of tokens is empty; give at least one token")
+        outside = row[(row < 0) | (row >= self.forward.vocab)]
+        if len(outside):
+            raise UserError(f"token {int(outside[0])} is out of range; '{self.name}' knows 0 to {self.forward.vocab - 1}")
+        if len(row) + room > self.forward.context:
+            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {self.forward.context} of '{self.name}'")
+        return row
+
+
+def _forward_of(module: nn.Module) -> Forward:
+    if isinstance(module, TinyLM):
+        return TinyForward(module)
+    from ramify.engine.generic import HfForward
+
+    return HfForward(module)
+
+
+def _eos_of(module: nn.Module) -> tuple[int, ...]:
+    if isinstance(module, TinyLM):
+        return module.config.eos
+    from ramify.engine.generic import eos_tokens
+
+    return eos_tokens(module)
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Row numbers by falling length, in batches of at most SCORE_TOKENS padded tokens (one row at least)."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= SCORE_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,111 @@
+"""From logits to one token a row: ban, temperature, top-k, top-p, then one uniform a row through the inverse of the CDF.
+
+Axis legend: N rows that draw, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import uniforms
+from ramify.model.protocol import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """One token a row, each list of length N. ``logprobs`` under the sampler, ``model_logprobs`` under the model; entropy in nats."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    model_logprobs: list[float]
+    entropy: list[float]
+
+
+def check(settings: Sampling, vocab: int) -> None:
+    """Refuse settings that mean nothing. Raises UserError naming the field."""
+    if not settings.temperature >= 0 or settings.temperature == float("inf"):
+        raise UserError(f"temperature is {settings.temperature}; it must be a number from 0 up")
+    if not 0 < settings.top_p <= 1:
+        raise UserError(f"top_p is {settings.top_p}; it must lie above 0 and at most at 1")
+    if settings.top_k < 0:
+        raise UserError(f"top_k is {settings.top_k}; it must be 0 (keep all) or more")
+    if settings.max_tokens < 1:
+        raise UserError(f"max_tokens is {settings.max_tokens}; it must be at least 1")
+    if "" in settings.stop_texts:
+        raise UserError("stop_texts holds an empty text, which every draw contains")
+    for name in ("stop_tokens", "ban", "ban_first"):
+        for token in getattr(settings, name):
+            if not 0 <= token < vocab:
+                raise UserError(f"{name} holds token {token}; the model knows 0 to {vocab - 1}")
+    if len({*settings.ban, *settings.ban_first}) >= vocab:
+        raise UserError("ban and ban_first leave no token to draw")
+
+
+def plain(settings: Sampling, first: bool) -> bool:
+    """Whether the sampling distribution is the model's own at this token."""
+    cut = settings.top_p < 1 or settings.top_k > 0 or settings.ban or (first and settings.ban_first)
+    return settings.temperature == 1 and not cut
+
+
+def draw_uniforms(key: int, count: int) -> np.ndarray:
+    """float64 (count,): the uniforms of one draw, by position in the draw; kept off 1 so that rounding never passes the last token."""
+    return uniforms(np.full(count, key), np.arange(count)) * (1 - 2.0**-52)
+
+
+def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) -> Tensor:
+    """Log-probabilities of the sampling distribution, float64 [N, V] of ``logits`` float64 [N, V]; cut tokens have -inf.
+
+    Ties at a cut are kept by lowest id. Top-p keeps the fewest most likely tokens whose mass reaches ``top_p`` after top-k.
+    Temperature 0 puts all mass on the most likely token (lowest id on ties).
+    """
+    z = logits.clone()
+    for row, (s, is_first) in enumerate(zip(settings, first, strict=True)):
+        banned = (*s.ban, *s.ban_first) if is_first else s.ban
+        if banned:
+            z[row, list(banned)] = float("-inf")
+    greedy = [s.temperature == 0 for s in settings]
+    heat = torch.tensor([s.temperature or 1.0 for s in settings], dtype=torch.float64, device=z.device)
+    z /= heat[:, None]
+    if any(greedy) or any(s.top_k or s.top_p < 1 for s in settings):
+        top_k = torch.tensor([1 if g else s.top_k or z.shape[1] for s, g in zip(settings, greedy, strict=True)], device=z.device)
+        top_p = torch.tensor([s.top_p for s in settings], dtype=torch.float64, device=z.device)
+        ordered, order = z.sort(dim=-1, descending=True, stable=True)
+        ordered.masked_fill_(torch.arange(z.shape[1], device=z.device) >= top_k[:, None], float("-inf"))
+        mass = ordered.softmax(-1)
+        before = mass.cumsum(-1) - mass
+        ordered.masked_fill_((before >= top_p[:, None]) & (top_p[:, None] < 1), float("-inf"))
+        z = torch.full_like(z, float("-inf")).scatter_(1, order, ordered)
+    return z.log_softmax(-1)
+
+
+def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float]) -> Picked:
+    """Draw one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first drawn token, ``u[i]`` its uniform.
+
+    A row's result depends on that row alone. All arithmetic is float64.
+    """
+    logits = logits.double()
+    model = logits.log_softmax(-1)
+    weights = model.exp()
+    entropy = -(weights * model).nansum(-1)
+    sampler = model
+    changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
+    if changed:
+        part = adjusted(logits[changed], [settings[i] for i in changed], [first[i] for i in changed])
+        if len(changed) == len(settings):
+            sampler = part
+        else:
+            sampler = model.clone()
+            sampler[changed] = part
+        weights = sampler.exp()
+    cdf = weights.cumsum(-1)
+    target = torch.tensor(u, dtype=torch.float64, device=cdf.device)[:, None] * cdf[:, -1:]
+    tokens = torch.searchsorted(cdf, target, right=True)
+    chosen = sampler.gather(1, tokens)[:, 0].tolist()
+    of_model = model.gather(1, tokens)[:, 0].tolist() if changed else chosen
+    return Picked(tokens[:, 0].tolist(), chosen, of_model, entropy.tolist())
