@@ -48,6 +48,13 @@ class Job(Config):
         return self
 
 
+class Nested(Config):
+    """A job whose nested default differs from its class's."""
+
+    job: Job = Job(env="garden", train=Train(steps=9))
+    """The job."""
+
+
 class Required(Config):
     """Has no default."""
 
@@ -65,6 +72,14 @@ def test_flags_win_over_later_files_over_earlier_files_over_defaults(tmp_path: P
     second = write(tmp_path / "b.toml", 'env = "b"\n[train]\nlr = 0.25\n')
     job = load(Job, [first, second], ["--train.lr", "0.125"])
     assert (job.env, job.mode, job.train.lr, job.train.steps, job.seeds) == ("b", "slow", 0.125, 7, (0, 1))
+
+
+def test_setting_one_nested_key_keeps_the_other_nested_defaults(tmp_path: Path) -> None:
+    assert load(Nested) == Nested()
+    nested = load(Nested, [write(tmp_path / "a.toml", "[job.train]\nlr = 0.5\n")], ["--job.mode", "slow"])
+    assert nested.job == Job(env="garden", mode="slow", train=Train(steps=9, lr=0.5))
+    shown = {setting.name: setting.default for setting in describe(Nested)}
+    assert (shown["job.env"], shown["job.train.steps"], shown["job.train.lr"]) == ("garden", "9", "0.1")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = 
 
     Raises UserError naming the file or flag, the key and the nearest right name.
     """
-    merged: dict[str, Any] = {}
+    defaults = ((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
+    merged = {name: _preset(default) for name, default in defaults if isinstance(default, Config)}
     sources: dict[str, str] = {}
     for file in files:
         for key, value in _flatten(cls, read_toml(Path(file)), str(file)):
@@ -96,7 +97,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def describe(cls: type[Config]) -> list[Setting]:
     """Every settable key of ``cls`` in order, nested ones dotted."""
-    return list(_walk(cls, ""))
+    return list(_walk(cls))
 
 
 def redact(value: Any, key: str = "") -> Any:
@@ -115,13 +116,24 @@ def redact(value: Any, key: str = "") -> Any:
     return value
 
 
-def _walk(cls: type[Config], prefix: str) -> Iterator[Setting]:
+def _preset(config: Config) -> dict[str, Any]:
+    """What a default of nested settings sets beyond its own class's defaults: naming one of its keys must not undo the others."""
+    values = {name: getattr(config, name) for name in type(config).model_fields}
+    return {
+        name: _preset(value) if isinstance(value, Config) else value
+        for name, value in values.items()
+        if isinstance(value, Config) or name in config.model_fields_set
+    }
+
+
+def _walk(cls: type[Config], prefix: str = "", given: Config | None = None) -> Iterator[Setting]:
     for name, info in cls.model_fields.items():
+        value = getattr(given, name) if given is not None else info.get_default(call_default_factory=True)
         inner = _nested(info.annotation)
         if inner is not None:
-            yield from _walk(inner, f"{prefix}{name}.")
+            yield from _walk(inner, f"{prefix}{name}.", value if isinstance(value, Config) else None)
             continue
-        default = "" if info.is_required() else _show(info.get_default(call_default_factory=True))
+        default = "" if given is None and info.is_required() else _show(value)
         yield Setting(prefix + name, _type_name(info.annotation), default, " ".join((info.description or "").split()))
 
 
@@ -180,8 +192,8 @@ def _unknown(cls: type[Config], key: str, where: str) -> str:
     same_leaf = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
     if not where.startswith("--"):
         return f"unknown key '{key}' in {where} ({nearest(same_leaf[0] if same_leaf else key, known)})"
-    flag = nearest("--" + (same_leaf[0] if same_leaf else key), ["--" + name for name in known])
-    return f"unknown option {where} ({flag})"
+    flags = ["--" + name.replace("_", "-") for name in known]
+    return f"unknown option {where} ({nearest('--' + (same_leaf[0] if same_leaf else key).replace('_', '-'), flags)})"
 
 
 def _flatten(cls: type[Config], table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -74,5 +74,5 @@ class SettingsCommand(TyperCommand):
         lines = ["Settings (--NAME VALUE; lower precedence: --config FILE.toml, then these defaults):"]
         for setting in describe(self.settings()):
             default = f" [{setting.default}]" if setting.default else " [required]"
-            lines.append(f"  --{setting.name} {setting.type}\n        {setting.help}{default}")
+            lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}\n        {setting.help}{default}")
         typer.echo("\n".join(lines))

@@ -24,9 +24,10 @@ FORMATS = sorted(set(SUFFIXES.values()))
 @app.command()
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; for parquet a new folder.")],
     to: Annotated[
-        str | None, typer.Option(help="jsonl (everything, for `ramify import`), parquet (nodes), dot (one tree), html.")
+        str | None,
+        typer.Option(help="jsonl (everything, for `ramify import`), parquet (a folder of tables), dot (one tree), html."),
     ] = None,
     tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree, for dot.")] = None,
     as_json: Json = False,
@@ -41,7 +42,7 @@ def export(
     if tree is not None and form != "dot":
         raise UserError("--tree goes with --to dot")
     if out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder")
+        raise UserError(f"cannot write {out}: it is a folder, and there already")
     if not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     from ramify.render import terminal
@@ -55,10 +56,12 @@ def export(
             if form == "jsonl":
                 convert.write_lines(opened, out)
             elif form == "parquet":
-                convert.write_parquet(opened, out)
+                from ramify.trace.parquet import write_parquet
+
+                write_parquet(opened, out)
             else:
                 write_whole(out, convert.tree_dot(_choose(opened, tree)))
-    terminal.emit({"run": str(folder), "format": form, "out": str(out), "bytes": out.stat().st_size}, as_json, f"wrote {out}")
+    terminal.emit({"run": str(folder), "format": form, "out": str(out)}, as_json, f"wrote {out}")
 
 
 def _choose(run: Run, name: str | None) -> Tree:

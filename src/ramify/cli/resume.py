@@ -19,4 +19,4 @@ def resume(run: RunArgument, as_json: Json = False) -> None:
     folder = find_run(run)
     from ramify.jobs import improve as job
 
-    finish(folder, as_json, lambda progress: job.resume(folder, progress))
+    finish(folder, as_json, lambda bar: job.resume(folder, bar))

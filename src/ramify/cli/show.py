@@ -71,7 +71,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "trees": len(run.trees()),
         "nodes": len(run),
         "gain": _gain({entry.key: entry.payload for entry in kinds.get("eval", [])}),
-        "spent": _spent(kinds),
+        "spent": _spent(kinds, (run.meta.get("config") or {}).get("arm", "ours")),
         "journal": {
             kind: {"n": len(entries), "last": [{"key": e.key, "payload": e.payload} for e in entries[-LAST:]]}
             for kind, entries in kinds.items()
@@ -90,9 +90,9 @@ def _gain(evals: dict[str, Any]) -> dict[str, Any] | None:
     return {"points": 100 * gain, "interval": [100 * end for end in difference_of_proportions(*counts[0], *counts[1])]}
 
 
-def _spent(kinds: dict[str, list[Entry]]) -> dict[str, dict[str, float]]:
-    """Tokens and seconds by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
-    updates = [entry.payload for entry in kinds.get("update", []) if entry.payload.get("arm", "ours") == "ours"]
+def _spent(kinds: dict[str, list[Entry]], arm: str) -> dict[str, dict[str, float]]:
+    """Tokens and seconds of one arm by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
+    updates = [entry.payload for entry in kinds.get("update", []) if entry.payload.get("arm") == arm]
     spent: dict[str, dict[str, float]] = {}
     for update in updates:
         for part, seconds in update.get("seconds", {}).items():
@@ -114,10 +114,10 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(f"Success changed by {record['gain']['points']:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}.")
     for kind in [kind for kind in record["journal"] if kind != "result"]:  # the result repeats the evaluations
         work = record["journal"][kind]
-        rows = [{kind: entry["key"]} | dict(_scalars(entry["payload"])) for entry in work["last"]]
-        columns = list(dict.fromkeys(name for row in rows for name in row))
+        entries = [{kind: entry["key"]} | dict(_scalars(entry["payload"])) for entry in work["last"]]
+        columns = list(dict.fromkeys(name for entry in entries for name in entry))
         title = kind if work["n"] <= LAST else f"{kind} (last {LAST} of {work['n']})"
-        parts.append(terminal.table(columns, [[row.get(name) for name in columns] for row in rows], title))
+        parts.append(terminal.table(columns, [[entry.get(name) for name in columns] for entry in entries], title))
     if record["spent"]:
         rows = [(name, terminal.short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]
         parts.append(terminal.table(["where the budget went", "tokens", "seconds"], rows))
