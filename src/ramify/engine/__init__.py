@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
-if "torch" not in sys.modules:
-    # MKL picks kernels by shape and thread count unless it is pinned before it loads; a row's result must depend on that row alone.
-    os.environ.setdefault("MKL_CBWR", "AVX2")
+# MKL picks kernels by shape and thread count unless it is pinned before its first call; a row's result must depend on that row alone.
+os.environ.setdefault("MKL_CBWR", "AVX2")

@@ -1,0 +1,143 @@
+"""A draw's bits depend on its prefix, settings and key alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.engine.local import LocalModel
+from ramify.model.protocol import Draw, Prefix, Sampling
+
+from .helpers import draw, tiny, tokens
+
+SETTINGS = (
+    Sampling(max_tokens=12),
+    Sampling(max_tokens=30, temperature=0.7, top_p=0.9),
+    Sampling(max_tokens=5, top_k=7, ban_first=(3, 4)),
+    Sampling(max_tokens=20, temperature=0.0),
+)
+LENGTHS = (1, 2, 5, 17, 33, 40, 90, 170)
+
+
+def prefix(i: int) -> np.ndarray:
+    """Prefixes that share beginnings of different lengths with each other."""
+    row = tokens(LENGTHS[i % len(LENGTHS)], seed=i // 3 % 2)
+    if i % 3:
+        row[-1] = i % 61
+    return row
+
+
+@cache
+def module() -> object:
+    return tiny(qk_norm=True, kv_heads=2)
+
+
+@cache
+def alone(i: int, s: int, key: int) -> tuple[bytes, ...]:
+    """The draw from a fresh model that does nothing else, one row at most and no cache."""
+    model = LocalModel(module(), max_rows=1, cache_bytes=0)  # type: ignore[arg-type]
+    return bits(asyncio.run(model.sample(Prefix(prefix(i)), 1, SETTINGS[s], [key]))[0])
+
+
+def bits(d: Draw) -> tuple[bytes, ...]:
+    assert d.tokens is not None
+    assert d.logprobs is not None
+    assert d.model_logprobs is not None
+    assert d.entropy is not None
+    return d.tokens.tobytes(), d.logprobs.tobytes(), d.model_logprobs.tobytes(), d.entropy.tobytes(), d.stop.encode()
+
+
+REQUEST = st.tuples(st.integers(0, 11), st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=5))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=st.lists(REQUEST, min_size=1, max_size=10),
+    workers=st.sampled_from([1, 2, 8, 64]),
+    max_rows=st.sampled_from([1, 3, 8, 64]),
+    budget=st.sampled_from([0, 20_000, 200_000, 1 << 28]),
+    again=st.booleans(),
+)
+def test_a_draw_does_not_depend_on_its_batch_mates(
+    requests: list[tuple[int, int, list[int]]], workers: int, max_rows: int, budget: int, again: bool
+) -> None:
+    model = LocalModel(module(), max_rows=max_rows, cache_bytes=budget)  # type: ignore[arg-type]
+    assert "batch_invariant" in model.capabilities
+
+    async def run() -> list[list[Draw]]:
+        gate = asyncio.Semaphore(workers)
+
+        async def one(i: int, s: int, keys: list[int]) -> list[Draw]:
+            async with gate:
+                return await model.sample(Prefix(prefix(i)), len(keys), SETTINGS[s], keys)
+
+        return await asyncio.gather(*(one(*request) for request in requests))
+
+    for _ in range(1 + again):
+        results = asyncio.run(run())
+        for (i, s, keys), draws in zip(requests, results, strict=True):
+            assert [bits(d) for d in draws] == [alone(i, s, key) for key in keys]
+    assert model._scheduler.store.bytes <= max(budget, 0)
+
+
+def test_going_on_from_a_draw_equals_drawing_through() -> None:
+    """Keys and values made while drawing are those made from the same tokens given as a prompt."""
+    whole = draw(LocalModel(tiny(), cache_bytes=0), tokens(20), [7], max_tokens=40)[0]
+    assert whole.tokens is not None
+    assert whole.logprobs is not None
+    for cut in (1, 15, 16, 17, 39):
+        for cache_bytes in (0, 1 << 28):
+            model = LocalModel(tiny(), cache_bytes=cache_bytes)
+            if cache_bytes:
+                draw(model, tokens(20), [7], max_tokens=40)
+            row = np.concatenate((tokens(20), whole.tokens[:cut]))
+            rest = draw(model, row, [9], max_tokens=40 - cut, temperature=0)[0]
+            fresh = draw(LocalModel(tiny(), cache_bytes=0), row, [9], max_tokens=40 - cut, temperature=0)[0]
+            assert bits(rest) == bits(fresh)
+            if cache_bytes:
+                assert model.stats.prompt_tokens <= 20 + 1  # one token runs again for its logits; nothing else does
+
+
+def test_long_neighbours_do_not_matter() -> None:
+    model = LocalModel(tiny(context=1024))
+
+    async def both() -> list[list[Draw]]:
+        long = model.sample(Prefix(tokens(700, seed=5)), 1, Sampling(max_tokens=50), [1])
+        short = model.sample(Prefix(tokens(9)), 3, Sampling(max_tokens=50), [1, 2, 3])
+        return list(await asyncio.gather(long, short))
+
+    short = asyncio.run(both())[1]
+    other = draw(LocalModel(tiny(context=1024), max_rows=1), tokens(9), [1, 2, 3], max_tokens=50)
+    assert [bits(d) for d in short] == [bits(d) for d in other]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_thread_count_does_not_matter(threads: int) -> None:
+    code = (
+        "import asyncio, hashlib; from engine.helpers import draw, tiny, tokens\n"
+        "import torch; torch.set_num_threads(%d)\n"
+        "from ramify.engine.local import LocalModel\n"
+        "model = LocalModel(tiny(width=128, ffn=384, head_size=32, vocab=512, layers=3)); assert 'batch_invariant' in model.capabilities\n"
+        "draws = draw(model, tokens(40), list(range(33)), max_tokens=24) + draw(model, tokens(3), [5], max_tokens=24)\n"
+        "alone = LocalModel(tiny(width=128, ffn=384, head_size=32, vocab=512, layers=3), max_rows=1, cache_bytes=0)\n"
+        "one = draw(alone, tokens(40), [20], max_tokens=24)[0]\n"
+        "assert one.logprobs.tobytes() == draws[20].logprobs.tobytes()\n"
+        "print(hashlib.sha256(b''.join(d.tokens.tobytes() + d.logprobs.tobytes() for d in draws)).hexdigest())"
+    ) % threads
+    env = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "OMP_NUM_THREADS")}
+    root = Path(__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True)
+    digest = result.stdout.strip()
+    assert digest == _digests.setdefault("digest", digest)
+
+
+_digests: dict[str, str] = {}
