@@ -95,6 +95,11 @@ class Bar:
     def __init__(self, live: Any = None, task: Any = None) -> None:
         self._live, self._task = live, task
 
+    def begin(self, total: float, done: float = 0) -> None:
+        """Set the whole once it is known; ``done`` of it was done by an earlier call and does not count towards the rate."""
+        if self._live is not None:
+            self._live.reset(self._task, total=total, completed=int(done), earlier=done)
+
     def at(self, done: float, note: str = "") -> None:
         """Set the bar to ``done`` units in all, with a short note (``update 3, success 41 %``)."""
         if self._live is not None:
@@ -119,7 +124,7 @@ def progress(title: str, total: float, unit: str, as_json: bool = False, done: f
         def render(self, task: Task) -> Text:
             left = max(0.0, (task.total or 0) - task.completed)
             seconds = task.elapsed or 0.0
-            rate = (task.completed - done) / seconds if seconds > 0 else 0.0
+            rate = (task.completed - task.fields["earlier"]) / seconds if seconds > 0 else 0.0
             return Text(f"{short(rate)} {unit}/s, {short(left)} of {short(task.total or 0)} left")
 
     columns = (
@@ -131,7 +136,7 @@ def progress(title: str, total: float, unit: str, as_json: bool = False, done: f
         TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as live:
-        task = live.add_task(sanitize(title, flatten=True), total=total, completed=int(done), note="")
+        task = live.add_task(sanitize(title, flatten=True), total=total, completed=int(done), note="", earlier=done)
         yield Bar(live, task)
 
 

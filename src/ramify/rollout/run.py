@@ -176,7 +176,7 @@ class Episodes:
             "reward": node.reward,
             "data": {"edit": {"replace": text}},
         }
-        return self._given(parent, node.role, text, after, **fields)
+        return self._given(parent, node.role, text, after, None, **fields)
 
     def _begin(self, tree: str, task: Task) -> tuple[Env, Node]:
         """A fresh world at the start of ``task`` and the node of its first observation, stored once per tree."""

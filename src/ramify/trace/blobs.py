@@ -50,6 +50,10 @@ class Blobs:
             raise RamifyError(f"blob '{name}' under {self.folder} is damaged: its content does not match its name")
         return data
 
+    def drop(self, name: str) -> None:
+        """Remove a blob nothing refers to any more; one that is gone already is fine."""
+        self._path(name).unlink(missing_ok=True)
+
     def names(self) -> Iterator[str]:
         """Names of all blobs, sorted."""
         for folder in sorted(self.folder.glob("??")):

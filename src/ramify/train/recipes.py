@@ -32,21 +32,21 @@ class Recipe(Config):
 
     name: str
     """Name of the world it imitates."""
-    demonstrations: int = 3000
+    demonstrations: int = 6000
     """Noisy demonstrations to imitate."""
-    noise: float = 0.3
+    noise: float = 0.4
     """Probability of a random action at each step of a demonstration."""
-    steps: int = 300
+    steps: int = 600
     """Optimiser steps."""
-    rows: int = 48
+    rows: int = 40
     """Demonstrations per step."""
-    vocab: int = 320
+    vocab: int = 420
     """Size of the byte-level BPE vocabulary."""
     width: int = 96
     """Model width."""
     layers: int = 3
     """Decoder blocks."""
-    lr: float = 2e-3
+    lr: float = 3e-3
     """Peak learning rate (linear warm-up, cosine decay)."""
     seed: int = 0
     """Decides weights, demonstrations and their order."""

@@ -189,14 +189,17 @@ def possible_actions(task: Task, state: dict[str, Any]) -> list[str]:
 
 def demonstrate(task: Task, noise: float, rng: np.random.Generator, max_turns: int = 12) -> list[tuple[str, str]]:
     """One noisy demonstration as (observation, action) pairs: each step is the next best one, or with probability ``noise``
-    any action the text suggests, the irrevocable mistakes included. Ends at success or at the turn limit."""
+    any action the text suggests, the irrevocable mistakes included. Ends at success, at the turn limit, or where nothing wins any
+    more: nobody shows how to go on from there."""
     env = Household(max_turns)
     observation, pairs = env.reset(task, 0), []
     for _ in range(max_turns):
         state = env.snapshot()
         options = possible_actions(task, state)
         best = next_action(task, state)
-        action = best if best is not None and rng.random() >= noise else (str(rng.choice(options)) if options else "wait")
+        if best is None:
+            break
+        action = best if rng.random() >= noise else str(rng.choice(options))
         pairs.append((observation.text, action))
         observation = env.step(action)
         if observation.terminated:
@@ -217,6 +220,8 @@ class HouseholdWorld:
 
     def __init__(self, max_turns: int = 12) -> None:
         self.max_turns = max_turns
+
+    actions = staticmethod(possible_actions)
 
     def make(self) -> Household:
         """A fresh episode."""

@@ -1,0 +1,473 @@
+"""The main job: branching rollouts -> credit for every step -> training -> before and after on held-out tasks.
+
+One update samples a group of trees under a token budget (tree-rollouts), credits every step on their state-merged graphs
+(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run goes on where it
+stopped and ends where the undisturbed one would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+import ramify
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.ids import stable_hash
+from ramify.base.seeds import generator
+from ramify.env.protocol import Task, World
+from ramify.jobs import parts
+from ramify.jobs.credit import credit_group, imitation_rows, training_rows
+from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig, is_mixed, l1_mass
+from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+from ramify.methods.tree_rollouts.sampler import TreeSampler
+from ramify.model.protocol import Sampling, require
+from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.stats.intervals import paired_t, wilson
+from ramify.trace.db import Run
+from ramify.trace.node import Node
+from ramify.trace.tree import Tree
+from ramify.train import checkpoint
+from ramify.train.batch import Row
+from ramify.train.loop import TrainConfig, Trainer
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to spend the tokens: how attempts are sampled, how steps are credited, what is learned from them."""
+
+    rule: Literal["uucb", "flat"]
+    allocator: bool
+    credit: Literal["g2po", "ep+ec", "grpo", "imitate"]
+    resample: bool = False
+    lr: float = 1e-3
+    """Best of the grid in ``jobs.improve_repro``, on seeds that no comparison uses."""
+
+
+ARMS = {
+    "ours": Arm("uucb", True, "g2po"),
+    "grpo": Arm("flat", False, "grpo"),
+    "grpo+allocator": Arm("flat", True, "grpo"),
+    "grpo+resample": Arm("flat", False, "grpo", resample=True),
+    "imitate": Arm("flat", False, "imitate"),
+}
+
+
+class ImproveConfig(Config):
+    """Settings of ``ramify improve``."""
+
+    model: str = "builtin"
+    """The agent's checkpoint: builtin, or hf:PATH of a folder transformers can load."""
+    env: str = "household"
+    """World the agent acts in (see ``ramify list env``)."""
+    tasks: str | None = None
+    """JSON lines of your own tasks; one in four is held out. Default: tasks the world generates."""
+    arm: Literal["ours", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "ours"
+    """Way to spend the tokens: ours, or one of the comparison's other arms."""
+    compare: bool = False
+    """Run the other arms as well, each from the same start at the same generated tokens."""
+    seed: int = 0
+    """Decides every draw, together with its place."""
+    updates: int = Field(24, ge=1)
+    """Training updates the token budget is spread over."""
+    tokens: int = Field(72_000, ge=1)
+    """Tokens the agent may generate for training (evaluation not counted)."""
+    tasks_per_update: int = Field(16, ge=1)
+    """Tasks of one update."""
+    train_tasks: int = Field(512, ge=1)
+    """Tasks to generate for training."""
+    eval_episodes: int = Field(400, ge=2)
+    """Held-out episodes before and after."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature, in training and evaluation alike."""
+    max_reply: int = Field(24, ge=1)
+    """Longest reply of the agent, in tokens."""
+    concurrency: int = Field(64, ge=1)
+    """Episodes in flight at once; changes no result."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL to the starting agent."""
+    tree: TreeConfig = TreeConfig(unit="tokens", parallel=4)
+    """How one task's tree is grown."""
+    allocation: Allocation = Allocation()
+    """How budget moves between tasks."""
+    credit: CreditConfig = CreditConfig()
+    """How steps are credited."""
+    train: TrainConfig = TrainConfig(lr=0.0)
+    """How to train; lr 0 takes the arm's own tuned rate."""
+
+
+AGENT = "agent"
+"""Folder of the improved checkpoint inside a run."""
+
+
+class Progress(Protocol):
+    """What a progress bar offers."""
+
+    def begin(self, total: float, done: float = 0) -> None:
+        """Set the whole and what is done already."""
+        ...
+
+    def at(self, done: float, note: str = "") -> None:
+        """Show how far it is."""
+        ...
+
+
+def plan(config: ImproveConfig) -> dict[str, Any]:
+    """The bill before anything runs: upper bounds on calls and generated tokens."""
+    world = parts.find_world(config.env)
+    turns = world.make().max_turns
+    arms = len(ARMS) if config.compare else 1
+    episodes = config.eval_episodes * (1 + arms)
+    return {
+        "arms": arms,
+        "updates": config.updates * arms,
+        "training tokens": config.tokens * arms,
+        "evaluation episodes": episodes,
+        "evaluation tokens": episodes * turns * config.max_reply,
+        "calls to paid endpoints": 0,
+        "cost": 0.0,
+    }
+
+
+def improve(
+    config: ImproveConfig | None = None, out: Path | str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
+
+    Raises UserError or NeedsError before anything runs when the settings do not fit together.
+    """
+    config = config or ImproveConfig()
+    folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
+    job = Job(config, folder)  # refuses bad parts before a run exists
+    with Run.create(folder, config.to_json()) as run:
+        return job.drive(run, progress)
+
+
+def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
+    """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since."""
+    with Run.open(Path(path), write=True) as run:
+        config = ImproveConfig(**run.meta["config"])
+        return Job(config, Path(path)).drive(run, progress)
+
+
+@contextmanager
+def open_episodes(path: Path, node: Node) -> Iterator[tuple[Episodes, Task]]:
+    """Episodes that go on from ``node`` of a stored improve run, for forks: the run opened for writing, and the node's task.
+
+    The agent is the one that drew the node where its weights are still there (the starting ones, or the improved ones), else the
+    improved one.
+    """
+    with Run.open(path, write=True) as run:
+        config = ImproveConfig(**run.meta["config"])
+        job = Job(config, path)
+        if (path / AGENT).is_dir() and (node.producer is None or run.producer(node.producer).weights != job.weights):
+            job.model, job.template = parts.load_model(path / AGENT, config.concurrency)
+        (tree,) = [info for info in run.trees() if info.name == node.tree]
+        yield job.episodes(run, tree.group), Task(tree.task["id"], tree.task["data"])
+        run.commit()
+
+
+class Job:
+    """One run of the main job. Holds the parts; the run's file holds the state."""
+
+    def __init__(self, config: ImproveConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.world: World = parts.find_world(config.env)
+        self.start = parts.model_folder(config.model)
+        self.model, self.template = parts.load_model(self.start, config.concurrency)
+        require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
+        self.train_panel, self.eval_panel = parts.panels(
+            self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
+        )
+        self.weights = self.model.identity.weights
+
+    def drive(self, run: Run, progress: Progress | None) -> dict[str, Any]:
+        """Do what is not done yet, and report."""
+        finished = [entry for entry in run.journal("result") if entry.key == "improve"]
+        if finished:
+            return dict(finished[0].payload)
+        self._check_start(run)
+        begun = time.monotonic()
+        others = [name for name in ARMS if name != self.config.arm] if self.config.compare else []
+        if progress is not None:
+            progress.begin(self.config.tokens * (1 + len(others)))
+        try:
+            before = self.evaluate(run, "before")
+            spent = self.learn(run, self.config.arm, progress, 0)
+            after = self.evaluate(run, "after")
+            parts.save_model(self.model, self.start, self.folder / AGENT)
+            for i, name in enumerate(others, 1):
+                self.reset()
+                self.learn(run, name, progress, i * self.config.tokens)
+                run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}")})
+            gain = self._gain(run, "before", "after")
+            earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("session"))
+            seconds = time.monotonic() - begun + earlier
+            result = {
+                "before": before,
+                "after": after,
+                "gain": gain,
+                "tokens": spent,
+                "seconds": round(seconds, 1),
+                "run": str(self.folder),
+            }
+            run.log("result", "improve", result)
+        finally:
+            # an interrupted session leaves its finished attempts and its time; commit is whole or not at all
+            run.log("session", stable_hash(str(time.time_ns())), {"seconds": time.monotonic() - begun})
+            run.commit()
+        return result
+
+    def _check_start(self, run: Run) -> None:
+        """Refuse to mix parts: the run goes on only with the code, weights and tasks it began with."""
+        now = {
+            "version": ramify.__version__,
+            "weights": self.weights,
+            "train": self.train_panel.hash,
+            "eval": self.eval_panel.hash,
+        }
+        entries = run.journal("start")
+        if not entries:
+            run.log("start", "parts", now)
+            run.commit()
+            return
+        changed = [f"{name} was {then}, is {now[name]}" for name, then in entries[0].payload.items() if now.get(name) != then]
+        if changed:
+            raise UserError(f"{self.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
+
+    def reset(self) -> None:
+        """Back to the starting weights."""
+        self.model, self.template = parts.load_model(self.start, self.config.concurrency)
+
+    def episodes(self, run: Run, group: str) -> Episodes:
+        """Episodes of the agent as it is now."""
+        c = self.config
+        sampling = Sampling(temperature=c.temperature, max_tokens=c.max_reply, stop_tokens=self.template.stop_tokens)
+        return Episodes(Agent(self.model, self.template, sampling), self.world, run, c.seed, group)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, run: Run, when: str) -> dict[str, Any]:
+        """Success on the held-out tasks, one attempt each (more where there are fewer tasks than episodes)."""
+        known = {entry.key: entry.payload for entry in run.journal("eval")}
+        if when in known:
+            return dict(known[when])
+        begun = time.monotonic()
+        episodes = self.episodes(run, f"eval-{when}")
+        tasks = list(self.eval_panel)
+        plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
+
+        async def play() -> list[Attempt]:
+            return list(await gather_all(episodes.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays))
+
+        attempts = asyncio.run(play())
+        outcomes = [None if a.outcome is None else int(a.outcome) for a in attempts]
+        scored = [o for o in outcomes if o is not None]
+        if not scored:
+            raise UserError(f"no evaluation episode could be scored; the first failed with: {attempts[0].failure}")
+        payload = {
+            "success": sum(scored) / len(scored),
+            "interval": list(wilson(sum(scored), len(scored))),
+            "n": len(scored),
+            "failed": len(outcomes) - len(scored),
+            "tokens": sum(a.drawn for a in attempts),
+            "turns": float(np.mean([len(a.turns) for a in attempts])),
+            "seconds": time.monotonic() - begun,
+            "outcomes": outcomes,
+        }
+        run.log("eval", when, payload)
+        run.commit()
+        return payload
+
+    def _gain(self, run: Run, first: str, second: str) -> dict[str, Any]:
+        """Difference of success, paired by episode, with its 95 % interval."""
+        known = {entry.key: entry.payload["outcomes"] for entry in run.journal("eval")}
+        pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if a is not None and b is not None]
+        before, after = ([float(p[i]) for p in pairs] for i in (0, 1))
+        low, high = paired_t(after, before)
+        return {"success": float(np.mean(after) - np.mean(before)), "interval": [low, high], "n": len(pairs)}
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(self, run: Run, name: str, progress: Progress | None, offset: float) -> int:
+        """Updates until the token budget is spent; returns the tokens generated. Goes on behind the last stored update."""
+        arm = ARMS[name]
+        c = self.config
+        train = c.train.model_copy(update={"lr": c.train.lr or arm.lr})
+        trainer = Trainer(self.model.module, train, c.seed)
+        reference = copy.deepcopy(self.model.module) if c.kl else None
+        done = [entry for entry in run.journal("update") if entry.payload["arm"] == name]
+        spent = 0
+        if done:
+            trainer.restore(*checkpoint.unpack(run.get_blob(done[-1].payload["checkpoint"])))
+            self.model.refresh()
+            spent = int(done[-1].payload["tokens"])
+        last = done[-1].payload["checkpoint"] if done else None
+        for update in range(len(done), 10**9):
+            share = min(c.tokens / c.updates, c.tokens - spent)
+            if share < 0.5 * c.tokens / c.updates:
+                break
+            times = {"sample": -time.monotonic()}
+            grown = asyncio.run(self._sample(run, name, update, share))
+            times["sample"] += time.monotonic()
+            times["credit"] = -time.monotonic()
+            rows, losses = self._rows(run, arm, grown)
+            times["credit"] += time.monotonic()
+            times["train"] = -time.monotonic()
+            if reference is not None:
+                rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
+            metrics = trainer.update(rows, losses)
+            self.model.refresh()
+            times["train"] += time.monotonic()
+            spent += grown.tokens
+            blob = run.put_blob(checkpoint.pack(*trainer.state()))
+            payload = {**grown.report(), "update": update, "arm": name, "tokens": spent, "train": metrics}
+            payload |= {"seconds": times, "checkpoint": blob}
+            with run.transaction():
+                run.log("update", f"{name}/{update:05d}", payload)
+            if last and last != blob:
+                run.drop_blob(last)  # only the newest is needed to go on
+            last = blob
+            if progress is not None:
+                progress.at(
+                    offset + min(spent, c.tokens), f"{name}: {payload['success']:.0%} of attempts, {payload['mixed']:.0%} mixed"
+                )
+        return spent
+
+    async def _sample(self, run: Run, name: str, update: int, share: float) -> Grown:
+        """The trees of one update within ``share`` tokens."""
+        arm, c = ARMS[name], self.config
+        group = f"{name}-{update:04d}"
+        episodes = self.episodes(run, group)
+        recorder = Recorder(episodes)
+        tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
+        sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
+        tasks = self._tasks(update, c.tasks_per_update)
+        if arm.allocator:
+            trees = await BudgetAllocator(sampler, share, c.allocation).run(tasks)
+        elif arm.resample:
+            trees = await self._resampled(sampler, update, share)
+        else:
+            trees = await sampler.run_all(tasks, share / len(tasks))
+        run.commit()
+        return Grown(trees, recorder.attempts, episodes.trees)
+
+    async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[Any]:
+        """Half of the share buys groups; what comes out uniform is dropped and the rest buys groups on fresh tasks (DAPO's rule)."""
+        each = share / self.config.tasks_per_update
+        fresh = iter(self._tasks(update, 4 * self.config.tasks_per_update))
+        kept: list[Any] = []
+        spent = 0.0
+        while share - spent >= each:
+            batch = [task for _, task in zip(range(max(1, int((share - spent) / each / 2))), fresh, strict=False)]
+            if not batch:
+                break
+            trees = await sampler.run_all(batch, each)
+            spent += sum(tree.cost for tree in trees)
+            kept += trees
+        return kept
+
+    def _tasks(self, update: int, n: int) -> list[Task]:
+        """The tasks of an update: walks through the panel in a shuffled order, anew every pass."""
+        panel = list(self.train_panel)
+        picks = []
+        for position in range(update * self.config.tasks_per_update, update * self.config.tasks_per_update + n):
+            turn, at = divmod(position, len(panel))
+            picks.append(panel[int(generator(self.config.seed, "order", turn).permutation(len(panel))[at])])
+        return list({task.id: task for task in picks}.values())
+
+    def _rows(self, run: Run, arm: Arm, grown: Grown) -> tuple[list[Row], dict[str, float]]:
+        if arm.credit == "imitate":
+            return imitation_rows(grown.trees, grown.attempts), {"cross_entropy": 1.0}
+        rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
+        credit = self.config.credit.model_copy(update={"rule": rule})
+        advantages = credit_group(grown.trees, grown.attempts, credit, run)
+        return training_rows(grown.trees, grown.attempts, advantages), {"policy_gradient": 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """What one update sampled."""
+
+    grown: Sequence[Any]
+    attempts: dict[str, list[Attempt]]
+    trees: dict[str, Tree]
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return sum(a.drawn for group in self.attempts.values() for a in group)
+
+    def report(self) -> dict[str, Any]:
+        """Shares over groups and attempts."""
+        counts = [(t.root.s, t.root.n) for t in self.grown]
+        n = sum(total for _, total in counts)
+        return {
+            "success": sum(k for k, _ in counts) / max(1, n),
+            "mixed": float(np.mean([is_mixed(k, total) for k, total in counts])),
+            "l1": float(np.mean([l1_mass(k, total) for k, total in counts])),
+            "groups": len(counts),
+            "leaves": n,
+            "abandoned": [t.prompt_id for t in self.grown if t.abandoned],
+        }
+
+
+class Recorder:
+    """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        self.episodes = episodes
+        self._attempts: dict[str, dict[int, Attempt]] = {}
+
+    @property
+    def attempts(self) -> dict[str, list[Attempt]]:
+        """Attempts by tree name, trees and attempts in an order no concurrency changes."""
+        return {name: [group[i] for i in sorted(group)] for name, group in sorted(self._attempts.items())}
+
+    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
+        """See :class:`Episodes`."""
+        return self._keep(await self.episodes.attempt(tree, task, index))
+
+    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
+        """See :class:`Episodes`."""
+        return self._keep(await self.episodes.branch(tree, task, node_id, index))
+
+    def _keep(self, attempt: Attempt) -> Attempt:
+        self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt
+        return attempt
+
+
+async def gather_all(work: Any) -> list[Any]:
+    """Await all; when one fails the others are cancelled and waited for before it is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def with_reference(reference: Any, rows: list[Row]) -> list[Row]:
+    """Rows with the stream ``reference``: the starting agent's log-probs of their tokens."""
+    import torch
+
+    from ramify.train.batch import collate
+    from ramify.train.loop import token_logprobs
+
+    out = []
+    with torch.no_grad():
+        for row in rows:
+            scores = token_logprobs(reference, collate([row]))[0].numpy()
+            out.append(Row(row.tokens, row.mask, {**row.streams, "reference": scores}))
+    return out
