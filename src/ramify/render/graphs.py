@@ -63,8 +63,8 @@ def graph_svg(states: Sequence[State], moves: Sequence[Move], title: str, scale:
             raise ValueError(f"a move from {move.source} to {move.target} names an unknown state")
     layers = _layers(states, moves)
     tallest = max(len(layer) for layer in layers.values())
-    column = max(54.0, min(110.0, 860.0 / max(1, len(layers) - 1)))
-    gap = 46.0 if tallest <= 8 else 34.0 if tallest <= 16 else 26.0
+    column = max(54.0, min(140.0, 860.0 / max(1, len(layers) - 1)))
+    gap = 60.0 if tallest <= 5 else 46.0 if tallest <= 8 else 34.0 if tallest <= 16 else 26.0
     height = (tallest - 1) * gap
     most = max(state.visits for state in states)
     places = {
@@ -75,10 +75,10 @@ def graph_svg(states: Sequence[State], moves: Sequence[Move], title: str, scale:
     radius = {state.id: 4 + 7 * math.sqrt(state.visits / most) for state in states}
     saturation = scale or max((abs(m.credit) for m in moves if m.credit is not None), default=0.0) or 1.0
     busiest = max((move.visits for move in moves), default=1)
-    width = max(_MARGIN * 2 + 16 + (len(layers) - 1) * column + 24, 560.0)
+    width = max(_MARGIN * 2 + 16 + (len(layers) - 1) * column + 24, 820.0)
     heads = "".join(
-        label(_MARGIN + 8 + i * column, 20, "start" if depth == 0 else f"step {depth}" if i == 1 else depth, "soft mid num")
-        for i, depth in enumerate(layers)
+        label(_MARGIN + 8 + i * column, 20, _column_name(i, depth, [known[name] for name in layer]), "soft mid num")
+        for i, (depth, layer) in enumerate(layers.items())
     )
     # Heavy moves are drawn first, so that rare ones stay visible on top of them.
     edges = "".join(
@@ -93,6 +93,12 @@ def graph_svg(states: Sequence[State], moves: Sequence[Move], title: str, scale:
         "Position from left to right: the earliest step that reached a state. Width of a move: how often it was taken."
     )
     return frame(width, last + 16, title, description, heads + edges + nodes + legend)
+
+
+def _column_name(place: int, depth: int, layer: Sequence[State]) -> str:
+    if all(state.outcome for state in layer):
+        return "end"
+    return "start" if depth == 0 else f"step {depth}" if place == 1 else f"{depth}"
 
 
 def _layers(states: Sequence[State], moves: Sequence[Move]) -> dict[int, list[str]]:

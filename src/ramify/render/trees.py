@@ -57,7 +57,7 @@ def tree_svg(steps: Sequence[TreeStep], title: str, scale: float | None = None) 
         return _MARGIN + 8 + depth[step.id] * column, _HEAD + 12 + row[step.id] * height
 
     places = {step.id: at(step) for step in steps}
-    width = max(_MARGIN * 2 + deepest * column + 90, 560.0)
+    width = max(_MARGIN * 2 + deepest * column + 90, 820.0)
     bottom = _HEAD + 12 + (len(leaves) - 1) * height
     edges = "".join(_edge(places[step.parent], places[step.id]) for step in steps if step.parent is not None)
     nodes = "".join(_step(step, *places[step.id], saturation, len(children[step.id])) for step in steps)

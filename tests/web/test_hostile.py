@@ -1,0 +1,136 @@
+"""Hostile texts stay texts: read by a parser in the default suite, opened in a real browser by the slow test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from web_hostile import PAYLOADS, all_in_one
+from web_sample import make_run
+
+from ramify.trace.db import Run
+from ramify.web.pages import message_html, node_html, report_html, tree_html, trees_html
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-first-run"]  # fmt: skip
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "main", "nav", "a", "header", "section", "h1", "h2", "h3", "h4", "p"),
+    *("div", "span", "pre", "figure", "details", "summary", "table", "thead", "tbody", "tr", "th", "td"),
+    *("svg", "desc", "g", "path", "rect", "circle", "text"),
+}
+
+
+class Inert(HTMLParser):
+    """Collects what could act: unknown elements, event attributes, links that leave the page, inline styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[str] = []
+        self.words = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ALLOWED:
+            self.found.append(f"<{tag}>")
+        for name, value in attrs:
+            if name.startswith("on") or name in (
+                "src",
+                "srcset",
+                "srcdoc",
+                "style",
+                "action",
+                "formaction",
+                "xlink:href",
+                "data",
+            ):
+                self.found.append(f"{tag} {name}={value}")
+            if name == "href" and not (value or "").startswith(("#step-", "/")):
+                self.found.append(f"{tag} href={value}")
+            if name == "href" and (value or "").startswith("//"):
+                self.found.append(f"{tag} href={value}")
+            if name == "http-equiv" and value != "Content-Security-Policy":
+                self.found.append(f"{tag} http-equiv={value}")
+
+    def handle_comment(self, data: str) -> None:
+        self.found.append(f"<!--{data[:20]}")
+
+    def unknown_decl(self, data: str) -> None:
+        self.found.append(f"<![{data[:20]}")
+
+
+def pages(folder: Path, twist: Callable[[str], str]) -> list[str]:
+    with Run.open(make_run(folder, updates=2, tasks=1, attempts=4, twist=twist)) as run:
+        name = run.trees()[0].name
+        leaf = run.tree(name).leaves()[0].id
+        return [
+            report_html(run), report_html(run, served=True), tree_html(run, name), trees_html(run), node_html(run, leaf),
+            message_html(twist("x"), twist("y")),
+        ]  # fmt: skip
+
+
+def test_there_are_enough_payloads() -> None:
+    assert len(set(PAYLOADS)) == len(PAYLOADS) >= 60
+
+
+@pytest.mark.parametrize("third", [0, 1, 2])
+def test_payloads_are_inert(tmp_path: Path, third: int) -> None:
+    batch = PAYLOADS[third::3]
+    for page in pages(tmp_path / "run", lambda text: text + " ".join(batch)):
+        assert Inert(page).found == []
+        assert [payload for payload in batch if set("<\"'") & set(payload) and payload in page] == []
+
+
+def test_payloads_are_still_readable(tmp_path: Path) -> None:
+    class Words(HTMLParser):
+        words = ""
+
+        def handle_data(self, data: str) -> None:
+            self.words += data
+
+    parser = Words(convert_charrefs=True)
+    parser.feed(pages(tmp_path / "run", lambda text: text + "<img src=x onerror=alert(1)>{{ 7*7 }}&lt;")[0])
+    assert "go kitchen<img src=x onerror=alert(1)>{{ 7*7 }}&lt;" in parser.words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_happens_in_a_real_browser(tmp_path: Path) -> None:
+    if not shutil.which(CHROMIUM):
+        pytest.skip(f"NOT CHECKED: no browser at {CHROMIUM}; the hostile pages were only read by a parser")
+    from playwright.sync_api import sync_playwright
+
+    dialogs: list[str] = []
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        # Scripts are allowed here, and the page's own policy is bypassed: what must hold the payloads is the escaping alone.
+        for bypass in (True, False):
+            page = browser.new_context(bypass_csp=bypass).new_page()
+            page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+            page.on("request", lambda request: requests.append(request.url))
+            for number, html in enumerate(pages(tmp_path / f"run-{bypass}", all_in_one)):
+                file = tmp_path / f"page-{number}-{bypass}.html"
+                file.write_text(html, encoding="utf-8")
+                page.goto(file.as_uri())
+                for summary in page.locator("summary").all()[:12]:
+                    summary.click()
+                for link in page.locator("svg a").all()[:5]:
+                    link.click(force=True)
+                page.wait_for_timeout(100)
+                assert page.url.split("#")[0] == file.as_uri()
+                assert page.locator("script, iframe, img, object, embed, form, base, link").count() == 0
+        # The check itself must be able to fail: the same handlers see a page that does act.
+        seen = len(requests)
+        alive = browser.new_page()
+        alive.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        alive.set_content("<script>alert('alive')</script>")
+        alive.wait_for_timeout(100)
+        browser.close()
+    assert dialogs == ["alive"]
+    assert seen == len(requests)
+    assert [url for url in requests if not url.startswith(f"file://{tmp_path}/page-")] == []

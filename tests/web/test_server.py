@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from web_sample import make_run
+
+from ramify.base.errors import UserError
+from ramify.trace.db import Run
+from ramify.web.server import is_loopback, open_server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("served") / "run")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    server, listener = open_server(folder)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+    assert not thread.is_alive()
+
+
+def get(address: str, path: str, host: str | None = None, method: str = "GET") -> tuple[int, dict[str, str], str]:
+    request = urllib.request.Request(f"http://{address}{path}", headers={} if host is None else {"Host": host}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read().decode()
+
+
+def test_pages_are_served(address: str, folder: Path) -> None:
+    with Run.open(folder) as run:
+        name = run.trees()[0].name
+        node = run.tree(name).leaves()[0].id
+    for path, words in (
+        ("/", "+37.5 points"),
+        ("/trees", name),
+        (f"/tree/{name}", "Attempts"),
+        (f"/node/{node[:8]}", "The path to it"),
+    ):
+        status, headers, body = get(address, path)
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert words in body
+
+
+@pytest.mark.parametrize("path", ["/", "/tree/none", "/nowhere"])
+def test_every_answer_carries_the_security_headers(address: str, path: str) -> None:
+    _, headers, _ = get(address, path)
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/tree/update-0000/task-00", "did you mean"),
+        ("/tree/%3Cscript%3Ealert(1)%3C/script%3E", "&lt;script&gt;"),
+        ("/node/zz", "has no node"),
+        ("/%3Cimg%20src=x%20onerror=alert(1)%3E", "There is no page"),
+        ("/tree/..%2f..%2fetc/passwd", "has no tree"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(address: str, path: str, words: str) -> None:
+    status, _, body = get(address, path)
+    assert status == 404
+    assert words in body
+    assert "Traceback" not in body
+    assert "<script" not in body
+    assert "<img" not in body
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", ""]
+)
+def test_another_hosts_name_is_refused(address: str, host: str) -> None:
+    status, _, body = get(address, "/", host)
+    assert status in (400, 421)
+    assert "+37.5 points" not in body
+
+
+def test_names_of_this_machine_are_accepted(address: str) -> None:
+    assert [get(address, "/trees", host)[0] for host in ("localhost", "localhost:99", "127.0.0.1", "[::1]:80")] == [200] * 4
+
+
+def test_it_only_reads(address: str) -> None:
+    assert [get(address, "/", method=method)[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", ""])
+def test_a_bind_beyond_this_machine_is_refused(folder: Path, host: str) -> None:
+    with pytest.raises(UserError, match="loopback only"):
+        open_server(folder, host)
+
+
+def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str) -> None:
+    with pytest.raises(UserError, match="is no run"):
+        open_server(tmp_path)
+    with pytest.raises(UserError, match="port 99999"):
+        open_server(folder, port=99999)
+    assert is_loopback("127.8.9.1")
+    assert not is_loopback("localhost.")
