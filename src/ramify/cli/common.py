@@ -41,6 +41,21 @@ def find_run(text: str) -> Path:
     raise UserError(f"no run '{text}' ({nearest(Path(text).name, known)})")
 
 
+def find_improved(text: str) -> Path:
+    """The folder of a run that ``ramify improve`` made. Raises UserError for an imported one: its agent and world are not known."""
+    folder = find_run(text)
+    from ramify.base.config import check
+    from ramify.jobs.improve import ImproveConfig
+    from ramify.trace.db import Run
+
+    with Run.open(folder) as run:
+        config = run.meta.get("config")
+    if not isinstance(config, dict) or not {"model", "env", "updates"} <= config.keys():
+        raise UserError(f"{folder} was not made by `ramify improve`, so there is no agent and no world to go on with")
+    check(ImproveConfig, config, f"the stored settings of {folder}")
+    return folder
+
+
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write ``path`` whole or not at all. Raises UserError when its folder does not exist or it is a folder itself."""
     if path.is_dir():

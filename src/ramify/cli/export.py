@@ -56,9 +56,7 @@ def export(
             if form == "jsonl":
                 convert.write_lines(opened, out)
             elif form == "parquet":
-                from ramify.trace.parquet import write_parquet
-
-                write_parquet(opened, out)
+                convert.write_parquet(opened, out)
             else:
                 write_whole(out, convert.tree_dot(_choose(opened, tree)))
     terminal.emit({"run": str(folder), "format": form, "out": str(out)}, as_json, f"wrote {out}")

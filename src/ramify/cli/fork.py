@@ -6,19 +6,13 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ramify.base.errors import UserError
-from ramify.cli.common import Json, RunArgument, find_run
+from ramify.cli.common import Json, RunArgument, find_improved
 from ramify.render import terminal
-
-if TYPE_CHECKING:
-    from ramify.env.protocol import Task
-    from ramify.rollout.run import Episodes
-    from ramify.trace.db import Run
-    from ramify.trace.node import Node
 
 app = typer.Typer(add_completion=False)
 
@@ -37,47 +31,22 @@ def fork(
     as_json: Json = False,
 ) -> None:
     """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
-    folder = find_run(run)
+    folder = find_improved(run)
     name, offset = parse_place(node)
     from ramify.rollout.fork import AFTER, check_edit, fork
 
     if after not in AFTER:
         raise UserError(f"--after: must be one of {', '.join(AFTER)}, not '{after}'")
     change = None if edit is None else check_edit(read_edit(edit))
+    from ramify.jobs.play import open_episodes
     from ramify.trace.db import Run
 
-    with Run.open(folder, write=True) as opened:
+    with Run.open(folder) as opened:
         found = opened.node(name)
-        episodes, task = play_on(opened, found)
+    with open_episodes(folder, found) as (episodes, task):
         result = asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))
     record = result.to_json()
     terminal.emit(record, as_json, table(record))
-
-
-def play_on(run: Run, node: Node) -> tuple[Episodes, Task]:
-    """Episodes with the run's own agent and world, and the task of the node's tree.
-
-    The agent is the one that drew the node when its weights are kept (the start and the end of a run are), else the trained one,
-    else the one the run began with. Raises UserError when the run does not say which agent and world it is about.
-    """
-    from ramify.base.config import check
-    from ramify.env.protocol import Task
-    from ramify.jobs import parts
-    from ramify.jobs.improve import ImproveConfig, Job
-
-    config = run.meta.get("config")
-    if not isinstance(config, dict) or not {"model", "env"} <= config.keys():
-        raise UserError(
-            f"{run.folder} was not made by `ramify improve`, so its agent and world are not known: use ramify.rollout.fork"
-        )
-    job = Job(check(ImproveConfig, config, str(run.folder)), run.folder)
-    drawn_by = None if node.producer is None else run.producer(node.producer).weights
-    if (run.folder / "agent").is_dir() and drawn_by != job.weights:
-        job.model, job.template = parts.load_model(run.folder / "agent")
-    if drawn_by not in (None, job.model.identity.weights):
-        terminal.say("ramify: the weights that drew this node are not kept; the trained agent goes on from it")
-    task = next(tree.task for tree in run.trees() if tree.name == node.tree)
-    return job.episodes(run, "fork"), Task(task["id"], task.get("data", {}))
 
 
 def parse_place(text: str) -> tuple[str, int | None]:

@@ -23,7 +23,7 @@ def import_(
     from ramify.trace import convert
     from ramify.trace.db import Run
 
-    convert.read_run(file, run)
+    form = convert.read_run(file, run)
     with Run.open(run) as opened:
-        record = {"run": str(run), "trees": len(opened.trees()), "nodes": len(opened)}
-    terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes")
+        record = {"run": str(run), "form": form, "trees": len(opened.trees()), "nodes": len(opened)}
+    terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes from {file} ({form})")

@@ -91,6 +91,7 @@ def finish(folder: Path, as_json: bool, work: Callable[[LateBar], dict[str, Any]
         if not (folder / DATABASE).exists():
             raise InterruptedRunError("interrupted before anything was done") from None
         raise InterruptedRunError(f"interrupted; what was done is kept: go on with `ramify resume {folder}`") from None
+    result = {name: _slim(value) for name, value in result.items()}
     emit(result, as_json, summary(result))
 
 
@@ -101,6 +102,9 @@ def summary(result: dict[str, Any]) -> str:
         low, high = result[name]["interval"]
         rows.append((name, f"{result[name]['success']:.1%}", f"[{low:.1%}, {high:.1%}]"))
     text = table(["", "success", "95 % interval"], rows)
+    if "gain" in result:
+        low, high = result["gain"]["interval"]
+        text += f"\n\nGain: {100 * result['gain']['success']:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}."
     spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
     return f"\n{text}\n\n{spent}; run: {result['run']}\nLook at it with `ramify show {result['run']}` (or --web)."
 
@@ -109,6 +113,11 @@ def next_run(name: str) -> Path:
     """The next free ``runs/NAME-N``."""
     taken = [int(found[1]) for path in RUNS.glob(f"{name}-*") if (found := re.fullmatch(rf"{name}-(\d+)", path.name))]
     return RUNS / f"{name}-{max(taken, default=0) + 1}"
+
+
+def _slim(value: Any) -> Any:
+    """An evaluation without its list of single outcomes: those are in the run."""
+    return {k: v for k, v in value.items() if k != "outcomes"} if isinstance(value, dict) else value
 
 
 def _leaves(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

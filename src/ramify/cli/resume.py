@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ramify.cli.common import Json, RunArgument, find_run
+from ramify.cli.common import Json, RunArgument, find_improved
 from ramify.cli.improve import finish
 
 app = typer.Typer(add_completion=False)
@@ -16,7 +16,7 @@ def resume(run: RunArgument, as_json: Json = False) -> None:
 
     A run that is done already prints its result again.
     """
-    folder = find_run(run)
+    folder = find_improved(run)
     from ramify.jobs import improve as job
 
     finish(folder, as_json, lambda bar: job.resume(folder, bar))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +9,15 @@ import typer
 
 from ramify.base.errors import UserError
 from ramify.cli.common import Json, RunArgument, find_run, write_whole
+from ramify.render.terminal import emit, short, table
 
 if TYPE_CHECKING:
-    from ramify.trace.db import Entry, Run
+    from ramify.trace.db import Run
 
 app = typer.Typer(add_completion=False)
 
 LAST = 5
-"""How many entries of each kind of work the terminal shows."""
+"""How many updates (or names of trees) the terminal shows."""
 
 
 @app.command()
@@ -32,8 +32,6 @@ def show(
     folder = find_run(run)
     if web and html is not None:
         raise UserError("choose one of --web and --html")
-    from ramify.render import terminal
-
     if web:
         from ramify.web.server import serve_run
 
@@ -41,13 +39,13 @@ def show(
         return
     if html is not None:
         write_report(folder, html)
-        terminal.emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
+        emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
         return
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
         record = summarise(opened)
-    terminal.emit(record, as_json, _text(record))
+    emit(record, as_json, _text(record))
 
 
 def write_report(folder: Path, out: Path) -> None:
@@ -60,78 +58,63 @@ def write_report(folder: Path, out: Path) -> None:
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """Everything the summary shows, as JSON: size, settings, gain, spending, and the journal by kind with its last entries."""
-    kinds: dict[str, list[Entry]] = {}
-    for entry in run.journal():
-        kinds.setdefault(entry.kind, []).append(entry)
+    """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result."""
+    evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
+    arm = (run.meta.get("config") or {}).get("arm")
+    updates = [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
+    result: dict[str, Any] = next((e.payload for e in run.journal("result")), {})
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
         "config": run.meta.get("config"),
-        "trees": len(run.trees()),
+        "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
-        "gain": _gain({entry.key: entry.payload for entry in kinds.get("eval", [])}),
-        "spent": _spent(kinds, (run.meta.get("config") or {}).get("arm", "ours")),
-        "journal": {
-            kind: {"n": len(entries), "last": [{"key": e.key, "payload": e.payload} for e in entries[-LAST:]]}
-            for kind, entries in kinds.items()
-        },
+        "done": bool(result),
+        "gain": result.get("gain"),
+        "evals": evals,
+        "updates": updates,
+        "spent": _spent(updates, evals),
     }
 
 
-def _gain(evals: dict[str, Any]) -> dict[str, Any] | None:
-    """Success after training minus before, with its 95 % interval (Newcombe); None until both are known."""
-    if not {"before", "after"} <= evals.keys():
-        return None
-    from ramify.stats.intervals import difference_of_proportions
-
-    counts = [(round(evals[key]["success"] * evals[key]["n"]), evals[key]["n"]) for key in ("after", "before")]
-    gain = evals["after"]["success"] - evals["before"]["success"]
-    return {"points": 100 * gain, "interval": [100 * end for end in difference_of_proportions(*counts[0], *counts[1])]}
-
-
-def _spent(kinds: dict[str, list[Entry]], arm: str) -> dict[str, dict[str, float]]:
-    """Tokens and seconds of one arm by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
-    updates = [entry.payload for entry in kinds.get("update", []) if entry.payload.get("arm") == arm]
+def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Tokens and seconds by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
     spent: dict[str, dict[str, float]] = {}
     for update in updates:
-        for part, seconds in update.get("seconds", {}).items():
+        for part, seconds in update["seconds"].items():
             row = spent.setdefault(part, {"tokens": 0, "seconds": 0.0})
             row["seconds"] += seconds
-    if "sample" in spent:
-        spent["sample"]["tokens"] = max(update.get("tokens", 0) for update in updates)
-    for entry in kinds.get("eval", []):
-        spent[f"evaluation {entry.key}"] = {name: entry.payload.get(name, 0) for name in ("tokens", "seconds")}
+        spent.setdefault("sample", {"tokens": 0, "seconds": 0.0})["tokens"] = update["tokens"]
+    for key, payload in evals.items():
+        spent[f"evaluation {key}"] = {"tokens": payload["tokens"], "seconds": payload["seconds"]}
     return spent
 
 
 def _text(record: dict[str, Any]) -> str:
-    from ramify.render import terminal
-
-    parts = [f"{record['run']}: {record['trees']} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
+    trees = record["trees"]
+    parts = [f"{record['run']}: {len(trees)} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
     if record["gain"]:
         low, high = record["gain"]["interval"]
-        parts.append(f"Success changed by {record['gain']['points']:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}.")
-    for kind in [kind for kind in record["journal"] if kind != "result"]:  # the result repeats the evaluations
-        work = record["journal"][kind]
-        entries = [{kind: entry["key"]} | dict(_scalars(entry["payload"])) for entry in work["last"]]
-        columns = list(dict.fromkeys(name for entry in entries for name in entry))
-        title = kind if work["n"] <= LAST else f"{kind} (last {LAST} of {work['n']})"
-        parts.append(terminal.table(columns, [[entry.get(name) for name in columns] for entry in entries], title))
+        gain = 100 * record["gain"]["success"]
+        parts.append(f"Success changed by {gain:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}.")
+    elif record["updates"]:
+        parts.append(f"Not finished: go on with `ramify resume {record['run']}`.")
+    if record["evals"]:
+        rows = [
+            (name, f"{e['success']:.1%}", f"[{e['interval'][0]:.1%}, {e['interval'][1]:.1%}]", e["n"])
+            for name, e in record["evals"].items()
+        ]
+        parts.append(table(["evaluation", "success", "95 % interval", "episodes"], rows))
+    if record["updates"]:
+        updates = [
+            (u["update"], f"{u['success']:.1%}", f"{u['mixed']:.1%}", u["groups"], u["leaves"], u["tokens"])
+            for u in record["updates"][-LAST:]
+        ]
+        title = f"last {len(updates)} of {len(record['updates'])} updates"
+        parts.append(table(["update", "success", "mixed groups", "groups", "attempts", "tokens so far"], updates, title))
     if record["spent"]:
-        rows = [(name, terminal.short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]
-        parts.append(terminal.table(["where the budget went", "tokens", "seconds"], rows))
+        spent = [(name, short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]
+        parts.append(table(["where the budget went", "tokens", "seconds"], spent))
+    if trees and not record["evals"]:
+        parts.append("trees: " + ", ".join(trees[:LAST]) + (f", and {len(trees) - LAST} more" if len(trees) > LAST else ""))
     return "\n\n".join(parts)
-
-
-def _scalars(payload: Any, prefix: str = "") -> Any:
-    """Numbers and short texts of a payload, nested ones dotted; a pair of numbers is an interval."""
-    if not isinstance(payload, Mapping):
-        payload = {} if payload is None else {"value": payload}
-    for name, value in payload.items():
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and len(value) == 2 and all(isinstance(end, float) for end in value):
-            yield prefix + name, f"[{value[0]:.4g}, {value[1]:.4g}]"
-        elif value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40):
-            yield prefix + name, value
