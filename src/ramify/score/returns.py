@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -30,7 +32,7 @@ def discounted_returns(rewards: np.ndarray, attempts: np.ndarray, gamma: float) 
     out = np.array(rewards, dtype=np.float64)
     order = np.argsort(left, kind="stable")
     edges = np.searchsorted(left[order], np.arange(1, int(left.max(initial=0)) + 2))
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges.tolist()):
         rows = order[start:end]
         out[rows] += gamma * out[rows + 1]
     return out

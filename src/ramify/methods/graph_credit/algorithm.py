@@ -13,9 +13,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ramify.base.config import Config
-from ramify.methods.graph_credit.steps import TERMINAL, Table, edge_weights, index_steps
 from ramify.score.group import normalise
 from ramify.score.returns import terminal_returns
+from ramify.score.table import TERMINAL, Table, edge_weights, index_steps
+from ramify.trace.graph import StateGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
 RULES = {"grpo": (), "episode": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
@@ -87,13 +88,30 @@ def credit(
     weight 0, group -1, credit 0 and NaN values.
     Raises UserError naming the step on NaN rewards, missing or duplicate steps and columns of unequal length.
     """
+    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in (task_ids, attempt_ids, keys)]
+    graph = StateGraph.of(lists[0], lists[1], np.asarray(steps), lists[2], [""] * len(lists[0]))  # type: ignore[arg-type]
+    return credit_graph(graph, rewards, config=config, truncated=truncated, valid=valid, nodes=nodes)
+
+
+def credit_graph(
+    graph: StateGraph,
+    rewards: Sequence[float] | np.ndarray,
+    *,
+    config: CreditConfig | None = None,
+    truncated: Sequence[bool] | np.ndarray | None = None,
+    valid: Sequence[bool] | np.ndarray | None = None,
+    nodes: Sequence[Any] | np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """:func:`credit` on a graph merged already; columns have one entry per visit of ``graph``, in its order."""
     config = config or CreditConfig()
-    table = index_steps(task_ids, attempt_ids, steps, keys, rewards, truncated=truncated, valid=valid, nodes=nodes)
+    table = index_steps(graph, rewards, truncated=truncated, valid=valid, nodes=nodes)
     keep = np.ones(len(table.order), dtype=bool)
     if config.truncation == "drop":
         keep = ~table.truncated[table.attempt]
     columns = _credit(table.subset(keep), config)
     columns["task_id"], columns["attempt_id"] = table.task[keep], table.attempt[keep]
+    named = np.append(np.unique(table.group[keep]), TERMINAL)  # groups keep the numbers they have in the graph
+    columns["group_id"], columns["next_group_id"] = named[columns["group_id"]], named[columns["next_group_id"]]
     out = {}
     for name, column in columns.items():
         fill: Any = {"V": np.nan, "V_next": np.nan, "delta": np.nan, "group_id": -1, "next_group_id": TERMINAL}.get(name, 0)

@@ -40,7 +40,7 @@ class Grid:
         row, column = np.divmod(np.arange(side * side), side)
         steps = [(-1, 0), (1, 0), (0, -1), (0, 1)]
         moves = [np.clip(row + r, 0, side - 1) * side + np.clip(column + c, 0, side - 1) for r, c in steps]
-        return cls(*places.T, np.stack(moves, axis=1))
+        return cls(places[:, 0], places[:, 1], places[:, 2], np.stack(moves, axis=1))
 
     @property
     def states(self) -> int:
@@ -111,11 +111,12 @@ def grow(grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, 
     """
     first = walk(grid, policy, rng, slip, roots)
     shape = (len(grid.start), roots + branches, HORIZON)
-    tree = Walks(*np.zeros((3, *shape), dtype=np.int64), np.zeros(shape[:2], dtype=np.int64), np.zeros(shape[:2], dtype=bool))
-    ids = np.arange(np.prod(shape)).reshape(shape)
+    state, action, ids = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    tree = Walks(state, action, ids, np.zeros(shape[:2], dtype=np.int64), np.zeros(shape[:2], dtype=bool))
+    fresh = np.arange(np.prod(shape)).reshape(shape)
     for name in ("state", "action", "length", "success"):
         getattr(tree, name)[:, :roots] = getattr(first, name)
-    tree.node[:] = ids
+    tree.node[:] = fresh
     task, fork = np.arange(shape[0]), None
     for new in range(roots, roots + branches):
         weight = np.ones((shape[0], new))
@@ -130,7 +131,7 @@ def grow(grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, 
         shared = np.arange(HORIZON) < at[:, None]
         tree.state[:, new] = np.where(shared, tree.state[task, parent], rest.state[:, 0])
         tree.action[:, new] = np.where(shared, tree.action[task, parent], rest.action[:, 0])
-        tree.node[:, new] = np.where(shared, tree.node[task, parent], ids[:, new])
+        tree.node[:, new] = np.where(shared, tree.node[task, parent], fresh[:, new])
         tree.length[:, new], tree.success[:, new] = rest.length[:, 0], rest.success[:, 0]
     return tree
 
@@ -171,7 +172,9 @@ def train(
             break
         r = (grow(grid, policy, rng, slip, 4, branches, pick) if pick else flat).rows()
         key = np.where(rng.random(len(r["state"])) < unique, grid.states + np.arange(len(r["state"])), r["state"])
-        advantage = credit(r["task"], r["attempt"], r["step"], key, r["reward"], config=rule, nodes=r["node"] if pick else None)["A"]
+        advantage = credit(r["task"], r["attempt"], r["step"], key, r["reward"], config=rule, nodes=r["node"] if pick else None)[
+            "A"
+        ]
         if pick:
             same = np.unique(r["node"], return_inverse=True)[1]
             advantage = advantage / np.bincount(same)[same]
@@ -212,9 +215,9 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
         for visits, found in errors.items():
             counted = CreditConfig(success_reward=REWARD, visits="leaf" if visits == "leaf" else "edge")
             value = np.full(len(truth), np.nan)
-            value[place] = credit(
-                r["task"], r["attempt"], r["step"], r["state"], r["reward"], config=counted, nodes=r["node"]
-            )["V"]
+            value[place] = credit(r["task"], r["attempt"], r["step"], r["state"], r["reward"], config=counted, nodes=r["node"])[
+                "V"
+            ]
             error = (value - truth)[shared]
             error = error[np.isfinite(error)]
             found.append((float(np.sqrt((error**2).mean())), float(error.mean())))
@@ -346,7 +349,11 @@ def _variance(cells: Cells, tasks: int, tolerance: float) -> list[Check]:
     printed = {"Var V(s)": 0.031, "Var V(s')": 0.062, "Cov": 0.026, "Var delta": 0.040, "Var R": 0.25}
     checks = []
     for name, value in printed.items():
-        checks.append(Check(f"{name} = {found[name]:.4f}, distance from {value}", abs(found[name] - value), None, tasks, (0,), "<=", tolerance))
+        checks.append(
+            Check(
+                f"{name} = {found[name]:.4f}, distance from {value}", abs(found[name] - value), None, tasks, (0,), "<=", tolerance
+            )
+        )
     total = found["Var V(s)"] + found["Var V(s')"]
     checks.append(Check("Var delta / sum of the two variances", found["Var delta"] / total, None, tasks, (0,), "<", 0.5))
     return checks
@@ -372,8 +379,13 @@ def _visits(cells: Cells, seeds: Sequence[int], trees: int, branches: Sequence[i
         for i, what in enumerate(("error of V (rms)", "bias of V")):
             edge, leaf = ([abs(c[visits][i]) for c in cell] for visits in ("edge", "leaf"))
             name = f"{what} on shared prefixes, {pick}, 4 + {b} leaves"
-            checks += [_mean(f"{name}, once per leaf", leaf, seeds), _paired(f"{name}, edge - leaf", edge, leaf, seeds, "report", None)]
+            checks += [
+                _mean(f"{name}, once per leaf", leaf, seeds),
+                _paired(f"{name}, edge - leaf", edge, leaf, seeds, "report", None),
+            ]
     for pick in PICKS:
         last = {visits: [curves[f"tree {visits} {pick} seed {s}"][-1] for s in seeds] for visits in ("leaf", "edge")}
-        checks.append(_paired(f"success after 20 updates, {pick} trees, edge - leaf", last["edge"], last["leaf"], seeds, "report", None))
+        checks.append(
+            _paired(f"success after 20 updates, {pick} trees, edge - leaf", last["edge"], last["leaf"], seeds, "report", None)
+        )
     return checks

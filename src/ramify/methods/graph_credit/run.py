@@ -1,0 +1,212 @@
+"""The state graph of a set of attempts: credit, diagnostics, and the numbers behind any one step."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ramify.base.config import check
+from ramify.base.errors import UserError, nearest
+from ramify.methods.graph_credit.algorithm import RULES, CreditConfig, credit_graph
+from ramify.methods.graph_credit.report import diagnose
+from ramify.score.group import moments
+from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_columns
+from ramify.trace.graph import StateGraph as MergedGraph
+from ramify.trace.keys import Canonicaliser
+from ramify.trace.node import Mark, Node, Stream
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
+
+MAKER = "graph-credit"
+CREDIT = ("V", "V_next", "delta", "A_ep", "A_nc", "A_ec", "A")
+
+
+class StateGraph:
+    """Attempts merged by state. ``columns`` hold one entry per step; ``graph`` is the merged view, in the same order."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = c = columns
+        ends = ["truncated" if cut else "end" for cut in c["truncated"]]
+        self.graph = MergedGraph.of(c["task_id"], c["attempt_id"], c["step"], c["anchor"], c["action"], ends)
+        self.config = CreditConfig()
+        self._credit: dict[str, np.ndarray] | None = None
+
+    @classmethod
+    def from_steps(
+        cls,
+        steps: Iterable[Mapping[str, Any]],
+        anchor: str | Callable[[Mapping[str, Any]], Any] = "anchor",
+        keys: Canonicaliser | None = None,
+        task_key: str = "task_id",
+    ) -> StateGraph:
+        """From step records (section 3.8). ``anchor`` is the field with what was observed, or a function of the record; ``keys``
+        turns an attempt's observations into state keys (``trace.keys``: scrub, with_history, last_informative; None takes them as are).
+
+        Raises UserError naming the record and field that is wrong.
+        """
+        rows = list(steps)
+        columns = to_columns(rows, task_key)
+        if isinstance(anchor, str):
+            name = anchor
+            if not any(name in row for row in rows):
+                known = nearest(name, {str(field) for row in rows for field in row})
+                raise UserError(f"no step has the field '{name}' that should tell states apart ({known})")
+            columns["anchor"] = [row.get(name) for row in rows]
+        else:
+            columns["anchor"] = [anchor(row) for row in rows]
+        return cls(columns if keys is None else canonicalise(columns, keys))
+
+    @classmethod
+    def from_arrays(cls, **columns: Sequence[Any] | np.ndarray) -> StateGraph:
+        """From columns named as the fields of a step record, all of one length; ``anchor`` holds the state keys.
+
+        Raises UserError on an unknown or missing column.
+        """
+        for name in columns:
+            if name not in (known := ("task_id", "attempt_id", "step", "anchor", "reward", *OPTIONAL)):
+                raise UserError(f"steps have no column '{name}' ({nearest(name, known)})")
+        lists = {name: column.tolist() if isinstance(column, np.ndarray) else list(column) for name, column in columns.items()}
+        for name in ("task_id", "attempt_id", "step", "anchor", "reward"):
+            if name not in lists:
+                raise UserError(f"the column '{name}' is missing")
+        return cls({name: [default] * len(lists["step"]) for name, default in OPTIONAL.items()} | lists)
+
+    @classmethod
+    def from_run(cls, run: Run, group: str | None = None, keys: Canonicaliser | None = None) -> StateGraph:
+        """From the scored attempts of a run's trees (see ``score.steps.run_columns``)."""
+        return cls(run_columns(run, group, keys))
+
+    def advantages(self, config: CreditConfig | None = None, **options: Any) -> dict[str, np.ndarray]:
+        """Credit every step: columns as of ``algorithm.credit``; ``options`` are fields of ``CreditConfig``.
+
+        Warns (UserWarning) where the credit says less than it seems to: no repetition, lone attempts, constant rewards.
+        """
+        self.config = config or check(CreditConfig, options)
+        c = self.columns
+        nodes = None if all(node is None for node in c["node"]) else c["node"]
+        self._credit = credit_graph(
+            self.graph, c["reward"], config=self.config, truncated=c["truncated"], valid=c["valid"], nodes=nodes
+        )
+        for warning in self.report()["warnings"]:
+            warnings.warn(warning, stacklevel=2)
+        return self._credit
+
+    @property
+    def credit(self) -> dict[str, np.ndarray]:
+        """The columns of the last :meth:`advantages`, or of a first one with defaults."""
+        return self.advantages() if self._credit is None else self._credit
+
+    def report(self) -> dict[str, Any]:
+        """Diagnostics; every number is explained on the method's page."""
+        return diagnose(self.graph, self.credit)
+
+    def rows(self, positive: bool = False) -> list[dict[str, Any]]:
+        """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""
+        found = self.credit
+        extra = {name: found[name].tolist() for name in ("group_id", "next_group_id", "group_size", *CREDIT)}
+        every = range(len(self.columns["step"]))
+        kept = [i for i in every if found["delta"][i] > 0] if positive else every
+        return [
+            {name: column[i] for name, column in self.columns.items()}
+            | {name: _plain(column[i]) for name, column in extra.items()}
+            for i in kept
+        ]
+
+    def to_json(self, task: Any = None) -> dict[str, Any]:
+        """Node-link JSON of one task or all, with the mean value of each state (None for ends and states without a vote)."""
+        return self.graph.to_json(task, {"value": self.state_values()})
+
+    def to_networkx(self) -> Any:
+        """The merged graph as a networkx MultiDiGraph. For export: the maths is not done on it."""
+        import networkx
+
+        return networkx.node_link_graph(self.to_json(), edges="edges")
+
+    def state_values(self) -> list[float | None]:
+        """Mean value of each group of ``graph``."""
+        weight, value = self.credit["weight"], np.nan_to_num(self.credit["V"])
+        votes = np.bincount(self.graph.visit_group, weight, len(self.graph.keys))
+        total = np.bincount(self.graph.visit_group, weight * value, len(self.graph.keys))
+        return [float(t / n) if n > 0 else None for t, n in zip(total, votes, strict=True)]
+
+    def why(self, task: Any, attempt: Any, step: int) -> dict[str, Any]:
+        """The numbers behind one step's credit. Raises UserError when there is no such step."""
+        row = self._row(task, attempt, step)
+        found, c, config = self.credit, self.columns, self.config
+        value: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
+        value |= {"task": c["task_id"][row], "attempt": c["attempt_id"][row], "step": c["step"][row], "action": c["action"][row]}
+        value |= {"key": c["anchor"][row], "rule": config.rule, "terms": ["A_ep", *(f"A_{t}" for t in RULES[config.rule])]}
+        value |= {"w": config.w, "group": int(found["group_id"][row]), "next_group": int(found["next_group_id"][row])}
+        if found["weight"][row] == 0:
+            return value | {"note": "the attempt was truncated and dropped: no credit"}
+        own = (found["task_id"] == found["task_id"][row]) & (found["weight"] > 0)
+        same = own & (found["group_id"] == found["group_id"][row])
+        first = np.unique(np.where(own, found["attempt_id"], -1), return_index=True)[1]
+        voters = own if config.weight == "step" else own & np.isin(np.arange(len(own)), first)
+        v_next = found["V_next"] - config.penalty * ~np.asarray(c["valid"], dtype=bool)
+        for name, numbers, rows in (("reward", found["reward"], voters), ("next", v_next, same), ("delta", found["delta"], own)):
+            weights = None if name == "reward" else found["weight"][rows]
+            mean, deviation, _ = moments(numbers[rows], weights=weights, ddof=config.ddof)
+            value |= {f"{name}_mean": float(mean[0]), f"{name}_std": float(deviation[0])}
+        if config.zero_if_constant and value["reward_std"] == 0:
+            value["note"] = "every attempt at this task has the same reward: no credit"
+        value["visits"] = [
+            {"attempt": c["attempt_id"][i], "step": c["step"][i], "action": c["action"][i], "V_next": float(v_next[i])}
+            for i in np.flatnonzero(same).tolist()
+        ]
+        return value
+
+    def _row(self, task: Any, attempt: Any, step: int) -> int:
+        c = self.columns
+        rows = [i for i, name in enumerate(c["task_id"]) if str(name) == str(task)]
+        if not rows:
+            raise UserError(f"there is no task '{task}' ({nearest(str(task), map(str, self.graph.tasks))})")
+        known = {str(c["attempt_id"][i]) for i in rows}
+        if str(attempt) not in known:
+            raise UserError(f"task '{task}' has no attempt '{attempt}' ({nearest(str(attempt), known)})")
+        steps = {c["step"][i]: i for i in rows if str(c["attempt_id"][i]) == str(attempt)}
+        if step not in steps:
+            raise UserError(
+                f"attempt '{attempt}' of task '{task}' has no step {step}; its steps are {min(steps)} to {max(steps)}"
+            )
+        return int(steps[step])
+
+
+def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` mark."""
+    rows_of: dict[str, list[int]] = {}
+    for row, node in enumerate(columns["node"]):
+        if node is not None:
+            rows_of.setdefault(node, []).append(row)
+    out = {}
+    for node, rows in rows_of.items():
+        value: dict[str, Any] = {name: _plain(float(found[name][rows].mean())) for name in (*CREDIT, "reward")}
+        value |= {name: int(found[column][rows[0]]) for name, column in _GROUPS.items()}
+        out[node] = value | {"task": columns["task_id"][rows[0]], "attempts": [columns["attempt_id"][row] for row in rows]}
+    return out
+
+
+_GROUPS = {"group": "group_id", "next_group": "next_group_id", "group_size": "group_size"}
+
+
+def node_records(node: Node, value: Mapping[str, Any]) -> tuple[Mark, Stream]:
+    """The ``why`` mark and the ``credit`` stream (float32: A on each drawn token, 0 elsewhere) of one agent node."""
+    drawn = node.sampled if node.sampled is not None else np.full(len(node), node.tokens is None)
+    values = np.where(drawn, np.float32(value["A"]), np.float32(0))
+    return Mark(node.id, 0, "why", MAKER, dict(value)), Stream(node.id, "credit", MAKER, values)
+
+
+def _plain(value: float) -> float | None:
+    return None if value != value else value
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.graph_credit.verbs import app
+
+        return app
+    raise AttributeError(name)

@@ -1,0 +1,138 @@
+"""Merged attempts as one sorted integer table, and how much of a visit a step is where attempts share it: what credit rules compute on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.score.returns import remaining
+from ramify.trace.graph import StateGraph, factorize
+
+TERMINAL = -1
+"""Group id of every attempt's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Checked steps in (attempt, time) order. Fields of shape (N,) unless said otherwise; attempts A, groups G, tasks P."""
+
+    order: np.ndarray
+    """Input row of each sorted row."""
+    task: np.ndarray
+    attempt: np.ndarray
+    group: np.ndarray
+    left: np.ndarray
+    """Steps that follow in the attempt."""
+    reward: np.ndarray
+    """(A,) the attempt's reward: the sum of its steps' rewards."""
+    truncated: np.ndarray
+    """(A,) bool."""
+    valid: np.ndarray
+    shared: np.ndarray | None
+    """Which physical step each row is; None when no two attempts share one."""
+    attempt_task: np.ndarray
+    """(A,) task of each attempt."""
+
+    @property
+    def last(self) -> np.ndarray:
+        """bool (N,): the attempt ends with this step."""
+        return np.asarray(self.left == 0)
+
+    def subset(self, keep: np.ndarray) -> Table:
+        """Only the attempts whose rows ``keep`` (N,) marks, attempts and groups numbered anew."""
+        if keep.all():
+            return self
+        kept = np.zeros(len(self.reward), dtype=bool)
+        kept[self.attempt[keep]] = True
+        return Table(
+            self.order[keep],
+            self.task[keep],
+            (np.cumsum(kept) - 1)[self.attempt[keep]],
+            np.unique(self.group[keep], return_inverse=True)[1],
+            self.left[keep],
+            self.reward[kept],
+            self.truncated[kept],
+            self.valid[keep],
+            None if self.shared is None else self.shared[keep],
+            self.attempt_task[kept],
+        )
+
+
+def index_steps(
+    graph: StateGraph,
+    rewards: Sequence[float] | np.ndarray,
+    *,
+    truncated: Sequence[bool] | np.ndarray | None = None,
+    valid: Sequence[bool] | np.ndarray | None = None,
+    nodes: Sequence[Any] | np.ndarray | None = None,
+) -> Table:
+    """Check and sort the columns beside a merged graph.
+
+    ``rewards`` are paid step by step; ``truncated`` is true on the last row of an attempt a limit ended; ``valid`` is false where the
+    world refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout tree, None elsewhere.
+    Raises UserError naming the step that is wrong."""
+    n = len(graph.visit_group)
+    if n == 0:
+        raise UserError("there are no steps to credit")
+    for name, column in (("rewards", rewards), ("truncated", truncated), ("valid", valid), ("nodes", nodes)):
+        if column is not None and len(column) != n:
+            raise UserError(f"{name} has {len(column)} entries for {n} steps")
+    reward = _numbers(rewards)
+    if len(bad := np.flatnonzero(~np.isfinite(reward))):
+        raise UserError(f"{step_name(graph, int(bad[0]))}: the reward is {reward[bad[0]]}, not a finite number")
+    order = np.lexsort((graph.visit_step, graph.visit_attempt))
+    attempt, count = graph.visit_attempt[order], len(graph.attempts)
+    flags = np.zeros(n) if truncated is None else np.asarray(truncated, dtype=np.float64)
+    _, first = np.unique(attempt, return_index=True)
+    return Table(
+        order=order,
+        task=graph.visit_task[order],
+        attempt=attempt,
+        group=graph.visit_group[order],
+        left=remaining(attempt),
+        reward=np.bincount(attempt, reward[order], count),
+        truncated=np.bincount(attempt, flags[order], count) > 0,
+        valid=np.ones(n, dtype=bool) if valid is None else np.asarray(valid, dtype=bool)[order],
+        shared=None if nodes is None else _physical(nodes)[order],
+        attempt_task=graph.visit_task[order][first],
+    )
+
+
+def step_name(graph: StateGraph, row: int) -> str:
+    """How a step is called in messages."""
+    task, attempt = graph.tasks[graph.visit_task[row]], graph.attempts[graph.visit_attempt[row]]
+    return f"task {task!r}, attempt {attempt!r}, step {graph.visit_step[row]}"
+
+
+def _physical(nodes: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """Codes of physical steps; a row without a node (None) is a step of its own."""
+    values = nodes.tolist() if isinstance(nodes, np.ndarray) else nodes
+    return factorize([("row", row) if node is None else node for row, node in enumerate(values)], plain=True)[0]
+
+
+def _numbers(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(rewards, dtype=np.float64)
+    except (TypeError, ValueError):
+        row, value = next((i, v) for i, v in enumerate(rewards) if not isinstance(v, (int, float)))
+        raise UserError(f"row {row}: the reward {value!r} is not a number") from None
+
+
+def edge_weights(t: Table) -> np.ndarray:
+    """How much of a visit each row is when every physical step counts once among its siblings, (N,); 1 where nothing is shared.
+
+    A row's weight is the product over the forks behind it of 1 / (number of distinct continuations), so the rows of one physical
+    step sum to 1 and its value is the plain recursive mean over the tree below, however unequally the branches were expanded.
+    """
+    if t.shared is None:
+        return np.ones(len(t.order))
+    child = np.where(t.last, -1 - t.attempt, np.append(t.shared[1:], 0))  # an ending is a continuation of its own
+    pairs = np.unique(np.stack([t.shared, child]), axis=1)
+    logs = np.log(np.bincount(pairs[0], minlength=int(t.shared.max()) + 1))[t.shared]
+    before = np.cumsum(logs) - logs
+    end = np.arange(len(logs)) + t.left
+    return np.asarray(np.exp(before - (before + logs)[end]))
