@@ -10,7 +10,24 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_NAMES: dict[str, str] = {}
+#: Public names and the modules they load from.
+_NAMES: dict[str, str] = {
+    "improve": "ramify.jobs.improve",
+    "resume": "ramify.jobs.improve",
+    "ImproveConfig": "ramify.jobs.improve",
+    "rollout": "ramify.jobs.play",
+    "fork_run": "ramify.jobs.play",
+    "Run": "ramify.trace.db",
+    "ScriptedModel": "ramify.model.scripted",
+    "LocalModel": "ramify.engine.local",
+    "Sampling": "ramify.model.protocol",
+    "Task": "ramify.env.protocol",
+    "Observation": "ramify.env.protocol",
+    "Panel": "ramify.env.protocol",
+    "StateGraph": "ramify.methods.graph_credit",
+    "TreeSampler": "ramify.methods.tree_rollouts",
+    "BudgetAllocator": "ramify.methods.tree_rollouts",
+}
 
 
 def __getattr__(name: str) -> Any:

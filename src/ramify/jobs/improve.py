@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -35,7 +34,6 @@ from ramify.model.protocol import Sampling, require
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
 from ramify.trace.db import Run
-from ramify.trace.node import Node
 from ramify.trace.tree import Tree
 from ramify.train import checkpoint
 from ramify.train.batch import Row
@@ -106,10 +104,6 @@ class ImproveConfig(Config):
     """How to train; lr 0 takes the arm's own tuned rate."""
 
 
-AGENT = "agent"
-"""Folder of the improved checkpoint inside a run."""
-
-
 class Progress(Protocol):
     """What a progress bar offers."""
 
@@ -160,23 +154,6 @@ def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]
         return Job(config, Path(path)).drive(run, progress)
 
 
-@contextmanager
-def open_episodes(path: Path, node: Node) -> Iterator[tuple[Episodes, Task]]:
-    """Episodes that go on from ``node`` of a stored improve run, for forks: the run opened for writing, and the node's task.
-
-    The agent is the one that drew the node where its weights are still there (the starting ones, or the improved ones), else the
-    improved one.
-    """
-    with Run.open(path, write=True) as run:
-        config = ImproveConfig(**run.meta["config"])
-        job = Job(config, path)
-        if (path / AGENT).is_dir() and (node.producer is None or run.producer(node.producer).weights != job.weights):
-            job.model, job.template = parts.load_model(path / AGENT, config.concurrency)
-        (tree,) = [info for info in run.trees() if info.name == node.tree]
-        yield job.episodes(run, tree.group), Task(tree.task["id"], tree.task["data"])
-        run.commit()
-
-
 class Job:
     """One run of the main job. Holds the parts; the run's file holds the state."""
 
@@ -205,7 +182,7 @@ class Job:
             before = self.evaluate(run, "before")
             spent = self.learn(run, self.config.arm, progress, 0)
             after = self.evaluate(run, "after")
-            parts.save_model(self.model, self.start, self.folder / AGENT)
+            parts.save_model(self.model, self.start, self.folder / parts.AGENT)
             for i, name in enumerate(others, 1):
                 self.reset()
                 self.learn(run, name, progress, i * self.config.tokens)

@@ -15,6 +15,8 @@ from ramify.env.protocol import Panel, World, read_panel
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.tokenizer import HfTokenizer
 
+AGENT = "agent"
+"""Folder of the improved checkpoint inside a run."""
 HELD_OUT = 4
 """One task in this many of a user's own panel is held out for evaluation."""
 

@@ -1,0 +1,120 @@
+"""Play any agent in any world and keep the trees; go on from any node of a stored run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.env.protocol import Panel, Task, World
+from ramify.jobs import parts
+from ramify.model.chat import ChatTemplate, TagTemplate
+from ramify.model.protocol import Model, Sampling
+from ramify.rollout.fork import Fork, fork
+from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.trace.db import Run
+from ramify.trace.node import Node
+
+
+def rollout(
+    model: Model | str,
+    world: World | str,
+    tasks: Iterable[Task] | None = None,
+    *,
+    attempts: int = 1,
+    out: Path | str = "runs/rollout",
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    template: ChatTemplate | None = None,
+) -> list[Attempt]:
+    """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
+
+    ``model`` and ``world`` are objects of the protocols, or names as in ``ramify improve``. ``template`` lays chats out as tokens; by
+    default the model's own (tags), or none for a model that takes messages. ``tasks`` default to eight of the world's own. Raises
+    UserError where ``out`` holds a run already.
+    """
+    place = parts.find_world(world) if isinstance(world, str) else world
+    panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
+    agent = _agent(model, template, sampling)
+    config = {"model": model if isinstance(model, str) else None, "env": world if isinstance(world, str) else None, "seed": seed}
+    with Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
+        episodes = Episodes(agent, place, run, seed)
+
+        async def play() -> list[Attempt]:
+            work = (episodes.attempt(task.id, task, index) for task in panel for index in range(attempts))
+            return list(await asyncio.gather(*work))
+
+        return asyncio.run(play())
+
+
+def fork_run(
+    path: Path | str,
+    node: str,
+    offset: int | None = None,
+    *,
+    n: int = 32,
+    edit: Mapping[str, Any] | None = None,
+    after: str = "resample",
+    model: Model | None = None,
+    world: World | None = None,
+) -> Fork:
+    """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
+
+    ``model`` and ``world`` are needed where the run was made with objects of one's own. Raises UserError.
+    """
+    with Run.open(path) as reading:
+        found = reading.node(node)
+    with open_episodes(path, found, model, world) as (episodes, task):
+        return asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
+
+
+@contextmanager
+def open_episodes(
+    path: Path | str, node: Node, model: Model | None = None, world: World | None = None
+) -> Iterator[tuple[Episodes, Task]]:
+    """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
+
+    Of an improve run the agent is the one that drew the node where its weights are still there (the starting or the improved
+    ones), else the improved one.
+    """
+    with Run.open(path, write=True) as run:
+        config = run.meta["config"]
+        spec, env = config.get("model"), config.get("env")
+        if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
+            raise UserError(f"{path} was made with a model or world that ramify cannot load by name; pass model= and world=")
+        settings = dict(
+            config.get("sampling") or {"temperature": config.get("temperature"), "max_tokens": config.get("max_reply")}
+        )
+        if model is None:
+            improved = Path(path) / parts.AGENT
+            first = parts.model_folder(spec)
+            drawn_by = "" if node.producer is None else run.producer(node.producer).weights
+            model, template = parts.load_model(first)
+            if improved.is_dir() and model.identity.weights != drawn_by:
+                model, template = parts.load_model(improved)
+            settings["stop_tokens"] = template.stop_tokens
+            agent = _agent(model, template, _sampling(settings))
+        else:
+            agent = _agent(model, None, _sampling(settings))
+        (tree,) = [info for info in run.trees() if info.name == node.tree]
+        episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
+        yield episodes, Task(tree.task["id"], tree.task["data"])
+        run.commit()
+
+
+def _agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
+    if isinstance(model, str):
+        local, own = parts.load_model(parts.model_folder(model))
+        return Agent(local, template or own, sampling or Sampling(max_tokens=64, stop_tokens=(template or own).stop_tokens))
+    if template is None and "tokens" in model.capabilities:
+        template = TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
+    stops = () if template is None else template.stop_tokens
+    return Agent(model, template, sampling or Sampling(max_tokens=64, stop_tokens=stops))
+
+
+def _sampling(record: Mapping[str, Any]) -> Sampling:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    return Sampling(**fields)

@@ -1,0 +1,170 @@
+"""Forks and scans: every kind of edit does what it says, and nothing but bad input is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.env.worlds.household import HouseholdWorld, next_action
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.fork import Fork, check_edit, fork
+from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.scan import scan, turn_starts
+from ramify.trace.db import Run
+from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
+
+TASK = TASKS[0]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    with Run.create(tmp_path / "run", {}) as run:
+        yield episodes(run)
+
+
+def first(made: Episodes) -> Attempt:
+    return play(made, attempts=1)[0]
+
+
+def do(made: Episodes, attempt: Attempt, node: str, *args: Any, **options: Any) -> Fork:
+    return asyncio.run(fork(made, attempt.tree, TASK, node, *args, **options))
+
+
+def texts(made: Episodes, attempt: Attempt) -> list[str]:
+    return [text for _, text, _ in made.trees[attempt.tree].path(attempt.leaf).messages()]
+
+
+def test_resampling_from_a_message_keeps_the_past(made: Episodes) -> None:
+    attempt = first(made)
+    result = do(made, attempt, attempt.turns[3].node.id, n=4)
+    assert result.control is None
+    assert len(result.arm.attempts) == 4
+    for forked in result.arm.attempts:
+        assert texts(made, forked)[:7] == texts(made, attempt)[:7]
+        assert forked.start == attempt.turns[3].node.id
+    assert len({a.leaf for a in result.arm.attempts}) == 4, "equal draws are different nodes"
+
+
+def test_append_inside_a_message_then_the_agents_own_words(made: Episodes) -> None:
+    attempt = first(made)
+    node = attempt.turns[0].node
+    result = do(made, attempt, node.id, 4, n=2, edit={"append": "zz"})
+    said = texts(made, result.arm.attempts[0])[1]
+    assert said.startswith(node.text[:3] + "zz")
+    assert result.control is not None
+    assert texts(made, result.control.attempts[0])[1].startswith(node.text[:3])
+    inserted = made.trees[attempt.tree].nodes[result.arm.attempts[0].start]
+    assert inserted.producer is None
+    assert inserted.sampled is None, "inserted tokens are never trained on as if drawn"
+
+
+def test_replacing_a_message_acts_it_and_plays_on(made: Episodes) -> None:
+    attempt = first(made)
+    result = do(made, attempt, attempt.turns[1].node.id, n=3, edit={"replace": "stand still"})
+    for forked in result.arm.attempts:
+        assert texts(made, forked)[3:5] == ["stand still", "Nothing happens."]
+
+
+def test_replacing_an_observation_changes_what_is_seen_and_not_the_world(made: Episodes) -> None:
+    attempt = first(made)
+    answer = attempt.turns[0].answer
+    result = do(made, attempt, answer.id, n=2, edit={"replace": "hall. exits nowhere."})
+    forked = result.arm.attempts[0]
+    assert texts(made, forked)[2:4] == ["hall. exits nowhere.", "go nowhere"]
+    assert texts(made, forked)[4] == "Nothing happens."
+    assert made.trees[attempt.tree].nodes[forked.start].snapshot == answer.snapshot
+
+
+def test_replay_of_the_recorded_rest_behind_a_better_action(made: Episodes) -> None:
+    attempt = first(made)
+    same = do(made, attempt, attempt.turns[2].node.id, after="replay")
+    assert texts(made, same.arm.attempts[0]) == texts(made, attempt)
+    world = HouseholdWorld().make()
+    world.reset(TASK, 0)
+    best = next_action(TASK, world.snapshot())
+    other = do(made, attempt, attempt.turns[0].node.id, edit={"replace": best}, after="replay")
+    assert texts(made, other.arm.attempts[0])[1] == best
+    assert texts(made, other.arm.attempts[0])[3] == texts(made, attempt)[3]
+
+
+def test_banning_the_first_token_with_the_engine(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, tiny_model())
+        attempt = first(made)
+        node = attempt.turns[0].node
+        assert node.tokens is not None
+        drawn = int(node.tokens[1])
+        result = do(made, attempt, node.id, n=16, edit={"ban_tokens": [drawn]})
+        opened = [made.trees[attempt.tree].nodes[a.turns[0].node.id] for a in result.arm.attempts]
+        assert all(int(n.tokens[n.sampled][0]) != drawn for n in opened)
+        assert {run.producer(str(n.producer)).settings["ban_first"][0] for n in opened} == {drawn}
+        kept = do(made, attempt, node.id, 2, edit={"append_tokens": [drawn]}, after="keep")
+        assert kept.kept_logprob is not None
+        assert np.isfinite(kept.kept_logprob)
+
+
+def test_forks_share_the_prefix(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        model = tiny_model()
+        made = episodes(run, model)
+        attempt = first(made)
+        node = attempt.turns[-1].node
+        prefix = len(made.trees[attempt.tree].path(node.id).upto(1).tokens)
+        before = model.stats.forward_rows
+        result = do(made, attempt, node.id, n=64)
+        fresh = sum(a.drawn + len(a.turns[0].answer.tokens) for a in result.arm.attempts)
+        assert model.stats.forward_rows - before <= 1.3 * (prefix + fresh)
+
+
+def test_scan_counts_and_stops(made: Episodes) -> None:
+    attempt = first(made)
+    places = turn_starts(made, attempt.tree, attempt.leaf)
+    points = asyncio.run(scan(made, attempt.tree, TASK, places[:3], n=8, chunk=4, stop=lambda k, n: k == 0))
+    assert [(p.successes, p.n) for p in points] == [(0, 4)] * 3
+    assert points[0].interval[1] < 0.6
+
+
+def test_text_only_agents_fork_at_messages(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, ScriptedModel(wander, tokens=False))
+        attempt = first(made)
+        result = do(made, attempt, attempt.turns[1].node.id, n=2, edit={"replace": "wait"})
+        assert texts(made, result.arm.attempts[0])[3] == "wait"
+        with pytest.raises(NeedsError, match="tokens"):
+            do(made, attempt, attempt.turns[1].node.id, 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ({"apend": "x"}, "did you mean 'append'"),
+        ({}, "one key"),
+        ([1], "one JSON object"),
+        ({"append": ""}, "non-empty text"),
+        ({"append_tokens": ["a"]}, "token ids"),
+        ({"append": "a", "ban": ["b"]}, "one key"),
+    ],
+)
+def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        check_edit(edit)
+
+
+def test_bad_places_are_one_sentence(made: Episodes) -> None:
+    attempt = first(made)
+    node = attempt.turns[0].node
+    for args, options, says in (
+        ((node.id, 99), {}, "outside node"),
+        (("feed",), {}, "no node 'feed'"),
+        ((node.id,), {"n": 0}, "at least 1"),
+        ((node.id,), {"after": "resmaple"}, "not one of"),
+        ((attempt.turns[0].answer.id, 1), {}, "not inside it"),
+        ((attempt.turns[0].answer.id,), {"edit": {"append": "x"}}, "is an observation"),
+    ):
+        with pytest.raises(UserError, match=says):
+            do(made, attempt, *args, **options)

@@ -1,0 +1,195 @@
+"""Episodes on the tree: what is stored, the same tree whatever the concurrency, interruption, failures, replay."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.base.budget import Budget
+from ramify.base.errors import BoundaryError
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.protocol import Observation, Task
+from ramify.env.worlds.household import Household, HouseholdWorld
+from ramify.model.chat import TagTemplate
+from ramify.model.protocol import Sampling
+from ramify.model.scripted import MergingTokenizer, ScriptedModel
+from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.trace.db import Run
+from ramify.train.batch import row_from_path
+from ramify.train.recipes import train_tokenizer
+
+TASKS = list(HouseholdWorld().panel("eval", 4))
+
+
+def wander(messages: Any, key: int) -> str:
+    text = messages[-1].text
+    return "go " + text.split("exits ")[1].split(".")[0].split()[key % 2 - 1] if "exits " in text else "wait"
+
+
+def episodes(run: Run, model: Any = None, world: Any = None, **options: Any) -> Episodes:
+    model = model or ScriptedModel(wander)
+    template = TagTemplate(model.tokenizer) if "tokens" in model.capabilities else None
+    sampling = Sampling(max_tokens=20, stop_tokens=() if template is None else template.stop_tokens)
+    return Episodes(Agent(model, template, sampling), world or HouseholdWorld(), run, seed=3, **options)
+
+
+def play(made: Episodes, attempts: int = 3, at_once: int = 100) -> list[Attempt]:
+    async def work() -> list[Attempt]:
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(task: Task, index: int) -> Attempt:
+            async with gate:
+                return await made.attempt("t/" + task.id, task, index)
+
+        return list(await asyncio.gather(*(one(task, i) for task in TASKS for i in range(attempts))))
+
+    return asyncio.run(work())
+
+
+def hashes(run: Run) -> list[str]:
+    run.commit()
+    return [run.tree(info.name).hash for info in sorted(run.trees(), key=lambda t: t.name)]
+
+
+def tiny_model(max_rows: int = 64) -> LocalModel:
+    dialogue = [text for task in TASKS for text in (Household().reset(task, 0).text, "go hall", "take red-key")]
+    tokenizer = train_tokenizer(dialogue, 300)
+    shape = TinyConfig(vocab=tokenizer.size, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=64, context=1024)
+    return LocalModel(TinyLM(shape, seed=1), tokenizer, max_rows=max_rows)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_an_attempt_is_stored_whole(tmp_path: Path, tokens: bool) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, ScriptedModel(wander, tokens=tokens))
+        attempt = play(made)[0]
+        run.commit()
+        path = run.path(attempt.leaf)
+        said = [(role, text) for role, text, _ in path.messages()]
+        assert len(said) == 1 + 2 * len(attempt.turns)
+        assert said[0][1].startswith("Goal: take the")
+        assert said[1] == ("assistant", attempt.turns[0].node.text)
+        assert attempt.truncated
+        assert attempt.outcome is False
+        verdict = run.verdicts(node=attempt.leaf)[0]
+        assert (verdict.value, verdict.evidence["truncated"]) == (0.0, True)
+
+
+def test_training_tokens_are_the_drawn_ones_even_if_encoding_again_would_merge(tmp_path: Path) -> None:
+    tokenizer = MergingTokenizer()
+    model = ScriptedModel(wander, tokenizer=tokenizer)
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, model)
+        attempt = play(made)[0]
+        encoded = list(tokenizer.encoded)
+        row = row_from_path(made.trees[attempt.tree].path(attempt.leaf))
+        assert tokenizer.encoded == encoded, "making a training row encoded text"
+        drawn = np.concatenate([turn.node.tokens[turn.node.sampled] for turn in attempt.turns])
+        assert (row.tokens[row.mask] == drawn).all()
+        assert all(turn.node.text not in encoded for turn in attempt.turns)
+        assert tokenizer.encode(attempt.turns[0].node.text) != drawn[: attempt.turns[0].node.drawn - 1].tolist()
+
+
+def test_same_seed_same_tree_whatever_the_concurrency(tmp_path: Path) -> None:
+    found = []
+    for workers in (1, 2, 8):
+        with Run.create(tmp_path / str(workers), {}) as run:
+            attempts = play(episodes(run, tiny_model(workers)), at_once=workers)
+            found.append((hashes(run), [a.leaf for a in attempts]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_an_interrupted_run_ends_as_the_undisturbed_one_and_draws_nothing_twice(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "whole", {}) as run:
+        play(episodes(run, tiny_model()))
+        whole = hashes(run)
+    with Run.create(tmp_path / "cut", {}) as run:
+        play(episodes(run, tiny_model(), budget=Budget({"turns": 25})))
+        assert hashes(run) != whole
+        stored = len(run)
+    with Run.open(tmp_path / "cut", write=True) as run:
+        model = tiny_model()
+        play(episodes(run, model))
+        assert hashes(run) == whole
+        with Run.open(tmp_path / "whole") as other:
+            drawn_before = sum(node.drawn for info in other.trees() for node in other.tree(info.name).nodes.values())
+        assert model.stats.drawn_tokens < drawn_before
+        assert stored < len(run)
+
+
+def test_branching_restores_the_world(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run)
+        first = play(made, attempts=1)[0]
+        turn = first.turns[4]
+        branch = asyncio.run(made.branch(first.tree, TASKS[0], turn.answer.id, 7))
+        assert branch.start == turn.answer.id
+        assert len(branch.turns) == len(first.turns) - 5
+        path = made.trees[first.tree].path(branch.leaf)
+        assert path.messages()[:11] == made.trees[first.tree].path(first.leaf).messages()[:11]
+
+
+class NoSnapshot(Household):
+    """A world that cannot tell its state."""
+
+    drift = False
+
+    def snapshot(self) -> Any:
+        return None
+
+    def step(self, action: str) -> Observation:
+        seen = super().step(action)
+        return Observation(seen.text + " Dust.", **{}) if self.drift else seen
+
+
+class NoSnapshotWorld(HouseholdWorld):
+    def make(self) -> Household:
+        return NoSnapshot(self.max_turns)
+
+
+def test_a_world_without_snapshots_is_replayed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, world=NoSnapshotWorld())
+        first = play(made, attempts=1)[0]
+        branch = asyncio.run(made.branch(first.tree, TASKS[0], first.turns[2].answer.id, 1))
+        assert len(branch.turns) == len(first.turns) - 3
+        monkeypatch.setattr(NoSnapshot, "drift", True)
+        with pytest.raises(BoundaryError, match="differs at step 1"):
+            asyncio.run(made.branch(first.tree, TASKS[0], first.turns[2].answer.id, 2))
+
+
+class Breaking(Household):
+    def step(self, action: str) -> Observation:
+        if self.snapshot()["room"] != self._task["start"]:
+            raise ValueError("the roof fell in")
+        return super().step(action)
+
+
+class BreakingWorld(HouseholdWorld):
+    def make(self) -> Household:
+        return Breaking(self.max_turns)
+
+
+def test_a_failure_becomes_data_and_siblings_go_on(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        attempts = play(episodes(run, world=BreakingWorld()))
+        run.commit()
+        assert len(attempts) == 12
+        failed = [a for a in attempts if a.failure]
+        assert failed
+        assert all(a.outcome is None and "the roof fell in" in str(a.failure) for a in failed)
+        assert all(run.verdicts(node=a.leaf)[0].value is None for a in failed)
+
+
+def test_a_spent_budget_ends_cleanly(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        budget = Budget({"tokens": 200})
+        attempts = play(episodes(run, budget=budget))
+        assert budget.spent_out == "tokens"
+        assert all(a.failure is None for a in attempts)
+        assert sum(a.drawn for a in attempts) == budget.spent("tokens")
