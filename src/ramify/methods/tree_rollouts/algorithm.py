@@ -205,14 +205,6 @@ def proxy(
     return value, explore, diverse
 
 
-def topk_entropy(logprobs: Sequence[float]) -> float:
-    """Lower bound in nats on the entropy of a distribution of which the top-k log-probs are known; the tail is one symbol (3.4)."""
-    top = np.exp(np.asarray(logprobs, dtype=np.float64))
-    tail = max(0.0, 1 - float(top.sum()))
-    bound = -float((top * np.asarray(logprobs)).sum())
-    return bound - tail * math.log(tail) if tail > 0 else bound
-
-
 # --- 3.6: the allocator ----------------------------------------------------------------------------------------------
 
 

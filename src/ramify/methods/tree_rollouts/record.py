@@ -104,8 +104,8 @@ class GrownTree:
     granted: float = 0.0
     """what an allocator added to the first budget"""
     abandoned: bool = False
-    reserved: float = field(default=0.0, compare=False)
-    """expected cost of what is in flight"""
+    reserved: list[float] = field(default_factory=list, compare=False)
+    """what each attempt in flight may cost, oldest first"""
     _twins: dict[tuple[Any, ...], str] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -30,7 +30,8 @@ from ramify.trace.node import Node
 
 TURNS, ACTIONS, BUDGET = 8, 4, 64
 #: kind of prompt -> (critical turns, lowest and highest probability of the right action there)
-KINDS = {"hard": (4, 0.15, 0.6), "medium": (3, 0.4, 0.9), "easy": (3, 0.85, 0.995)}
+KINDS = {"hard": (4, 0.15, 0.6), "medium": (3, 0.4, 0.9), "easy": (3, 0.85, 0.995), "harder": (4, 0.1, 0.5)}
+MIXTURE = ("hard", "medium", "easy")
 #: arm -> (rule, changed coefficients, with allocator)
 ARMS: dict[str, tuple[str, dict[str, float], bool]] = {
     "flat": ("flat", {}, False),
@@ -41,7 +42,11 @@ ARMS: dict[str, tuple[str, dict[str, float], bool]] = {
     "flat + allocator": ("flat", {}, True),
     "uucb + allocator": ("uucb", {}, True),
     "uucb + learned allocator": ("uucb", {}, True),
+    "no shrinkage, c = 1": ("uucb", {"kappa": 1e-9, "lam": 0.0, "c": 1.0}, False),
+    "entropy alone": ("uucb", {"alpha": 0.0, "c": 0.0}, False),
+    "no shrinkage, score per cost": ("uucb", {"kappa": 1e-9, "lam": 0.0, "cost_aware": True}, False),
 }
+MAIN, TRAPS = tuple(ARMS)[:8], ("flat", "random", "uucb", *tuple(ARMS)[8:])
 
 
 @dataclass
@@ -64,7 +69,7 @@ class Prompt:
         return float(self.policy[self.critical, 0].prod())
 
 
-def make_prompts(n: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, Prompt]:
+def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str, Prompt]:
     """``n`` prompts by task id, the kinds in turn."""
     prompts = {}
     for i in range(n):
@@ -116,16 +121,18 @@ class ToyGrower:
         return Attempt(tree, task, index, start, tuple(turns), 1.0 if right else -1.0, right, False, None, parent)
 
 
-def grow(prompts: dict[str, Prompt], arm: str, seed: int, epoch: str = "", **coefficients: float) -> list[GrownTree]:
-    """Grow every prompt's tree with one arm; the total is 64 turns a prompt, the allocator's too."""
+def grow(
+    prompts: dict[str, Prompt], arm: str, seed: int, epoch: str = "", budget: float = BUDGET, **coefficients: float
+) -> list[GrownTree]:
+    """Grow every prompt's tree with one arm; the total is ``budget`` turns a prompt, the allocator's too."""
     rule, changed, allocated = ARMS[arm]
     config = TreeConfig.model_validate({"rule": rule, "selector": {**changed, **coefficients}, "worst_attempt": TURNS})
     sampler = TreeSampler(ToyGrower(prompts, seed), config, seed, epoch)
     tasks = [Task(name) for name in prompts]
     if not allocated:
-        return asyncio.run(sampler.run_all(tasks, BUDGET))
+        return asyncio.run(sampler.run_all(tasks, budget))
     allocation = Allocation(overhead=0.0, learned="learned" in arm)
-    return asyncio.run(BudgetAllocator(sampler, BUDGET * len(tasks), allocation).run(tasks))
+    return asyncio.run(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
 
 
 def law_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:
@@ -135,10 +142,12 @@ def law_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:
     return {"seen": seen, "law": law, "z": abs(seen - law) / math.sqrt(max(law * (1 - law), 1 / groups) / groups)}
 
 
-def selection_cell(arm: str, prompts: int, seed: int) -> dict[str, list[Any]]:
+def selection_cell(
+    arm: str, prompts: int, seed: int, kinds: Sequence[str] = MIXTURE, budget: float = BUDGET
+) -> dict[str, list[Any]]:
     """Mixed flag, L1 mass and cost of every prompt under one arm."""
-    table = make_prompts(prompts, seed)
-    trees = grow(table, arm, seed)
+    table = make_prompts(prompts, seed, kinds)
+    trees = grow(table, arm, seed, budget=budget)
     return {
         "kind": [table[tree.prompt_id].kind for tree in trees],
         "mixed": [int(tree.mixed) for tree in trees],
@@ -240,7 +249,7 @@ _SIZES = {
         (0.03, 0.0, 0.03, 0.02, 0.01),
     ),
     "cpu": _Size(
-        200_000, 1200, (0, 1, 2, 3, 4), tuple(ARMS), 90, ("flat", "flat + allocator", "uucb", "uucb + allocator"), (0.3, 1.0, 3.0), 25, 60, 60,
+        200_000, 1200, (0, 1, 2, 3, 4), MAIN, 90, ("flat", "flat + allocator", "uucb", "uucb + allocator"), (0.3, 1.0, 3.0), 25, 60, 60,
         (0.05, 0.03, 0.06, 0.08, 0.02),
     ),
 }  # fmt: skip
@@ -292,7 +301,7 @@ def _selection(plan: _Size, cells: Cells) -> list[Check]:
     most = max(float(arm["cost"].mean()) for arm in pooled.values())
     checks.append(Check("turns a prompt, largest over arms", most, None, len(pooled), plan.seeds, "<=", float(BUDGET)))
     for arm, columns in pooled.items():
-        for kind in ("", *KINDS):
+        for kind in ("", *MIXTURE):
             keep = columns["kind"] == kind if kind else np.ones(len(columns["kind"]), bool)
             values = columns["mixed"][keep].astype(float)
             name = f"mixed, {arm}" + (f", {kind}" if kind else "")
@@ -321,6 +330,21 @@ def _extras(plan: _Size, cells: Cells) -> list[Check]:
         grid = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=0)
         name = "sweep: share of 125 cells within .05 of the best L1 mass"
         checks.append(Check(name, grid["plateau"], None, plan.sweep, (0,), "report"))
+        keys = {
+            f"trap {arm}": {"arm": arm, "prompts": 600, "seed": 0, "kinds": ["harder"], "budget": 2 * BUDGET} for arm in TRAPS
+        }
+        for arm, cell in zip(TRAPS, cells.map(selection_cell, keys).values(), strict=True):
+            mixed = np.array(cell["mixed"], float)
+            checks.append(
+                Check(
+                    f"traps: mixed on harder prompts at 128 turns, {arm}",
+                    float(mixed.mean()),
+                    mean_t(mixed),
+                    len(mixed),
+                    (0,),
+                    "report",
+                )
+            )
     return checks
 
 

@@ -35,11 +35,10 @@ class Grower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One choice: expand ``place`` with sample ``index``; ``reserved`` is what it may cost."""
+    """One choice: expand ``place`` with sample ``index``."""
 
     place: Place
     index: int
-    reserved: float
 
 
 class TreeSampler:
@@ -90,7 +89,7 @@ class TreeSampler:
         return place.expected if worst is None else worst - place.path_cost
 
     def _select(self, tree: GrownTree) -> Pick | None:
-        left = tree.budget - tree.cost - tree.reserved
+        left = tree.budget - tree.cost - sum(tree.reserved)
         step = len(tree.log)
         if left <= 0 or (step >= self.config.roots and not tree.root.passes and tree.root.pending):
             return None  # spent, or nothing is known yet about what an attempt costs
@@ -99,9 +98,9 @@ class TreeSampler:
         if not able:
             return None
         place, terms = self._choose(tree, able)
-        pick = Pick(place, step, self._need(place))
+        pick = Pick(place, step)
         tree.log.append({"step": step, "node": place.id, "score_terms": terms})
-        tree.reserved += pick.reserved
+        tree.reserved.append(self._need(place))
         for above in tree.path(place.id):
             above.pending += 1
         return pick
@@ -132,7 +131,7 @@ class TreeSampler:
         return able[won], dict(zip(("value", "explore", "entropy"), terms[won].tolist(), strict=True))
 
     def _absorb(self, tree: GrownTree, pick: Pick, attempt: Attempt | str) -> GrownTree:
-        tree.reserved -= pick.reserved
+        tree.reserved.pop(0)
         for above in tree.path(pick.place.id):
             above.pending -= 1
         if isinstance(attempt, str) or not attempt.turns:
