@@ -60,7 +60,7 @@ def test_the_report_has_every_part(run: Run) -> None:
     for words in (
         "15.0 % → 52.5 %", "+37.5 points", "+31.3 to +43.3", "400 held-out episodes", "grpo", "Success and mixed groups",
         "sampling · 27k tokens", "training · 4.2 s", "evaluation before", "Abandoned prompts", "task-7", "train.lr", "0.0003",
-        "torch", "2.13", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the world answered",
+        "weights", "w0", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the world answered",
     ):  # fmt: skip
         assert words in page.words, words
     assert page.seen.count("svg") == 1 + 2 + 3 * 2
@@ -91,14 +91,14 @@ def test_other_pages(run: Run) -> None:
     assert "A_ec" in text
     assert "Find the key" in text
     assert all(info.name in Balanced(trees_html(run)).words for info in run.trees())
-    with pytest.raises(UserError, match="did you mean 'update-0000/task-0'"):
-        tree_html(run, "update-0000/task-00")
+    with pytest.raises(UserError, match="did you mean 'ours-0000/task-0'"):
+        tree_html(run, "ours-0000/task-00")
     with pytest.raises(UserError, match="no node 'zz'"):
         node_html(run, "zz")
 
 
 def test_steps_follow_the_stored_tree(run: Run) -> None:
-    name = run.trees()[-1].name
+    name = run.trees("ours-0002")[-1].name
     tree = read_tree(run, name)
     nodes = {node.id: node for node in run.nodes(name)}
     assert {step.id for step in tree.steps} == {node.id for node in nodes.values() if node.role == "assistant"}
@@ -113,7 +113,7 @@ def test_steps_follow_the_stored_tree(run: Run) -> None:
 
 
 def test_merged_states_count_every_step_once(run: Run) -> None:
-    tree = read_tree(run, run.trees()[-1].name)
+    tree = read_tree(run, run.trees("ours-0002")[-1].name)
     states, moves, left_out = merged(tree)
     assert left_out == 0
     assert sum(move.visits for move in moves) == len(tree.steps)
@@ -129,10 +129,26 @@ def test_merged_states_count_every_step_once(run: Run) -> None:
 def test_interesting_trees_are_mixed_and_of_different_updates(run: Run) -> None:
     names = interesting(run)
     trees = [read_tree(run, name) for name in names]
-    assert [tree.info.group for tree in trees] == ["update-0000", "update-0001", "update-0002"]
+    assert [tree.info.group for tree in trees] == ["ours-0000", "ours-0001", "ours-0002"]
     for tree in trees:
         rivals = [read_tree(run, info.name) for info in run.trees(tree.info.group)]
         assert (tree.mixed, tree.strongest) == max((rival.mixed, rival.strongest) for rival in rivals)
+
+
+def test_the_budget_and_the_abandoned_prompts_are_this_runs_own(run: Run) -> None:
+    words = Balanced(report_html(run)).words
+    assert "task-99" not in words
+    assert "sampling · 9.3 s" in words
+    assert "success of grpo" in words
+
+
+def test_gains_are_paired_where_the_outcomes_are_known(tmp_path: Path) -> None:
+    before = {"success": 0.25, "interval": [0.1, 0.5], "n": 4, "outcomes": [0, 0, 0, 1]}
+    after = {"success": 0.75, "interval": [0.5, 0.9], "n": 4, "outcomes": [1, 1, 0, 1]}
+    with Run.create(tmp_path / "run", {}) as run:
+        run.log("eval", "before", before)
+        run.log("eval", "after", after)
+        assert "95 % interval −41.9 to +141.9" in Balanced(report_html(run)).words  # 0.5 +- t(3) * sqrt(1/3) / 2
 
 
 def test_an_unfinished_run_and_an_empty_one_have_reports(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_every_answer_carries_the_security_headers(address: str, path: str) -> N
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/tree/update-0000/task-00", "did you mean"),
+        ("/tree/ours-0000/task-00", "did you mean"),
         ("/tree/%3Cscript%3Ealert(1)%3C/script%3E", "&lt;script&gt;"),
         ("/node/zz", "has no node"),
         ("/%3Cimg%20src=x%20onerror=alert(1)%3E", "There is no page"),

@@ -29,27 +29,33 @@ def make_run(
     with Run.create(folder, config) as run:
         producer = Producer("tiny", "w0", {"temperature": 1.0}, seed)
         run.add(producer)
-        run.log("environment", "versions", {"python": "3.11", "torch": "2.13", "machine": twist("cpu")})
+        run.log("start", "parts", {"version": "0.1.0", "weights": "w0", "machine": twist("cpu")})
         run.log("eval", "before", {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4})
+        _tree(run, f"eval-before/{twist('task-0')}", "eval-before", twist, rng, 30, producer.hash, 0.5)
         for u in range(updates):
             for t in range(tasks):
                 _tree(
                     run,
-                    f"update-{u:04d}/{twist(f'task-{t}')}",
-                    f"update-{u:04d}",
+                    f"ours-{u:04d}/{twist(f'task-{t}')}",
+                    f"ours-{u:04d}",
                     twist,
                     rng,
                     attempts,
                     producer.hash,
                     u / updates,
                 )
-            run.log("update", f"{u:04d}", {
+            run.log("update", f"ours/{u:05d}", {
                 "update": u, "arm": "ours", "tokens": 9000 * (u + 1), "success": min(1.0, 0.15 + 0.6 * u / max(1, updates)),
-                "mixed": 0.4 + 0.2 * rng.random(), "l1": 0.8, "groups": 16, "leaves": 128, "loss": 0.1,
+                "mixed": 0.4 + 0.2 * rng.random(), "l1": 0.8, "groups": 16, "leaves": 128, "train": {"policy": 0.1, "grad_norm": 0.7, "tokens": 900},
                 "abandoned": [twist("task-7")] if u % 2 else [], "seconds": {"sample": 3.1, "credit": 0.05, "train": 1.4},
             })  # fmt: skip
         if finished:
             run.log("eval", "after", {"success": 0.525, "interval": [0.476, 0.573], "n": 400, "tokens": 48210, "seconds": 7.9})
+            _tree(run, f"grpo-0000/{twist('task-0')}", "grpo-0000", twist, rng, 30, producer.hash, 0.5)
+            run.log("update", "grpo/00000", {
+                "update": 0, "arm": twist("grpo"), "tokens": 8000, "success": 0.2, "mixed": 0.3, "l1": 0.5, "groups": 16, "leaves": 128,
+                "abandoned": ["task-99"], "train": {"policy": 0.1}, "seconds": {"sample": 100.0},
+            })  # fmt: skip
             run.log("compare", twist("grpo"), {
                 "before": {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4},
                 "after": {"success": 0.36, "interval": [0.314, 0.408], "n": 400, "tokens": 52000, "seconds": 8.1},

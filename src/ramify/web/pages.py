@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ramify.render.graphs import graph_svg
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
-from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run, TreeInfo
 from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
 
@@ -27,7 +28,6 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 SHOWN_TREES = 3
 _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one, bounded for long runs
 _PICTURED = 80  # leaves a tree picture stays readable with
-OURS = "ours"
 
 #: What the numbers behind a credit mean, in the order they are shown.
 WHY = {
@@ -38,15 +38,21 @@ WHY = {
     "V": "value of the state before the step",
     "V_next": "value of the state after it",
     "delta": "change in value",
+    "reward": "reward the world paid for the step itself",
     "group_size": "visits of the state before the step",
     "group": "state before the step",
     "next_group": "state after the step",
+    "group_id": "number of the state before the step",
+    "next_group_id": "number of the state after the step",
+    "attempts": "attempts that go through the step",
 }
 
 
 def report_html(run: Run, served: bool = False) -> str:
     """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`."""
-    updates = [entry.payload for entry in run.journal("update")]
+    arm = own_arm(run)
+    every = [entry.payload for entry in run.journal("update")]
+    own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
     trees = [_tree_view(read_tree(run, name), served) for name in interesting(run)]
     return _page(
@@ -55,14 +61,14 @@ def report_html(run: Run, served: bool = False) -> str:
         served=served,
         headline=_headline(evals),
         table=_before_after(evals, {entry.key: entry.payload for entry in run.journal("compare")}),
-        curves=_curves(updates),
-        budget=_budget(updates, evals),
-        updates=_update_rows(updates),
+        curves=_curves(every, arm),
+        budget=_budget(own, evals),
+        updates=_update_rows(own),
         trees=trees,
-        abandoned=_abandoned(updates),
+        abandoned=_abandoned(own),
         config=list(_flatten(run.meta.get("config", {}))),
         environment=_environment(run),
-        result=[json.dumps(entry.payload, indent=1, ensure_ascii=False) for entry in run.journal("result")],
+        result=[json.dumps(entry.payload, ensure_ascii=False) for entry in run.journal("result")],
     )
 
 
@@ -97,12 +103,22 @@ def message_html(title: str, text: str) -> str:
     return _page("message.html", title=title, served=True, text=text)
 
 
+def own_arm(run: Run) -> str:
+    """The arm that the run is about; others were run beside it to compare."""
+    config = run.meta.get("config", {})
+    return str(config.get("arm", "ours")) if isinstance(config, Mapping) else "ours"
+
+
 def interesting(run: Run, count: int = SHOWN_TREES) -> list[str]:
     """Names of up to ``count`` trees worth showing, in the run's order: mixed outcomes first, then the strongest credit.
 
-    Different groups (updates) are preferred, and trees whose picture stays readable. Long runs are looked through at even intervals.
+    Trees that were trained on come first, then different groups (updates), and pictures that stay readable. Long runs are looked
+    through at even intervals.
     """
-    infos = [tree.name for tree in run.trees()]
+    every = [tree for tree in run.trees() if not tree.group.startswith("eval-")]
+    infos = [tree.name for tree in every if re.fullmatch(rf"{re.escape(own_arm(run))}-\d+", tree.group)] or [
+        t.name for t in every
+    ]
     if len(infos) > _SCANNED:
         infos = [infos[round(i * (len(infos) - 1) / (_SCANNED - 1))] for i in range(_SCANNED)]
     ranked: list[tuple[tuple[bool, bool, float], int, TreeInfo]] = []
@@ -134,6 +150,10 @@ def _headline(evals: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
 
 
 def _gain_interval(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, float]:
+    """Paired by episode where both evaluations kept their outcomes (the same tasks in the same order), else of two samples."""
+    pairs = [(a, b) for a, b in zip(after.get("outcomes", ()), before.get("outcomes", ()), strict=False) if None not in (a, b)]
+    if len(pairs) > 1:
+        return paired_t([a for a, _ in pairs], [b for _, b in pairs])
     hits = [round(e["success"] * e["n"]) for e in (after, before)]
     return difference_of_proportions(hits[0], after["n"], hits[1], before["n"])
 
@@ -141,13 +161,13 @@ def _gain_interval(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[list[str]]:
     """Rows of (arm, before, after, gain, episodes, tokens, seconds)."""
     rows = []
-    for arm, pair in {OURS: evals, **compare}.items():
+    for arm, pair in [("this run", evals), *compare.items()]:
         before, after = pair.get("before"), pair.get("after")
         if before is None or after is None:
             continue
         low, high = _gain_interval(before, after)
         rows.append([
-            "this run" if arm == OURS else arm,
+            arm,
             f"{percent(before['success'])} ({_range(before['interval'])})",
             f"{percent(after['success'])} ({_range(after['interval'])})",
             f"{signed_points(after['success'] - before['success'])} ({signed_points(low)} to {signed_points(high)})",
@@ -158,44 +178,45 @@ def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[
     return rows
 
 
-def _curves(updates: Sequence[Mapping[str, Any]]) -> Any:
+def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
+    """Success and mixed groups of this run with their bands, and success of the arms run beside it."""
     if not updates:
         return None
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for update in updates:
-        arms.setdefault(update.get("arm", OURS), []).append(update)
+        arms.setdefault(update.get("arm", own), []).append(update)
     curves = []
     for arm, rows in arms.items():
-        several = "" if arm == OURS else f", {arm}"
+        x = [float(row["update"]) + 1 for row in rows]
+        if arm != own:
+            curves.append(Curve(f"success of {arm}", x, [float(row["success"]) for row in rows]))
+            continue
         for name, key in (("success while sampling", "success"), ("mixed groups", "mixed")):
             bands = [wilson(round(row[key] * row["groups"]), row["groups"]) for row in rows]
-            x, y = [float(row["update"]) + 1 for row in rows], [float(row[key]) for row in rows]
-            band = arm == OURS
             curves.append(
-                Curve(name + several, x, y, [b[0] for b in bands] if band else None, [b[1] for b in bands] if band else None)
+                Curve(name, x, [float(row[key]) for row in rows], [band[0] for band in bands], [band[1] for band in bands])
             )
     return _picture(curves_svg(curves, "Success and mixed groups by update", "update", "share", width=760, height=300))
 
 
 def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Rows of (update, tokens so far, success, mixed, groups, attempts, L1, loss) of this run's own updates."""
+    """Rows of (update, tokens so far, success, mixed, groups, attempts, L1, losses)."""
     return [
         [f"{row['update'] + 1}", f"{row['tokens']}", percent(row["success"]), percent(row["mixed"]), f"{row['groups']}"]
-        + [_number(row.get(name, "")) for name in ("leaves", "l1", "loss")]
+        + [_number(row.get(name, "")) for name in ("leaves", "l1")]
+        + [", ".join(f"{name} {value:.3g}" for name, value in row.get("train", {}).items() if name != "tokens")]
         for row in updates
-        if row.get("arm", OURS) == OURS
     ]
 
 
 def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """(what, picture) for tokens and seconds; whatever the other arms spent is theirs and not shown."""
-    own = [update for update in updates if update.get("arm", OURS) == OURS]
-    tokens = {"sampling": max((update.get("tokens", 0) for update in own), default=0)}
+    """(what, picture) for tokens and seconds of this run; what the arms beside it spent is theirs and not shown."""
+    tokens = {"sampling": max((update.get("tokens", 0) for update in updates), default=0)}
     names = {"sample": "sampling", "credit": "credit", "train": "training"}
-    seconds = {shown: sum(update.get("seconds", {}).get(name, 0.0) for update in own) for name, shown in names.items()}
-    for key, payload in evals.items():
-        tokens[f"evaluation {key}"] = payload.get("tokens", 0)
-        seconds[f"evaluation {key}"] = payload.get("seconds", 0.0)
+    seconds = {shown: sum(update.get("seconds", {}).get(name, 0.0) for update in updates) for name, shown in names.items()}
+    for key in ("before", "after"):
+        tokens[f"evaluation {key}"] = evals.get(key, {}).get("tokens", 0)
+        seconds[f"evaluation {key}"] = evals.get(key, {}).get("seconds", 0.0)
     bars = [("tokens", [Part(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
     bars.append(("seconds", [Part(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
     return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
@@ -249,16 +270,15 @@ def _number(value: Any) -> str:
 def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
     counts: dict[str, int] = {}
     for update in updates:
-        if update.get("arm", OURS) == OURS:
-            for task in update.get("abandoned", []):
-                counts[str(task)] = counts.get(str(task), 0) + 1
+        for task in update.get("abandoned", []):
+            counts[str(task)] = counts.get(str(task), 0) + 1
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:
-    """Versions and whatever else the run noted about where it ran: its meta without the config, and ``environment`` entries."""
+    """Versions and whatever else the run noted about where it ran: its meta without the config, and its first entries."""
     noted = {key: value for key, value in run.meta.items() if key != "config"}
-    for entry in run.journal("environment"):
+    for entry in [*run.journal("start"), *run.journal("environment")]:
         noted |= entry.payload if isinstance(entry.payload, Mapping) else {entry.key: entry.payload}
     return list(_flatten(noted))
 
