@@ -34,10 +34,15 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA cache_size = -8192")
         return db
+    if os.access(file.parent, os.W_OK) and os.access(file, os.W_OK):
+        # not mode=ro, which would leave its index files behind; query_only refuses every change
+        db = sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=30, isolation_level=None, cached_statements=64)
+        db.execute("PRAGMA query_only = ON")
+        return db
     wal = file.with_name(file.name + "-wal")
-    settled = not os.access(file.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)
-    # a reader keeps its shared index beside the file; where the folder is read-only and nothing is pending it can do without
-    return sqlite3.connect(f"{uri}?{'immutable=1' if settled else 'mode=ro'}", uri=True, timeout=30, isolation_level=None)
+    pending = wal.exists() and wal.stat().st_size
+    # a reader of a WAL file needs its index beside it; on read-only media it can do without where nothing is pending
+    return sqlite3.connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}", uri=True, timeout=30, isolation_level=None)
 
 
 def check(db: sqlite3.Connection, file: Path) -> None:

@@ -258,6 +258,11 @@ class Run:
         self._require_lock()
         return self.blobs.put(data)
 
+    def drop_blob(self, name: str) -> None:
+        """Remove a blob that a newer one supersedes (a checkpoint). What refers to it cannot be read any more."""
+        self._require_lock()
+        self.blobs.drop(name)
+
     def get_blob(self, name: str) -> bytes:
         """The bytes of a blob. Raises UserError when there is none."""
         return self.blobs.get(name)

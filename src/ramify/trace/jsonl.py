@@ -84,7 +84,7 @@ def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
     """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: choose another folder")
-    part = folder.with_name(f".part-{folder.name}")
+    part = folder.resolve().with_name(f".part-{folder.resolve().name}")
     if part.exists():
         raise UserError(f"{part} is left from an import that was cut off or still runs: remove it first")
     try:

@@ -1,0 +1,338 @@
+"""The record store: what comes out is what went in, one writer, whole commits, and one sentence for every fault."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_cases import PRODUCER, fill, same_array, same_node, trees
+
+from ramify.base.errors import RamifyError, UserError
+from ramify.trace import db, schema
+from ramify.trace.db import Run
+from ramify.trace.node import Context, Mark, Node, Span, Stream, Verdict, make_node
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    with Run.create(tmp_path / "run", {"seed": 1}) as opened:
+        yield opened
+
+
+def grow(run: Run, n: int, tree: str = "t") -> list[Node]:
+    run.add_tree(tree, {"id": tree})
+    root = make_node(tree, None, 0, "root", "")
+    nodes = [root, *(make_node(tree, root.id, 0, "user", "x", tokens=[1, 2, i], index=i) for i in range(n))]
+    run.add(*nodes)
+    return nodes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_round_trip(data: st.DataObject) -> None:
+    nodes = data.draw(trees(PRODUCER.hash))
+    with tempfile.TemporaryDirectory() as folder:
+        with Run.create(Path(folder) / "r", {}) as run:
+            run.add_tree("t", {"id": 1})
+            run.add(PRODUCER, *nodes)
+            run.add(*nodes)  # again: nothing happens
+        with Run.open(Path(folder) / "r") as run:
+            assert len(run) == len(nodes)
+            tree = run.tree("t")
+            assert all(same_node(tree.nodes[n.id], n) for n in nodes)
+            assert list(tree.nodes) == [n.id for n in nodes]
+            for node in nodes:
+                assert same_node(run.node(node.id), node)
+                stored, memory = run.path(node.id), tree.path(node.id)
+                assert [(n.id, k) for n, k in stored.segments] == [(n.id, k) for n, k in memory.segments]
+            columns = run.columns(["id", "tokens", "sampled", "logprobs", "ends", "parent", "reward", "text", "offset"])
+            assert columns["id"].tolist() == [n.id for n in nodes]
+            for i, node in enumerate(nodes):
+                row = slice(columns["rows"][i], columns["rows"][i + 1])
+                for name, dtype in (("tokens", np.int32), ("sampled", bool), ("logprobs", np.float32), ("ends", np.int32)):
+                    n = 0 if node.tokens is None else len(node.tokens)
+                    value = getattr(node, name)
+                    assert same_array(columns[name][row], np.zeros(n, dtype) if value is None else value)
+                assert columns["text"][i] == node.text
+                assert (nodes[columns["parent"][i]].id if columns["parent"][i] >= 0 else None) == node.parent
+                assert np.array_equal(columns["reward"][i], np.nan if node.reward is None else node.reward, equal_nan=True)
+
+
+def test_every_record(run: Run) -> None:
+    ids = fill(run)
+    assert run.meta == {"schema": 1, "ramify": run.meta["ramify"], "config": {"seed": 1}}
+    assert [t.name for t in run.trees()] == ["update-000/task-1", "chat"]
+    assert [t.name for t in run.trees("chats")] == ["chat"]
+    assert run.trees()[0].task == {"id": "task-1", "data": {"goal": "dör"}}
+    fork = run.node(ids["fork"])
+    assert run.producer(fork.producer or "") == PRODUCER
+    shown = run.shown(fork.id)
+    assert shown.tokens is None  # one insert has text only
+    assert [(m.role, m.text) for m in shown.messages] == [("user", "so far: hi!")]
+    assert [(m.role, m.text) for m in run.shown(ids["drawn"]).messages] == [("user", "hi")]
+    assert run.shown(ids["drawn"]).tokens.tolist() == [1, 5, 6, 2]
+    assert [s.values.tolist() for s in run.streams(tree="update-000/task-1", name="credit")] == [[0.5]]
+    assert np.isnan(run.streams(node=ids["odd"])[0].values).all()
+    assert [m.value for m in run.marks(name="why")] == [{"V": 0.25}]
+    assert [v.value for v in run.verdicts(node=ids["fork"])] == [1.0, None]
+    assert run.verdicts(scorer="judge")[0].judges == {"a": "j1", "b": "j2"}
+    assert [(e.kind, e.key, e.payload) for e in run.journal()] == [("update", "000", {"done": True})]
+    assert run.get_blob(ids["blob"]) == b"\x00state\xff"
+    assert "\ud800" in run.node(ids["odd"]).text
+    assert run.node(ids["drawn"]).tokens.flags.writeable  # torch warns about arrays that are not
+
+
+def test_same_place_replaces_and_journal_keeps(run: Run) -> None:
+    nodes = grow(run, 1)
+    for value in (1.0, 2.0):
+        run.add(Stream(nodes[1].id, "credit", "m", np.full(3, value)), Mark(nodes[1].id, 0, "n", "m", value))
+        run.add(Verdict(nodes[1].id, "s", value, judges={"j": "x"}))
+        run.log("k", "a", value)
+    assert run.streams()[0].values.tolist() == [2.0] * 3
+    assert len(run.streams()) == 1
+    assert [m.value for m in run.marks()] == [2.0]
+    assert [v.value for v in run.verdicts()] == [2.0]
+    assert [e.payload for e in run.journal("k")] == [1.0]
+    assert run.log("k", "b") is True
+    assert run.log("k", "b") is False
+
+
+def test_erase_judge(run: Run) -> None:
+    nodes = grow(run, 4)
+    for i, node in enumerate(nodes[1:]):
+        run.add(Verdict(node.id, "s", float(i), judges={"main": f"j{i % 2}"}))
+        run.add(Verdict(node.id, "pair", 0.0, judges={"main": "j0", "second": f"j{i}"}))
+    assert run.erase_judge("j1") == 3  # two of "s", one second slot
+    assert {(v.scorer, tuple(v.judges.values())) for v in run.verdicts()} == {
+        ("s", ("j0",)), ("pair", ("j0", "j0")), ("pair", ("j0", "j2")), ("pair", ("j0", "j3"))}  # fmt: skip
+    assert run.erase_judge("nobody") == 0
+    assert len(run) == 5
+
+
+def test_faults_of_records(run: Run) -> None:
+    nodes = grow(run, 1)
+    text = make_node("t", nodes[0].id, 0, "user", "text only")
+    run.add(text)
+    bad = {
+        "hangs on node": make_node("t", "f" * 24, 0, "user", "x"),
+        "has no tree 'u': known: t": make_node("u", None, 0, "root", ""),
+        "has a root already": make_node("t", None, 0, "system", "x"),
+        "starts at offset 4": make_node("t", nodes[1].id, 4, "user", "x"),
+        "starts at offset 2": make_node("t", text.id, 2, "user", "x"),
+        "of producers": make_node("t", nodes[0].id, 0, "user", "x", producer="nobody"),
+        "of contexts": make_node("t", nodes[0].id, 0, "user", "x", context="nothing"),
+        "is nan": make_node("t", nodes[0].id, 0, "user", "x", reward=float("nan")),
+        "not storable as JSON": make_node("t", nodes[0].id, 0, "user", "x", data={"a": float("inf")}),
+        "has shape": Stream(nodes[1].id, "credit", "m", np.zeros(2)),
+        "points at node": Stream("e" * 24, "credit", "m", np.zeros(2)),
+        "at offset 9": Mark(nodes[1].id, 9, "n", "m", None),
+        "the value of the verdict": Verdict(nodes[1].id, "s", float("inf")),
+    }
+    for message, record in bad.items():
+        with pytest.raises(UserError, match=message):
+            run.add(record)
+    run.add_tree("v", {})
+    with pytest.raises(UserError, match="of tree 'v' hangs on node"):
+        run.add(make_node("v", nodes[0].id, 0, "user", "x"))
+    with pytest.raises(UserError, match="another task"):
+        run.add_tree("t", {"id": "other"})
+    with pytest.raises(UserError, match="no valid text"):
+        run.tree("\ud800")
+    with pytest.raises(UserError, match="cannot be stored"):
+        run.add(Mark(nodes[1].id, 0, "\ud800", "m", None))
+    assert len(run) == 3
+    with pytest.raises(ValueError, match="one entry per token"):
+        make_node("t", None, 0, "user", "x", tokens=[[1, 2]])
+
+
+def test_context_spans_outside(run: Run) -> None:
+    nodes = grow(run, 1)
+    context = Context((Span(nodes[1].id, 1, 9),))
+    node = make_node("t", nodes[1].id, 3, "assistant", "y", context=context.hash)
+    run.add(context, node)
+    with pytest.raises(UserError, match="shows 1 to 9 of node"):
+        run.shown(node.id)
+
+
+def test_prefixes(run: Run) -> None:
+    nodes = grow(run, 200)
+    ids = sorted(n.id for n in nodes)
+    assert run.node(nodes[7].id[:12]).id == nodes[7].id
+    with pytest.raises(UserError, match="ambiguous"):
+        run.node("")
+    first = next(a for a, b in itertools.pairwise(ids) if a[0] == b[0])
+    with pytest.raises(UserError, match=first):
+        run.path(first[0])
+    with pytest.raises(UserError, match=r"no node '.*': did you mean"):
+        run.node(ids[0][:-1] + ("0" if ids[0][-1] != "0" else "1"))
+    with pytest.raises(UserError, match="has no node 'zzz'"):
+        run.path("zzz")
+
+
+def test_transactions(run: Run) -> None:
+    nodes = grow(run, 2)
+    with pytest.raises(UserError, match="points at node"), run.transaction():
+        run.add(PRODUCER, Mark(nodes[0].id, 0, "n", "m", 1), Mark("e" * 24, 0, "n", "m", 1))
+    assert run.marks() == []
+    assert run.journal() == []
+    assert len(run) == 3
+    with Run.open(run.folder) as reader:
+        assert len(reader) == 0  # the group's failure did not commit what came before it either
+        with run.transaction(), run.transaction():
+            run.add(PRODUCER, make_node("t", nodes[0].id, 0, "user", "y", producer=PRODUCER.hash))
+            run.commit()  # waits for the group
+            assert len(reader) == 0
+        assert len(reader) == 4
+
+
+def test_commits_by_itself(run: Run) -> None:
+    with Run.open(run.folder) as reader:
+        nodes = grow(run, db.BATCH - 3)
+        assert len(reader) == 0
+        run.add(make_node("t", nodes[0].id, 0, "user", "y"), make_node("t", nodes[0].id, 0, "user", "z"))
+        assert len(reader) == db.BATCH
+
+
+def _try_to_write(folder: str, out: multiprocessing.Queue) -> None:
+    try:
+        Run.open(folder, write=True).close()
+    except UserError as error:
+        out.put(str(error))
+    else:
+        out.put("")
+
+
+def test_one_writer(run: Run) -> None:
+    grow(run, 3)
+    run.commit()
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    child = context.Process(target=_try_to_write, args=(str(run.folder), out))
+    child.start()
+    assert "is being written by another process" in out.get(timeout=60)
+    child.join()
+    with pytest.raises(UserError, match="is being written by another process"):
+        Run.create(run.folder, {})
+    with Run.open(run.folder) as reader:
+        assert len(reader) == 4
+        for refused in (lambda: reader.add(PRODUCER), lambda: reader.put_blob(b""), lambda: reader.erase_judge("x")):
+            with pytest.raises(UserError, match="not open for writing"):
+                refused()
+    run.close()
+    run.close()
+    with pytest.raises(RamifyError):
+        len(run)
+    with Run.open(run.folder, write=True) as again:
+        assert len(again) == 4
+
+
+def test_folders_that_are_no_run(tmp_path: Path) -> None:
+    def refused(folder: Path, message: str) -> None:
+        for write in (False, True):
+            with pytest.raises(UserError, match=message) as caught:
+                Run.open(folder, write=write)
+            assert str(folder) in str(caught.value)
+
+    refused(tmp_path, "is no run")
+    refused(tmp_path / "nothing", "is no run")
+    with Run.create(tmp_path / "good", {}) as run:
+        grow(run, 500)
+    content = (tmp_path / "good" / "run.sqlite").read_bytes()
+    for name, data, message in (
+        ("empty", b"", "the file is empty"),
+        ("garbage", b"not a database at all" * 400, "no run"),
+        ("cut", content[: len(content) // 2], "cut short|damaged"),
+        ("cut-at-page", content[: 4096 * 3], "cut short|damaged"),
+        ("header", content[:100], "no run|damaged|cut short"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.sqlite").write_bytes(data)
+        refused(folder, message)
+    other = tmp_path / "other"
+    other.mkdir()
+    with sqlite3.connect(other / "run.sqlite") as connection:
+        connection.execute("CREATE TABLE nodes (id)")
+    connection.close()
+    refused(other, "is no run of ramify")
+    shutil.copytree(tmp_path / "good", tmp_path / "newer")
+    with sqlite3.connect(tmp_path / "newer" / "run.sqlite") as connection:
+        connection.execute(f"PRAGMA user_version = {schema.SCHEMA + 1}")
+    connection.close()
+    refused(tmp_path / "newer", "newer ramify .schema 2, this one reads up to 1.")
+    with pytest.raises(UserError, match="holds a run already"):
+        Run.create(tmp_path / "good", {})
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="cannot make a run"):
+        Run.create(tmp_path / "file", {})
+    with pytest.raises(UserError, match="the config of the run is not storable"):
+        Run.create(tmp_path / "odd", {"x": float("nan")})
+    assert not (tmp_path / "odd").exists()
+
+
+def test_damage_inside_is_named(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        grow(run, 2000)
+    content = bytearray((tmp_path / "run" / "run.sqlite").read_bytes())
+    content[8192:-8192] = bytes(len(content) - 16384)
+    (tmp_path / "run" / "run.sqlite").write_bytes(content)
+    with Run.open(tmp_path / "run") as run, pytest.raises(RamifyError, match=r"cannot read .*run\.sqlite"):
+        run.tree("t")
+
+
+def test_a_reader_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        grow(run, 2)
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with Run.open(tmp_path / "run") as run:
+        assert len(run) == 3
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before == ["run.lock", "run.sqlite"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_folder(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        grow(run, 2)
+    (tmp_path / "run").chmod(0o500)
+    try:
+        with Run.open(tmp_path / "run") as run:
+            assert len(run) == 3
+        with pytest.raises(UserError, match="cannot make a run|cannot open"):
+            Run.create(tmp_path / "run" / "inner", {})
+    finally:
+        (tmp_path / "run").chmod(0o700)
+
+
+def test_blobs(run: Run) -> None:
+    name = run.put_blob(b"abc" * 1000)
+    assert run.put_blob(b"abc" * 1000) == name
+    assert list(run.blobs.names()) == [name]
+    with pytest.raises(UserError, match="no blob"):
+        run.get_blob("0" * 24)
+    with pytest.raises(UserError, match="no blob hash"):
+        run.get_blob("../../etc")
+    next(run.blobs.folder.glob("??/*")).write_bytes(b"other")
+    with pytest.raises(RamifyError, match="damaged"):
+        run.get_blob(name)
+
+
+def test_columns_filter(run: Run) -> None:
+    grow(run, 3, "a")
+    grow(run, 2, "b")
+    assert run.columns(["tokens"], tree="b")["tokens"].tolist() == [1, 2, 0, 1, 2, 1]
+    assert run.columns(["parent", "tree"], tree="b")["parent"].tolist() == [-1, 0, 0]
+    assert run.columns(["offset"], group="none")["offset"].shape == (0,)
+    assert run.columns(["tokens", "id", "reward"], group="none")["rows"].tolist() == [0]
+    with pytest.raises(UserError, match="did you mean 'tokens'"):
+        run.columns(["token"])
+    with pytest.raises(UserError, match="no tree 'c'"):
+        run.columns(["tokens"], tree="c")

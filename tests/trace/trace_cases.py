@@ -1,0 +1,102 @@
+"""Records for the store's tests: hypothesis strategies, and one run that holds every kind of record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ramify.trace.db import Run
+from ramify.trace.node import STOPS, Context, Insert, Mark, Node, Producer, Span, Stream, Verdict, make_node
+
+TEXT = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+FLOAT32 = st.floats(width=32)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def same_array(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return (a is None and b is None) or (
+        a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    )
+
+
+def same_node(a: Node, b: Node) -> bool:
+    arrays = ("tokens", "sampled", "logprobs", "ends")
+    plain = [name for name in Node.__slots__ if name not in arrays]
+    return all(getattr(a, n) == getattr(b, n) for n in plain) and all(same_array(getattr(a, n), getattr(b, n)) for n in arrays)
+
+
+@st.composite
+def trees(draw: Any, producer: str | None = None, name: str = "t") -> list[Node]:
+    """Nodes of one tree, parents first, of every shape a node can have."""
+    nodes = [make_node(name, None, 0, "root", "")]
+    for index in range(draw(st.integers(1, 6))):
+        parent = draw(st.sampled_from(nodes))
+        fields: dict[str, Any] = {
+            "index": index,
+            "opens": draw(st.booleans()),
+            "producer": draw(st.sampled_from([None, producer])),
+            "snapshot": draw(st.none() | TEXT),
+            "state_key": draw(st.none() | TEXT),
+            "stop": draw(st.sampled_from(STOPS)),
+            "reward": draw(st.none() | NUMBER),
+            "data": draw(st.dictionaries(TEXT, JSON, max_size=2)),
+        }
+        if draw(st.booleans()):
+            n = draw(st.integers(0, 20))
+            fields["tokens"] = draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n))
+            for key, entry in (("sampled", st.booleans()), ("logprobs", FLOAT32), ("ends", st.integers(0, 99))):
+                if draw(st.booleans()):
+                    fields[key] = draw(st.lists(entry, min_size=n, max_size=n))
+        role = draw(st.sampled_from(["user", "assistant", "tool"]))
+        nodes.append(make_node(name, parent.id, draw(st.integers(0, len(parent))), role, draw(TEXT), **fields))
+    return nodes
+
+
+PRODUCER = Producer("tiny", "w1", {"temperature": 1.0, "stop_tokens": [3]}, 7, {"layer": 1})
+
+
+def fill(run: Run) -> dict[str, str]:
+    """Every kind of record; returns ids by name. The committed schema-v1 fixture holds exactly this."""
+    run.add_tree("update-000/task-1", {"id": "task-1", "data": {"goal": "dör"}}, "update-000", {"budget": 3})
+    run.add_tree("chat", {}, "chats")
+    root = make_node("update-000/task-1", None, 0, "root", "")
+    ask = make_node(
+        root.tree, root.id, 0, "user", "hi", tokens=[1, 5, 6, 2], ends=[0, 1, 2, 2], snapshot='{"door":1}', state_key="k0"
+    )
+    blob = run.put_blob(b"\x00state\xff")
+    drawn = [
+        make_node(
+            root.tree, ask.id, 4, "assistant", text, tokens=[1, 9, 9, 2], sampled=[False, True, True, True],
+            logprobs=[0, -0.5, -0.25, -float("inf")], ends=[0, 1, 2, 2], producer=PRODUCER.hash, index=i, stop="eos",
+            snapshot=f"blob:{blob}", data={"calls": [{"span": [1, 3]}]},
+        )
+        for i, text in enumerate(["go", "go", "no"])
+    ]  # fmt: skip
+    context = Context((Insert("so far: ", (7, 8), "user"), Span(ask.id, 1, 3), Insert("!")))
+    fork = make_node(
+        root.tree, drawn[0].id, 2, "assistant", "oo", tokens=[4], sampled=[True], logprobs=[-1.5], ends=[2], opens=False,
+        context=context.hash, producer=PRODUCER.hash, index=0, stop="terminated", reward=1.0,
+    )  # fmt: skip
+    odd = make_node("chat", None, 0, "user", "lone \ud800 and \x00", data={"né": [None, 1.5]})
+    run.add(PRODUCER, context, root, ask, *drawn, fork, odd)
+    run.add(Stream(fork.id, "credit", "graph", np.array([0.5])), Stream(odd.id, "credit", "graph", np.array([np.nan])))
+    run.add(Mark(ask.id, 2, "why", "graph", {"V": 0.25}), Mark(ask.id, 4, "note", "me", "end"))
+    run.add(Verdict(fork.id, "env", 1.0, judges={"env": "j0"}, evidence={"outcome": True}))
+    run.add(Verdict(fork.id, "judge", None, "points", 0.5, cost={"tokens": 12.0}, judges={"a": "j1", "b": "j2"}))
+    run.log("update", "000", {"done": True})
+    run.commit()
+    return {"root": root.id, "ask": ask.id, "drawn": drawn[0].id, "fork": fork.id, "odd": odd.id, "blob": blob}
+
+
+def make_fixture(folder: Path) -> None:
+    """Write the schema-v1 fixture (once per schema version; never rewrite an old one)."""
+    with Run.create(folder, {"seed": 1, "name": "fixture"}) as run:
+        fill(run)
