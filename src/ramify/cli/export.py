@@ -24,11 +24,14 @@ FORMATS = sorted(set(SUFFIXES.values()))
 @app.command()
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; for parquet a new folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     to: Annotated[
         str | None,
-        typer.Option(help="jsonl (everything, for `ramify import`), parquet (a folder of tables), dot (one tree), html."),
+        typer.Option(help="jsonl (everything, for `ramify import`), parquet (one kind of record), dot (one tree), html."),
     ] = None,
+    records: Annotated[
+        str, typer.Option(metavar="KIND", help="The kind of record, for parquet: nodes, streams, verdicts, ...")
+    ] = "nodes",
     tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree, for dot.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -39,10 +42,12 @@ def export(
         raise UserError(f"cannot tell the format of {out}: name one with --to ({', '.join(FORMATS)})")
     if form not in FORMATS:
         raise UserError(f"--to: unknown format '{form}' ({nearest(form, FORMATS)})")
+    if records != "nodes" and form != "parquet":
+        raise UserError("--records goes with --to parquet")
     if tree is not None and form != "dot":
         raise UserError("--tree goes with --to dot")
     if out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder, and there already")
+        raise UserError(f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     from ramify.render import terminal
@@ -56,7 +61,7 @@ def export(
             if form == "jsonl":
                 convert.write_lines(opened, out)
             elif form == "parquet":
-                convert.write_parquet(opened, out)
+                convert.write_parquet(opened, out, records)
             else:
                 write_whole(out, convert.tree_dot(_choose(opened, tree)))
     terminal.emit({"run": str(folder), "format": form, "out": str(out)}, as_json, f"wrote {out}")

@@ -1,0 +1,76 @@
+"""Runs for the verbs to act on: one imported from a chat log, one small run of the main job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ramify.cli.main import main
+
+CHAT = [
+    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4 \x1b[31mred</script>"}]},
+    {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
+]
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.out.splitlines()[-1])
+
+
+class Verb:
+    """Calls the command line in process and returns what it did."""
+
+    def __init__(self, capsys: pytest.CaptureFixture) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *args: object) -> Outcome:
+        self._capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        return Outcome(code, *self._capsys.readouterr())
+
+    def refused(self, *args: object) -> str:
+        """The one sentence of a call that is bad input."""
+        code, out, err = self(*args)
+        assert (code, out) == (2, ""), (out, err)
+        assert err.startswith("ramify: ")
+        assert err.count("\n") == 1
+        return err.removeprefix("ramify: ").rstrip("\n")
+
+
+@pytest.fixture
+def verb(capsys: pytest.CaptureFixture) -> Verb:
+    return Verb(capsys)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def chats(here: Path) -> Path:
+    """runs/chats: a run imported from a chat log."""
+    (here / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHAT))
+    (here / "runs").mkdir()
+    assert main(["import", "chats.jsonl", "--run", "runs/chats"]) == 0
+    return here / "runs" / "chats"
+
+
+@pytest.fixture(scope="session")
+def improved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the main job, as small as one can be."""
+    folder = tmp_path_factory.mktemp("improved") / "run"
+    settings = ["--updates", "1", "--tokens", "400", "--eval-episodes", "4", "--tasks-per-update", "4", "--train-tasks", "8"]
+    assert main(["improve", *settings, "--out", str(folder), "--json"]) == 0
+    return folder

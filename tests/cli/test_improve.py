@@ -1,0 +1,77 @@
+"""ramify improve: settings, the dry run, where a run may be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.config import load
+from ramify.cli.improve import next_run
+from ramify.jobs.improve import ImproveConfig
+
+
+def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Path) -> None:
+    record = verb("improve", "--dry-run", "--json", "--tokens", "500", "--tree.rule", "flat").json
+    assert record["config"]["tokens"] == 500
+    assert record["config"]["tree"]["rule"] == "flat"
+    assert record["config"]["tree"]["unit"] == ImproveConfig().tree.unit
+    assert record["bill"]
+    text = verb("improve", "--dry-run").out
+    assert "tree.rule" in text
+    assert list(here.iterdir()) == []
+
+
+def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
+    record = verb("improve", "--dry-run", "--json").json
+    assert ImproveConfig.model_validate(record["config"]) == load(ImproveConfig)
+
+
+def test_help_lists_every_setting(verb: Any) -> None:
+    text = verb("improve", "--help").out
+    for name in ("--tree.rule", "--tasks-per-update", "--train.lr", "--model", "--env"):
+        assert f"  {name} " in text
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--tokenz", "5"], "unknown option --tokenz (did you mean '--tokens'?)"),
+        (["--tokens", "many"], "--tokens: must be a valid integer"),
+        (["--tokens", "-5"], "--tokens"),
+        (["--tokens", "0"], "--tokens"),
+        (["--tokens"], "--tokens needs a value"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--config", "no.toml"], "cannot read the configuration no.toml"),
+        (["--config", "bad.toml"], "bad.toml is not TOML"),
+        (["--config", "typo.toml"], "unknown key 'tokenz' in typo.toml (did you mean 'tokens'?)"),
+        (["--env", "houshold"], "unknown env 'houshold' (did you mean 'household'?)"),
+        (["--model", "gpt"], "model 'gpt'"),
+        (["--model", "hf:nowhere"], "nowhere"),
+        (["--model", "hf:."], "."),
+        (["--tasks", "nosuch.jsonl"], "nosuch.jsonl"),
+        (["--tasks", "empty.jsonl"], "empty.jsonl"),
+        (["--tasks", "one.jsonl"], "one.jsonl"),
+        (["--tasks", "twice.jsonl"], "'a' occurs twice"),
+        (["--out", "file"], "it is a file"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_makes_nothing(verb: Any, here: Path, args: list[str], words: str) -> None:
+    files = {"bad.toml": "tokens = ", "typo.toml": "tokenz = 5", "empty.jsonl": "", "one.jsonl": '{"id": "a"}\n',
+             "twice.jsonl": '{"id": "a"}\n{"id": "a"}\n', "file": ""}  # fmt: skip
+    for name, text in files.items():
+        (here / name).write_text(text)
+    assert words in verb.refused("improve", *args)
+    assert {path.name for path in here.iterdir()} == set(files)
+
+
+def test_a_folder_that_holds_a_run_is_refused(verb: Any, improved: Path) -> None:
+    assert "holds a run already: go on with `ramify resume" in verb.refused("improve", "--out", improved)
+
+
+def test_runs_are_numbered(here: Path) -> None:
+    assert next_run("improve") == Path("runs/improve-1")
+    for name in ("improve-2", "improve-10", "improve-x", "other-99"):
+        (here / "runs" / name).mkdir(parents=True)
+    assert next_run("improve") == Path("runs/improve-11")
