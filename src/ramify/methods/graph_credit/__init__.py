@@ -6,25 +6,10 @@ model, no extra rollouts: only states that several attempts pass through, and a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ramify.methods.graph_credit.algorithm import CreditConfig, credit
-    from ramify.methods.graph_credit.run import StateGraph
+from ramify.methods.graph_credit.algorithm import CreditConfig, credit
+from ramify.methods.graph_credit.run import StateGraph
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished attempts."""
 
 __all__ = ["NEEDS", "CreditConfig", "StateGraph", "credit"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("CreditConfig", "credit"):
-        from ramify.methods.graph_credit import algorithm
-
-        return getattr(algorithm, name)
-    if name == "StateGraph":
-        from ramify.methods.graph_credit import run
-
-        return run.StateGraph
-    raise AttributeError(name)

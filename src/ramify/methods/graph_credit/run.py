@@ -66,13 +66,12 @@ class StateGraph:
 
         Raises UserError on an unknown or missing column.
         """
-        for name in columns:
-            if name not in (known := ("task_id", "attempt_id", "step", "anchor", "reward", *OPTIONAL)):
-                raise UserError(f"steps have no column '{name}' ({nearest(name, known)})")
+        required = ("task_id", "attempt_id", "step", "anchor", "reward")
+        if missing := [name for name in required if name not in columns]:
+            raise UserError(f"the column '{missing[0]}' is missing")
+        if unknown := [name for name in columns if name not in (*required, *OPTIONAL)]:
+            raise UserError(f"steps have no column '{unknown[0]}' ({nearest(unknown[0], (*required, *OPTIONAL))})")
         lists = {name: column.tolist() if isinstance(column, np.ndarray) else list(column) for name, column in columns.items()}
-        for name in ("task_id", "attempt_id", "step", "anchor", "reward"):
-            if name not in lists:
-                raise UserError(f"the column '{name}' is missing")
         return cls({name: [default] * len(lists["step"]) for name, default in OPTIONAL.items()} | lists)
 
     @classmethod
@@ -161,19 +160,12 @@ class StateGraph:
         return value
 
     def _row(self, task: Any, attempt: Any, step: int) -> int:
-        c = self.columns
-        rows = [i for i, name in enumerate(c["task_id"]) if str(name) == str(task)]
-        if not rows:
-            raise UserError(f"there is no task '{task}' ({nearest(str(task), map(str, self.graph.tasks))})")
-        known = {str(c["attempt_id"][i]) for i in rows}
-        if str(attempt) not in known:
-            raise UserError(f"task '{task}' has no attempt '{attempt}' ({nearest(str(attempt), known)})")
-        steps = {c["step"][i]: i for i in rows if str(c["attempt_id"][i]) == str(attempt)}
-        if step not in steps:
-            raise UserError(
-                f"attempt '{attempt}' of task '{task}' has no step {step}; its steps are {min(steps)} to {max(steps)}"
-            )
-        return int(steps[step])
+        places = zip(self.columns["task_id"], self.columns["attempt_id"], self.columns["step"], strict=True)
+        rows = {"/".join(map(str, place)): row for row, place in enumerate(places)}
+        name = f"{task}/{attempt}/{step}"
+        if name not in rows:
+            raise UserError(f"there is no step {name} (task/attempt/step; {nearest(name, rows)})")
+        return rows[name]
 
 
 def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

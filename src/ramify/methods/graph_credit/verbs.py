@@ -131,7 +131,7 @@ def why(
             marks = run.marks(name="why", maker=MAKER, node=name)
         if not marks:
             raise UserError(f"node {name} of {source} carries no credit")
-        found = {"node": name} | dict(marks[0].value)
+        found: dict[str, Any] = {"node": name} | dict(marks[0].value)
     else:
         graph, options = _graph(source, [node, *ctx.args] if node else ctx.args)
         if options.task is None or attempt is None or step is None:
