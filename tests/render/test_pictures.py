@@ -140,6 +140,7 @@ def test_curves() -> None:
     root = read(curves_svg([curve, Curve("mixed", [1, 3], [0.5, 0.6])], "Curves", "update", "share"))
     assert {"0 %", "100 %", "update", "share", "success", "mixed"} <= set(texts(root))
     assert len(list(root.iter(f"{SVG}circle"))) == 4
+    assert "1.5" not in texts(root)  # updates are whole numbers
     assert "No data yet." in texts(read(curves_svg([], "Curves", "x", "y")))
     single = read(curves_svg([Curve("one", [5], [7.0])], "One", "x", "y", percent=False))
     assert "7" in texts(single)

@@ -36,7 +36,7 @@ def curves_svg(
     if not points:
         return frame(width, 60, title, "no data", label(16, 34, "No data yet.", "soft"))
     ends = [v for c in curves for side in (c.low, c.high) for v in (side or ()) if math.isfinite(v)]
-    x_ticks = _ticks(min(x for x, _ in points), max(x for x, _ in points), 6)
+    x_ticks = _ticks(min(x for x, _ in points), max(x for x, _ in points), 6, float(all(x == int(x) for x, _ in points)))
     y_ticks = (
         [0.0, 0.25, 0.5, 0.75, 1.0]
         if percent
@@ -117,11 +117,11 @@ def _value(value: float, percent: bool) -> str:
     return f"{100 * value:.0f} %" if percent else f"{value:.3g}"
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """About ``count`` round values that cover low to high."""
+def _ticks(low: float, high: float, count: int, least: float = 0.0) -> list[float]:
+    """About ``count`` round values that cover low to high, at least ``least`` apart."""
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    raw = (high - low) / count
+    raw = max((high - low) / count, least)
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * k for k in (1, 2, 5, 10) if size * k >= raw)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
