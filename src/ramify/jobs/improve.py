@@ -37,7 +37,7 @@ from ramify.trace.db import Run
 from ramify.trace.tree import Tree
 from ramify.train import checkpoint
 from ramify.train.batch import Row
-from ramify.train.loop import TrainConfig, Trainer
+from ramify.train.loop import TrainConfig, Trainer, with_reference
 
 
 @dataclass(frozen=True)
@@ -433,18 +433,3 @@ async def gather_all(work: Any) -> list[Any]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def with_reference(reference: Any, rows: list[Row]) -> list[Row]:
-    """Rows with the stream ``reference``: the starting agent's log-probs of their tokens."""
-    import torch
-
-    from ramify.train.batch import collate
-    from ramify.train.loop import token_logprobs
-
-    out = []
-    with torch.no_grad():
-        for row in rows:
-            scores = token_logprobs(reference, collate([row]))[0].numpy()
-            out.append(Row(row.tokens, row.mask, {**row.streams, "reference": scores}))
-    return out

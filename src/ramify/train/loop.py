@@ -56,6 +56,17 @@ def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:
     return out
 
 
+def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 16384) -> list[Row]:
+    """Rows with the stream ``reference``: log-probs of their trained tokens under another model, for the KL to it."""
+    out = []
+    with torch.no_grad():
+        for pack in micro_batches(rows, max_tokens):
+            scores = token_logprobs(reference, collate(pack, next(reference.parameters()).device)).cpu().numpy()
+            for row, values in zip(pack, scores, strict=True):
+                out.append(Row(row.tokens, row.mask, {**row.streams, "reference": values[: len(row.tokens)]}))
+    return out
+
+
 class Trainer:
     """AdamW over ``module``. Deterministic given rows, seed and thread count."""
 
