@@ -30,11 +30,13 @@ def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         z = _mix(keys.astype(np.uint64)) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         z = _mix(_mix(z))
-    return np.multiply(z >> np.uint64(11), 2.0**-53, dtype=np.float64)
+    u: np.ndarray = np.multiply(z >> np.uint64(11), 2.0**-53, dtype=np.float64)
+    return u
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
     z = z + _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
-    return np.bitwise_xor(z, z >> np.uint64(31))
+    mixed: np.ndarray = np.bitwise_xor(z, z >> np.uint64(31))
+    return mixed
