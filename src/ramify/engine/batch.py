@@ -240,50 +240,43 @@ class Scheduler:
 
     # -- tiles
 
-    def _tap(self, rows: Sequence[Row | None], positions: Sequence[int]) -> Tap | None:
-        tapped = [(m, row) for m, row in enumerate(rows) if row is not None and row.group.taps is not None]
+    def _tap(self, rows: Sequence[Row], positions: Sequence[int]) -> Tap | None:
+        tapped = [(m, row.group.taps, row.states) for m, row in enumerate(rows) if row.group.taps is not None]
         if not tapped:
             return None
 
         def tap(layer: int, x: Tensor) -> Tensor:
-            for m, row in tapped:
-                if row.group.taps is not None:
-                    row.group.taps.apply(layer, x, m, positions[m], row.states)
+            for m, taps, states in tapped:
+                taps.apply(layer, x, m, positions[m], states)
             return x
 
         return tap
 
     def _run_prompt(self, arena: Arena, slot: int, row: Row) -> None:
         """Run up to CHUNK pending tokens of one row, all but the last, as one tile."""
-        count = min(row.pending - 1, CHUNK)
-        size = padded(count)
-        start = row.computed
-        tokens = torch.tensor(row.tokens[start : start + count] + [0] * (size - count), device=self.forward.device)
-        positions = torch.arange(start, start + size, device=self.forward.device)
-        tile = Tile(arena, self.forward.kv_heads, tokens, positions, start + size - 1, slot)
-        rows: list[Row | None] = [row] * count + [None] * (size - count)
-        self.forward.hidden(tile, self._tap(rows, range(start, start + size)))
+        start, count = row.computed, min(row.pending - 1, CHUNK)
+        where = range(start, start + count)
+        tile = Tile(arena, self.forward.kv_heads, row.tokens[start : start + count], where, slot)
+        self.forward.hidden(tile, self._tap([row] * count, where))
         row.computed += count
-        self._count(size, count, count)
+        self._count(tile, count)
 
     def _run_decode(self, arena: Arena) -> Tensor:
         """Run the next token of every active row as one tile."""
         rows = self.rows
-        spare = [0] * (padded(len(rows)) - len(rows))
         where = [row.computed for row in rows]
         prompt = sum(row.computed < len(row.group.prefix) for row in rows)
-        both = torch.tensor([[row.tokens[row.computed] for row in rows] + spare, where + spare], device=self.forward.device)
-        tile = Tile(arena, self.forward.kv_heads, both[0], both[1], max(where))
+        tile = Tile(arena, self.forward.kv_heads, [row.tokens[row.computed] for row in rows], where)
         hidden = self.forward.hidden(tile, self._tap(rows, where))
         for row in rows:
             row.computed += 1
-        self._count(len(where) + len(spare), len(rows), prompt)
+        self._count(tile, prompt)
         return hidden
 
-    def _count(self, size: int, used: int, prompt: int) -> None:
+    def _count(self, tile: Tile, prompt: int) -> None:
         self.stats.tiles += 1
-        self.stats.forward_rows += size
-        self.stats.padded_rows += size - used
+        self.stats.forward_rows += tile.size
+        self.stats.padded_rows += tile.size - tile.used
         self.stats.prompt_tokens += prompt
 
     # -- tokens

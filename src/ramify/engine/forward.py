@@ -9,6 +9,7 @@ Axis legend: M tile rows, S cached positions, D width, H query heads, G key/valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,38 +33,39 @@ def padded(rows: int, unit: int = TILE) -> int:
 class Tile:
     """Tokens to run and where their keys and values go.
 
-    ``tokens`` and ``positions`` are int64 [M]. ``row`` None: entry m belongs to arena row m (decoding). ``row`` r: all entries are
-    consecutive positions of arena row r (prompt). ``longest`` is the largest position.
+    ``tokens`` are the used entries' ids, ``positions`` their positions; the tile is filled up to a multiple of 4 rows with token 0.
+    ``row`` None: entry m belongs to arena row m (decoding). ``row`` r: the entries are consecutive positions of arena row r (prompt).
     """
 
     def __init__(
-        self, arena: Arena, kv_heads: int, tokens: Tensor, positions: Tensor, longest: int, row: int | None = None
+        self, arena: Arena, kv_heads: int, tokens: Sequence[int], positions: Sequence[int], row: int | None = None
     ) -> None:
-        self.tokens, self.positions = tokens, positions
-        M, kv = len(tokens), arena.kv
-        S = min(padded(longest + 1, SPAN), arena.capacity)
-        head_size = kv.shape[3] // (2 * kv_heads)
+        used, kv, capacity = len(tokens), arena.kv, arena.capacity
+        self.used = used
+        self.size = M = padded(used)
+        spare = M - used
+        longest = max(positions)
         if row is None:
-            slots = positions + torch.arange(0, M * arena.capacity, arena.capacity, device=kv.device)
-            seen = kv[:, :M, :S]
+            slots = [m * capacity + p for m, p in enumerate(positions)] + [m * capacity for m in range(used, M)]
+            where = [*positions, *[0] * spare]
         else:
-            slots = positions + row * arena.capacity
-            seen = kv[:, row : row + 1, :S].expand(-1, M, -1, -1)
-        self._slots = slots
-        self._flat = kv.flatten(1, 2).unbind(0)
-        # [L, M, S, C] -> per layer keys and values [M, G, S, E], views of the arena
-        split = seen.unflatten(3, (2, kv_heads, head_size)).permute(3, 0, 1, 4, 2, 5)
-        self._keys, self._values = split[0].unbind(0), split[1].unbind(0)
-        later = torch.arange(S, device=kv.device) > positions[:, None]
-        self._mask = torch.zeros((M, S), device=kv.device).masked_fill_(later, float("-inf"))[:, None, None]
+            # unused entries write past the used ones, where nothing has been computed yet
+            where = [*positions, *range(longest + 1, longest + 1 + spare)]
+            slots = [row * capacity + p for p in where]
+        S = min(padded(longest + 1, SPAN), capacity)
+        table = torch.tensor([[*tokens, *[0] * spare], where, slots, [capacity - 1 - p for p in where]], device=kv.device)
+        self.tokens, self.positions, self._slots, masks = table.unbind(0)
+        self._flat, self._keys, self._values, mask = arena.views(kv_heads, used, S, row)
+        self._mask = mask.index_select(0, masks[:used])[:, None, None]
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
-        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [M, H * E]."""
+        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
         self._flat[layer].index_copy_(0, self._slots, kv)
         keys, values = self._keys[layer], self._values[layer]
         gqa = keys.shape[1] != q.shape[1]
-        mixed = F.scaled_dot_product_attention(q.unsqueeze(2), keys, values, self._mask, scale=scale, enable_gqa=gqa)
-        return mixed.reshape(len(q), -1)
+        single = q.narrow(0, 0, self.used).unsqueeze(2)
+        mixed = F.scaled_dot_product_attention(single, keys, values, self._mask, scale=scale, enable_gqa=gqa)
+        return mixed.view(self.used, -1)
 
 
 class Forward(Protocol):
@@ -105,37 +107,59 @@ class TinyForward:
         self.layers, self.kv_heads, self.kv_size = c.layers, c.kv_heads, 2 * c.kv_heads * c.head_size
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
         self.device = module.head.device
-        self._rotary = (torch.empty(0), torch.empty(0))
+        self._rotary = torch.empty(0)
+        self._buffers: dict[int, _Buffers] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Fuse the weights anew."""
         with torch.inference_mode():
             self._fused = [_fuse(block, self.c) for block in self.module.model.layers]
+            self._last = _twice(self.module.model.norm.weight)
 
     def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
-        c = self.c
-        M, width, scale = len(tile.tokens), c.heads + c.kv_heads, c.head_size**-0.5
-        x = F.embedding(tile.tokens, self.module.model.embed_tokens.weight)
+        c, M = self.c, tile.size
+        buffers = self._buffers.get(M)
+        if buffers is None:
+            buffers = self._buffers[M] = _Buffers(c, M, self.device)
+        x, opposite, both_signs = buffers.x, buffers.opposite, buffers.both_signs
+        mixed, qk, q, kv, gate_up, gate, up = (
+            buffers.mixed,
+            buffers.qk,
+            buffers.q,
+            buffers.kv,
+            buffers.gate_up,
+            buffers.gate,
+            buffers.up,
+        )
+        D, E, doubled, half, scale = c.width, c.head_size, (2 * c.width,), c.head_size // 2, c.head_size**-0.5
+        x.copy_(F.embedding(tile.tokens, self.module.model.embed_tokens.weight))
         cos, sin = self._tables(tile.positions)
         if tap is not None:
-            x = tap(0, x)
-        for layer, (norm1, qkv, bias, norms, out, norm2, gate_up, down) in enumerate(self._fused):
-            mixed = F.linear(F.rms_norm(x, (c.width,), norm1, c.norm_eps), qkv, bias)
-            rows = mixed.view(M, width + c.kv_heads, c.head_size)
-            qk = rows[:, :width]
-            if norms is not None:
-                qk = F.rms_norm(qk, (c.head_size,), None, c.norm_eps).mul_(norms)
-            turned = torch.roll(qk, c.head_size // 2, -1).mul_(sin)
-            torch.addcmul(turned, qk, cos, out=rows[:, :width])
-            attended = tile.attend(layer, rows[:, : c.heads], mixed[:, c.heads * c.head_size :], scale)
-            x = torch.addmm(x, attended, out)
-            both = F.linear(F.rms_norm(x, (c.width,), norm2, c.norm_eps), gate_up)
-            x = torch.addmm(x, F.silu(both[:, : c.ffn]).mul_(both[:, c.ffn :]), down)
+            _replace(x, tap(0, x))
+        for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self._fused):
+            torch.neg(x, out=opposite)
+            normed = torch.layer_norm(both_signs, doubled, norm1, None, c.norm_eps).narrow(1, 0, D)
+            torch.mm(normed, qkv, out=mixed)
+            if bias is not None:
+                mixed.add_(bias)
+            unit = qk if norms is None else torch.rms_norm(qk, (E,), None, c.norm_eps).mul_(norms)
+            turned = torch.roll(unit, half, -1).mul_(sin)
+            torch.addcmul(turned, unit, cos, out=qk)
+            attended = tile.attend(layer, q, kv, scale)
+            if tile.used < M:
+                buffers.attended[: tile.used] = attended
+                attended = buffers.attended
+            torch.addmm(x, attended, out, out=x)
+            torch.neg(x, out=opposite)
+            normed = torch.layer_norm(both_signs, doubled, norm2, None, c.norm_eps).narrow(1, 0, D)
+            torch.mm(normed, into, out=gate_up)
+            torch.addmm(x, F.silu(gate).mul_(up), down, out=x)
             if tap is not None:
-                x = tap(layer + 1, x)
-        return F.rms_norm(x, (c.width,), self.module.model.norm.weight, c.norm_eps)
+                _replace(x, tap(layer + 1, x))
+        torch.neg(x, out=opposite)
+        return torch.layer_norm(both_signs, doubled, self._last, None, c.norm_eps).narrow(1, 0, D)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] to [M, V]."""
@@ -147,11 +171,32 @@ class TinyForward:
 
     def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [M, 1, E]; the sign of ``rotate``'s halves is folded into the sine."""
-        if self._rotary[0].shape[0] < self.context + 64:  # padding may run past the context
-            cos, sin = rotary_tables(self.context + 64, self.c.head_size, self.c.rope_theta)
+        if not len(self._rotary):
+            cos, sin = rotary_tables(self.context + TILE, self.c.head_size, self.c.rope_theta)  # padding may run past the context
             sin[:, : self.c.head_size // 2].neg_()
-            self._rotary = (cos.unsqueeze(1).to(self.device), sin.unsqueeze(1).to(self.device))
-        return self._rotary[0][positions], self._rotary[1][positions]
+            self._rotary = torch.stack((cos, sin), dim=1).to(self.device)
+        both = self._rotary.index_select(0, positions)
+        return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
+
+
+class _Buffers:
+    """Work space of one tile size and its views, made once.
+
+    The residual stream ``x`` is kept beside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
+    is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
+    """
+
+    def __init__(self, c: TinyConfig, M: int, device: torch.device) -> None:
+        heads = c.heads + 2 * c.kv_heads
+        self.both_signs = torch.zeros((M, 2 * c.width), device=device)
+        self.x, self.opposite = self.both_signs.chunk(2, dim=1)
+        self.mixed = torch.zeros((M, heads * c.head_size), device=device)
+        rows = self.mixed.view(M, heads, c.head_size)
+        self.qk, self.q = rows[:, : c.heads + c.kv_heads], rows[:, : c.heads]
+        self.kv = self.mixed[:, c.heads * c.head_size :]
+        self.attended = torch.zeros((M, c.heads * c.head_size), device=device)
+        self.gate_up = torch.zeros((M, 2 * c.ffn), device=device)
+        self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
 
 Fused = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor]
@@ -165,15 +210,24 @@ def _fuse(block: Any, c: TinyConfig) -> Fused:
         q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
         norms = torch.cat((q_norm.expand(c.heads, -1), k_norm.expand(c.kv_heads, -1)))
     return (
-        block.input_layernorm.weight.detach(),
-        torch.cat([p.weight for p in parts]),
+        _twice(block.input_layernorm.weight),
+        torch.cat([p.weight for p in parts]).t(),
         torch.cat([p.bias for p in parts]) if c.qkv_bias else None,
         norms,
         attention.o_proj.weight.detach().t(),
-        block.post_attention_layernorm.weight.detach(),
-        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
+        _twice(block.post_attention_layernorm.weight),
+        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).t(),
         mlp.down_proj.weight.detach().t(),
     )
+
+
+def _twice(weight: Tensor) -> Tensor:
+    return torch.cat((weight, weight))
+
+
+def _replace(x: Tensor, new: Tensor) -> None:
+    if new is not x:
+        x.copy_(new)
 
 
 def probe(forward: Forward) -> bool:
@@ -183,7 +237,7 @@ def probe(forward: Forward) -> bool:
     longer than itself.
     """
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(forward.vocab, (8,), generator=generator)
+    ids = torch.randint(forward.vocab, (8,), generator=generator).tolist()
     far = min(forward.context, 600) - 1
     arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(3)]
     results: list[Tensor] = []
@@ -191,20 +245,17 @@ def probe(forward: Forward) -> bool:
         arenas[2].reserve(12, far + 1)
         arenas[2].kv[:, 6].normal_()
 
-        def run(arena: Arena, tokens: Tensor, positions: Tensor, longest: int, row: int | None = None) -> Tensor:
-            on = forward.device
-            return forward.hidden(Tile(arena, forward.kv_heads, tokens.to(on), positions.to(on), longest, row))
+        def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], row: int | None = None) -> Tensor:
+            return forward.logits(forward.hidden(Tile(arena, forward.kv_heads, tokens, positions, row)))
 
-        results.append(forward.logits(run(arenas[0], ids, torch.arange(8), 7, 0)))
+        results.append(run(arenas[0], ids, range(8), 0))
         single, crowd = [], []
         for t in range(8):
-            tokens, positions = torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.long)
-            tokens[0], positions[0] = ids[t], t
-            single.append(forward.logits(run(arenas[1], tokens, positions, t))[0])
-            tokens = torch.randint(forward.vocab, (12,), generator=generator)
-            positions = torch.randint(far, (12,), generator=generator)
+            single.append(run(arenas[1], [ids[t]], [t])[0])
+            tokens = torch.randint(forward.vocab, (12,), generator=generator).tolist()
+            positions = torch.randint(far, (12,), generator=generator).tolist()
             tokens[5], positions[5], positions[6] = ids[t], t, far
-            crowd.append(forward.logits(run(arenas[2], tokens, positions, far))[5])
+            crowd.append(run(arenas[2], tokens, positions)[5])
         results += [torch.stack(single), torch.stack(crowd)]
         kept = [arena.kv[:, row, :8] for arena, row in zip(arenas, (0, 0, 5), strict=True)]
         return all(torch.equal(results[0], r) for r in results) and all(torch.equal(kept[0], k) for k in kept)

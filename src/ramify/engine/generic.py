@@ -39,6 +39,8 @@ def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
     scale = options.get("scaling")
     layer: Any = module.layer_idx
     mixed_rows = tile.attend(layer, q[0].transpose(0, 1), kv, q.shape[-1] ** -0.5 if scale is None else scale)
+    if tile.used < tile.size:
+        mixed_rows = torch.cat((mixed_rows, mixed_rows.new_zeros((tile.size - tile.used, mixed_rows.shape[1]))))
     return mixed_rows.view(1, q.shape[2], q.shape[1], q.shape[3]), None
 
 
@@ -170,11 +172,12 @@ class HfForward:
 
     def _check(self, kind: str) -> None:
         """Compare a tile with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
-        tokens = torch.arange(12, device=self.device) % self.vocab
+        ids = [i % self.vocab for i in range(12)]
+        tokens = torch.tensor(ids, device=self.device)
         arena = Arena(self.layers, self.kv_size, self.device)
         with torch.inference_mode():
             try:
-                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, tokens, torch.arange(12, device=self.device), 11, 0)))
+                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, ids, range(12), 0)))
             except (RuntimeError, TypeError, AttributeError, IndexError) as error:
                 raise NeedsError(f"the engine cannot run '{kind}': {str(error).splitlines()[0]}") from error
             theirs = self.module(input_ids=tokens[None], use_cache=False).logits[0]
