@@ -36,8 +36,8 @@ def unsafe(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.Call):
             name = dotted(node.func)
             found += [name] * (name in UNSAFE_CALLS or name in ("torch.load", "torch.save", "builtins.exec", "builtins.eval"))
-            found += ["allow_pickle" for keyword in node.keywords if keyword.arg == "allow_pickle"]
-            found += ["trust_remote_code" for keyword in node.keywords if keyword.arg == "trust_remote_code"]
+            switches = [k for k in node.keywords if k.arg in ("allow_pickle", "trust_remote_code")]
+            found += [str(k.arg) for k in switches if not (isinstance(k.value, ast.Constant) and k.value.value is False)]
     return found
 
 
