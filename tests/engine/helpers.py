@@ -16,7 +16,16 @@ VOCAB = 61
 
 
 def tiny(seed: int = 0, **changes: Any) -> TinyLM:
-    shape: dict[str, Any] = {"vocab": VOCAB, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_size": 8, "ffn": 48, "context": 256}
+    shape: dict[str, Any] = {
+        "vocab": VOCAB,
+        "width": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_size": 8,
+        "ffn": 48,
+        "context": 256,
+    }
     model = TinyLM(TinyConfig(**{**shape, **changes}), seed=seed)
     with torch.no_grad():  # weights large enough that distributions are far from flat
         for parameter in model.parameters():
@@ -40,7 +49,10 @@ def byte_tokenizer(vocab_size: int = 300) -> HfTokenizer:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"], show_progress=False
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
     )
     raw.train_from_iterator(["open the door with the key", "déjà vu, naïve café", "日本語 the end 🙂 the key"] * 4, trainer)
     return HfTokenizer(raw)

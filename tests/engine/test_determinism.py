@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,24 +119,25 @@ def test_long_neighbours_do_not_matter() -> None:
     assert [bits(d) for d in short] == [bits(d) for d in other]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_thread_count_does_not_matter(threads: int) -> None:
-    code = (
-        "import asyncio, hashlib; from engine.helpers import draw, tiny, tokens\n"
-        "import torch; torch.set_num_threads(%d)\n"
-        "from ramify.engine.local import LocalModel\n"
-        "model = LocalModel(tiny(width=128, ffn=384, head_size=32, vocab=512, layers=3)); assert 'batch_invariant' in model.capabilities\n"
-        "draws = draw(model, tokens(40), list(range(33)), max_tokens=24) + draw(model, tokens(3), [5], max_tokens=24)\n"
-        "alone = LocalModel(tiny(width=128, ffn=384, head_size=32, vocab=512, layers=3), max_rows=1, cache_bytes=0)\n"
-        "one = draw(alone, tokens(40), [20], max_tokens=24)[0]\n"
-        "assert one.logprobs.tobytes() == draws[20].logprobs.tobytes()\n"
-        "print(hashlib.sha256(b''.join(d.tokens.tobytes() + d.logprobs.tobytes() for d in draws)).hexdigest())"
-    ) % threads
+PROGRAM = """
+import hashlib, torch
+from engine.helpers import draw, tiny, tokens
+from ramify.engine.local import LocalModel
+shape = {"width": 128, "ffn": 384, "head_size": 32, "vocab": 512, "layers": 2}
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    model = LocalModel(tiny(**shape))
+    assert "batch_invariant" in model.capabilities
+    draws = draw(model, tokens(40), list(range(13)), max_tokens=8) + draw(model, tokens(3), [5], max_tokens=8)
+    one = draw(LocalModel(tiny(**shape), max_rows=1, cache_bytes=0), tokens(40), [10], max_tokens=8)[0]
+    assert one.logprobs.tobytes() == draws[10].logprobs.tobytes()
+    print(hashlib.sha256(b"".join(d.tokens.tobytes() + d.logprobs.tobytes() for d in draws)).hexdigest())
+"""
+
+
+def test_thread_count_does_not_matter() -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "OMP_NUM_THREADS")}
-    root = Path(__file__).parents[1]
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True)
-    digest = result.stdout.strip()
-    assert digest == _digests.setdefault("digest", digest)
-
-
-_digests: dict[str, str] = {}
+    tests = Path(__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tests, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(set(result.stdout.split())) == 1

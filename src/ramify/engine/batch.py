@@ -235,7 +235,8 @@ class Scheduler:
             self._arena.copy(last, slot, slot + 1, self.rows[last].computed)
             self.rows[slot] = self.rows[last]
         self.rows.pop()
-        if not self.rows and not self.queue:
+        idle = not self.rows and not self.queue
+        if idle and self._arena is not None and self._arena.kv.nbytes > self.store.budget:
             self._arena = None  # one long row must not hold its memory for good
 
     # -- tiles

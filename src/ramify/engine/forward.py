@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,8 +54,8 @@ class Tile:
             where = [*positions, *range(longest + 1, longest + 1 + spare)]
             slots = [row * capacity + p for p in where]
         S = min(padded(longest + 1, SPAN), capacity)
-        table = torch.tensor([[*tokens, *[0] * spare], where, slots, [capacity - 1 - p for p in where]], device=kv.device)
-        self.tokens, self.positions, self._slots, masks = table.unbind(0)
+        table = np.array([[*tokens, *[0] * spare], where, slots, [capacity - 1 - p for p in where]])
+        self.tokens, self.positions, self._slots, masks = torch.from_numpy(table).to(kv.device).unbind(0)
         self._flat, self._keys, self._values, mask = arena.views(kv_heads, used, S, row)
         self._mask = mask.index_select(0, masks[:used])[:, None, None]
 
