@@ -306,7 +306,7 @@ def test_read_only_folder(tmp_path: Path) -> None:
     try:
         with Run.open(tmp_path / "run") as run:
             assert len(run) == 3
-        with pytest.raises(UserError, match="cannot make a run|cannot open"):
+        with pytest.raises(UserError, match="cannot make a run"):
             Run.create(tmp_path / "run" / "inner", {})
     finally:
         (tmp_path / "run").chmod(0o700)

@@ -29,7 +29,7 @@ _SCALAR: dict[str, tuple[str, Any]] = {
     "state_key": ("n.state_key", object),
     "text": ("n.text", object),
 }
-_CHUNK = 2048
+_CHUNK = 256  # small enough for the cache and for malloc's heap: larger chunks cost page faults
 
 
 def read_columns(rows: Callable[[str], Iterator[tuple[Any, ...]]], names: list[str], where: str) -> dict[str, np.ndarray]:
@@ -61,9 +61,8 @@ def read_columns(rows: Callable[[str], Iterator[tuple[Any, ...]]], names: list[s
             pieces[name].append(_scalars(values, _SCALAR[name][1]))
     out = {}
     for name in names:
-        out[name] = (
-            np.concatenate(pieces[name]) if pieces[name] else np.zeros(0, _FLAT[name] if name in _FLAT else _SCALAR[name][1])
-        )
+        chunks = pieces.pop(name)  # one column at a time, so that only one is there twice
+        out[name] = np.concatenate(chunks) if chunks else np.zeros(0, _FLAT[name] if name in _FLAT else _SCALAR[name][1])
     if "parent" in out:
         out["parent"] = _positions(np.concatenate(seqs) if seqs else np.zeros(0, np.int64), out["parent"])
     if flat:

@@ -65,7 +65,7 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
     Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
     Mark: (schema.SELECT_MARK, "s.seq", schema.row_mark),
-    Verdict: (schema.SELECT_VERDICT, "s.seq", schema.row_verdict),
+    Verdict: (schema.SELECT_VERDICT, "s.node, s.scorer, s.unit, j.judges", schema.row_verdict),
     Context: ("SELECT body FROM contexts s ", "s.seq", schema.row_context),
     Producer: ("SELECT body FROM producers s ", "s.seq", schema.row_producer),
     TreeInfo: (
@@ -347,7 +347,7 @@ class Run:
         return self._matching(Mark, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
     def verdicts(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Verdict]:
-        """Verdicts that match all that is given, in order of first writing."""
+        """Verdicts that match all that is given, in order of their nodes and scorers."""
         return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
 
     def journal(self, kind: str | None = None) -> list[Entry]:
@@ -355,7 +355,7 @@ class Run:
         return self._matching(Entry, None, {"s.kind": kind})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:
-        """All records of one kind in order of writing, one at a time: memory stays flat however long the run."""
+        """All records of one kind in order of writing (verdicts: of their nodes), one at a time: memory stays flat."""
         select, order, make = _EACH[kind]
         for row in self._rows(f"{select} ORDER BY {order}"):
             yield make(row)

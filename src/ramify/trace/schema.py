@@ -3,7 +3,8 @@
 Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and stream values, sampled masks as packed bits
 (first token in the highest bit of the first byte). JSON columns hold canonical JSON. Text is stored as text; the rare text that
 UTF-8 cannot express (a lone surrogate from a foreign log) is stored as a blob of its surrogatepass encoding. Small columns come
-first in a row so that a scan of them need not follow overflow pages. ``seq`` is the order of writing.
+first in a row so that a scan of them need not follow overflow pages. ``seq`` is the order of writing. Verdicts lie together by the
+set of judges they depended on, so that erasing one judge touches few pages.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ CREATE TABLE verdict_judges (
   judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), slot TEXT NOT NULL, judge TEXT NOT NULL, UNIQUE (judge_set, slot));
 CREATE INDEX verdict_judges_by_judge ON verdict_judges (judge);
 CREATE TABLE verdicts (
-  seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), scorer TEXT NOT NULL, value REAL,
-  unit TEXT NOT NULL, confidence REAL, judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), evidence TEXT NOT NULL,
-  cost TEXT NOT NULL, UNIQUE (node, scorer, unit, judge_set));
-CREATE INDEX verdicts_by_judges ON verdicts (judge_set);
+  judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), node INTEGER NOT NULL REFERENCES nodes (seq), scorer TEXT NOT NULL,
+  unit TEXT NOT NULL, value REAL, confidence REAL, evidence TEXT NOT NULL, cost TEXT NOT NULL,
+  PRIMARY KEY (judge_set, node, scorer, unit)) WITHOUT ROWID;
+CREATE INDEX verdicts_by_node ON verdicts (node);
 CREATE TABLE journal (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, payload TEXT NOT NULL, UNIQUE (kind, key));
 PRAGMA application_id = {APPLICATION_ID};
@@ -67,7 +68,7 @@ INSERT_MARK = (
     "INSERT INTO marks VALUES (NULL,?,?,?,?,?) ON CONFLICT (node, offset, name, maker) DO UPDATE SET value = excluded.value"
 )
 INSERT_VERDICT = (
-    "INSERT INTO verdicts VALUES (NULL,?,?,?,?,?,?,?,?) ON CONFLICT (node, scorer, unit, judge_set) DO UPDATE SET "
+    "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (judge_set, node, scorer, unit) DO UPDATE SET "
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
 
@@ -210,12 +211,12 @@ def verdict_row(verdict: Verdict, seq: int, judge_set: int) -> tuple[Any, ...]:
     """The row of a verdict. Raises UserError on a value that is no number."""
     what = f"of the verdict of '{verdict.scorer}' on node {verdict.node}"
     return (
+        judge_set,
         seq,
         verdict.scorer,
-        finite(verdict.value, f"the value {what}"),
         verdict.unit,
+        finite(verdict.value, f"the value {what}"),
         finite(verdict.confidence, f"the confidence {what}"),
-        judge_set,
         to_json(verdict.evidence, f"the evidence {what}"),
         to_json(verdict.cost, f"the cost {what}"),
     )
