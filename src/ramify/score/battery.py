@@ -83,7 +83,7 @@ def said(text: str, question: str = "question") -> Path:
     """A text-only path: a question and the agent's answer ``text``."""
     nodes: list[Node] = [make_node("battery", None, 0, "root", "")]
     for role, content in (("user", question), ("assistant", text)):
-        nodes.append(make_node("battery", nodes[-1].id, 1, role, content, index=0 if role == "assistant" else -1))
+        nodes.append(make_node("battery", nodes[-1].id, len(nodes[-1]), role, content, index=0 if role == "assistant" else -1))
     return Path.of(nodes)
 
 

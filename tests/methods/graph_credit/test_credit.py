@@ -109,13 +109,14 @@ def test_parts_are_centred(attempts):
 def test_singletons_and_constant_rewards():
     alone = [(1, "AB", 10.0), (2, "CD", 0.0), (3, "EF", 10.0)]
     got = run(rows(alone), gamma=1.0)
-    assert not got["delta"].any() and not got["A_nc"].any() and not got["A_ec"].any()
+    assert not any(got[name].any() for name in ("delta", "A_nc", "A_ec"))
     assert (got["A"] == got["A_ep"]).all()
     same = [(i, path, 10.0) for i, path, _ in WORKED]
     assert not run(rows(same), gamma=1.0)["A"].any()
     assert not run(rows(same))["A"].any()
     late = run(rows(same), zero_if_constant=False)
-    assert (not late["A_ep"].any() and late["A_ec"][1] > late["A_ec"][0] > 0) or late["A_ec"][1] > 0
+    assert not late["A_ep"].any()
+    assert late["A_ec"][6] > late["A_ec"][4]  # a preference for late steps, whatever was done
     recency = run(rows(alone))
     assert recency["A_ec"].any()  # recency weighting of gamma < 1, not graph credit
 
@@ -199,7 +200,7 @@ def test_invalid_actions_lower_the_node_term_only():
     valid = [True] * 9
     valid[0] = False
     fine, bad = run(rows(WORKED)), run(rows(WORKED), valid=valid)
-    assert bad["A_nc"][0] < fine["A_nc"][0] and (bad["delta"] == fine["delta"]).all()
+    assert (bad["delta"] == fine["delta"]).all()
     following = np.array([6.333333 - 0.1, 6.333333, 4.5125, 4.5125])
     assert bad["A_nc"][0] == pytest.approx((following[0] - following.mean()) / following.std(ddof=1), abs=1e-5)
     assert (run(rows(WORKED), valid=valid, invalid_penalty=0.0)["A"] == fine["A"]).all()
@@ -213,7 +214,9 @@ def test_truncation_policies():
     assert boot["V_next"][8] == boot["V"][8] == pytest.approx(0.95**2 * 10)  # D is valued by attempt 3 alone
     assert boot["delta"][8] == 0.0
     assert boot["reward"][8] == pytest.approx(9.025)
-    assert not drop["A"][7:].any() and np.isnan(drop["V"][7:]).all() and (drop["group_id"][7:] == -1).all()
+    assert not drop["A"][7:].any()
+    assert np.isnan(drop["V"][7:]).all()
+    assert (drop["group_id"][7:] == -1).all()
     np.testing.assert_allclose(drop["A"][:7], run(rows(WORKED[:3]))["A"], atol=1e-12)
     unknown = run(rows([(1, "AB", 10.0), (2, "AC", 0.0)]), truncated=[False, False, False, True], truncation="bootstrap")
     assert unknown["reward"].tolist() == [10.0, 10.0, 0.0, 0.0]  # nobody else was in C: the recorded reward stays

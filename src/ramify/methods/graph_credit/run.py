@@ -15,6 +15,7 @@ from ramify.methods.graph_credit.report import diagnose
 from ramify.score.group import moments
 from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_columns
 from ramify.trace.graph import StateGraph as MergedGraph
+from ramify.trace.graph import factorize
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.node import Mark, Node, Stream
 
@@ -30,7 +31,7 @@ class StateGraph:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = c = columns
-        ends = ["truncated" if cut else "end" for cut in c["truncated"]]
+        ends = [f"end, reward {r:g}{', truncated' * bool(cut)}" for r, cut in zip(c["reward"], c["truncated"], strict=True)]
         self.graph = MergedGraph.of(c["task_id"], c["attempt_id"], c["step"], c["anchor"], c["action"], ends)
         self.config = CreditConfig()
         self._credit: dict[str, np.ndarray] | None = None
@@ -170,19 +171,21 @@ class StateGraph:
 
 def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` mark."""
-    rows_of: dict[str, list[int]] = {}
-    for row, node in enumerate(columns["node"]):
-        if node is not None:
-            rows_of.setdefault(node, []).append(row)
-    out = {}
-    for node, rows in rows_of.items():
-        value: dict[str, Any] = {name: _plain(float(found[name][rows].mean())) for name in (*CREDIT, "reward")}
-        value |= {name: int(found[column][rows[0]]) for name, column in _GROUPS.items()}
-        out[node] = value | {"task": columns["task_id"][rows[0]], "attempts": [columns["attempt_id"][row] for row in rows]}
-    return out
-
-
-_GROUPS = {"group": "group_id", "next_group": "next_group_id", "group_size": "group_size"}
+    kept = [row for row, node in enumerate(columns["node"]) if node is not None]
+    code, nodes = factorize([columns["node"][row] for row in kept])
+    count, first = np.bincount(code), np.unique(code, return_index=True)[1]
+    means = {name: (np.bincount(code, found[name][kept]) / count).tolist() for name in (*CREDIT, "reward")}
+    ids = {"group": "group_id", "next_group": "next_group_id", "group_size": "group_size"}
+    places = {name: found[column][kept][first].tolist() for name, column in ids.items()}
+    attempts: list[list[Any]] = [[] for _ in nodes]
+    for row, node in zip(kept, code.tolist(), strict=True):
+        attempts[node].append(columns["attempt_id"][row])
+    return {
+        node: {name: _plain(mean[i]) for name, mean in means.items()}
+        | {name: place[i] for name, place in places.items()}
+        | {"task": columns["task_id"][kept[first[i]]], "attempts": attempts[i]}
+        for i, node in enumerate(nodes)
+    }
 
 
 def node_records(node: Node, value: Mapping[str, Any]) -> tuple[Mark, Stream]:

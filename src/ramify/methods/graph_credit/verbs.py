@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 _TAKES_OPTIONS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "epilog": "After SOURCE: " + "; ".join(f"--{f.name} {f.type} [{f.default}] {f.help}" for f in describe(Options)),
+    "epilog": "\n\n".join(["After SOURCE:", *(f"--{f.name} {f.type} (default {f.default}) {f.help}" for f in describe(Options))]),
 }
 Source = Annotated[Path, typer.Argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]

@@ -1,0 +1,100 @@
+"""Time of step credit, in CPU-seconds of one core.
+
+    python benchmarks/credit.py [--repeats 5] [--json]
+
+``rule``: 128 attempts x 50 steps, text keys to advantages. ``store``: 1,000 attempts x 50 steps (20 tasks, 10^6 drawn tokens) in a
+run on disk: read the trees, make the keys, credit, write the credit of every token and the numbers behind every step, commit.
+``columns``: the same run, but read as columns and only the per-token credit written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from ramify.methods.graph_credit.algorithm import credit
+from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
+from ramify.trace.db import Run
+from ramify.trace.node import Verdict, make_node
+
+ATTEMPTS, STEPS, TASKS, TOKENS = 1000, 50, 20, 20
+
+
+def cpu(work: Callable[[], Any]) -> dict[str, float]:
+    """CPU- and wall-seconds of one call."""
+    wall, start = time.perf_counter(), time.process_time()
+    work()
+    return {"cpu": time.process_time() - start, "wall": time.perf_counter() - wall}
+
+
+def rule() -> Callable[[], Any]:
+    rng = np.random.default_rng(0)
+    n = 128 * 50
+    keys = [f"You are in room {k}. You see a door and a key." for k in rng.integers(0, 60, n)]
+    task, attempt, step = np.repeat(np.arange(16), 400), np.repeat(np.arange(128), 50), np.tile(np.arange(50), 128)
+    reward = np.where(step == 49, rng.random(n) < 0.3, 0.0)
+    return lambda: credit(task, attempt, step, keys, reward)
+
+
+def fill(folder: Path) -> None:
+    """Write the run that ``store`` credits: flat attempts, an observation with a state key after every reply."""
+    rng = np.random.default_rng(0)
+    tokens, sampled = np.arange(TOKENS + 2, dtype=np.int32), np.arange(TOKENS + 2) > 1
+    with Run.create(folder, {}) as run:
+        for task in range(TASKS):
+            tree = f"t{task}"
+            run.add_tree(tree, {"id": tree}, "g")
+            root = make_node(tree, None, 0, "user", "start", tokens=tokens[:4], state_key="s0")
+            nodes = [root]
+            for index in range(ATTEMPTS // TASKS):
+                last = root
+                for step in range(STEPS):
+                    reply = make_node(tree, last.id, len(last), "assistant", "go on", tokens=tokens, sampled=sampled, index=index)
+                    end = step == STEPS - 1
+                    reward = float(rng.random() < 0.3) if end else 0.0
+                    last = make_node(
+                        tree, reply.id, len(reply), "user", "a place", tokens=tokens[:4], reward=reward,
+                        state_key=f"s{rng.integers(0, 100)}", stop="terminated" if end else "",
+                    )  # fmt: skip
+                    nodes += [reply, last]
+                nodes_of_attempt = nodes
+                run.add(*nodes_of_attempt)
+                nodes = []
+                run.add(Verdict(last.id, "env", last.reward))
+
+
+def store(folder: Path) -> None:
+    with Run.open(folder, write=True) as run:
+        graph = StateGraph.from_run(run, "g")
+        values = node_credit(graph.columns, graph.advantages())
+        by_id = {node.id: node for info in run.trees("g") for node in run.tree(info.name).nodes.values()}
+        with run.transaction():
+            for node, value in values.items():
+                run.add(*node_records(by_id[node], value))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    out = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        fill(Path(scratch) / "run")
+        for name, work in (("rule", rule()), ("store", lambda: store(Path(scratch) / "run"))):
+            times = [cpu(work) for _ in range(args.repeats)]
+            out[name] = {kind: round(statistics.median(t[kind] for t in times), 3) for kind in ("cpu", "wall")}
+    print(json.dumps(out) if args.json else "\n".join(f"{k:8} {v['cpu']:.3f} CPU-s  {v['wall']:.3f} s" for k, v in out.items()))
