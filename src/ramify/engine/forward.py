@@ -66,7 +66,7 @@ class Tile:
         gqa = keys.shape[1] != q.shape[1]
         single = q.narrow(0, 0, self.used).unsqueeze(2)
         mixed = F.scaled_dot_product_attention(single, keys, values, self._mask, scale=scale, enable_gqa=gqa)
-        return mixed.view(self.used, -1)
+        return mixed.reshape(self.used, -1)
 
 
 class Forward(Protocol):

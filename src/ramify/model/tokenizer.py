@@ -15,7 +15,7 @@ from ramify.base.ids import stable_hash
 if TYPE_CHECKING:
     import tokenizers
 
-_REPLACEMENT = "\ufffd"
+_BROKEN = "\ufffd"  # what decoders put for bytes that are no character
 
 
 class HfTokenizer:
@@ -23,6 +23,7 @@ class HfTokenizer:
 
     def __init__(self, raw: tokenizers.Tokenizer) -> None:
         self.raw = raw
+        self._pieces: dict[tuple[int, bool], str] = {}
 
     @classmethod
     def load(cls, path: Path | str) -> HfTokenizer:
@@ -53,29 +54,29 @@ class HfTokenizer:
     def ends(self, tokens: Sequence[int]) -> np.ndarray:
         """int32 (T,): character offset in ``decode(tokens)`` at which each token's text ends.
 
-        A character that several byte-level tokens make together ends with the last of them. Decoders need not be additive over
-        tokens, so the ends are prefix lengths of the whole decode; a prefix is decoded from a short window, as streaming servers do.
+        A character that several byte-level tokens make together ends with the last of them. Where every token has a text of its own and
+        these make up the whole, the ends are their running length; else each is the length of what a prefix's decode shares with the whole.
         """
         ids = [int(t) for t in tokens]
-        ends = np.zeros(len(ids), dtype=np.int32)
-        total, start, done = (
-            0,
-            0,
-            0,
-        )  # characters before `done`; the window opens at `start` so that word-initial rules see a neighbour
         text = self.decode(ids)
+        pieces = [self._piece(t, first=not i) for i, t in enumerate(ids)]
+        if "".join(pieces) == text and _BROKEN not in text:
+            return np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
+        ends = np.zeros(len(ids), dtype=np.int32)
         for i in range(len(ids)):
-            head = self.decode(ids[start:done])
-            window = self.decode(ids[start : i + 1])
-            new = window[len(head) :] if window.startswith(head) else ""
-            whole = bool(new) and not new.endswith(_REPLACEMENT)
-            if whole or (new and text.startswith(new, total)):
-                total += len(new)
-                start, done = done, i + 1
-            ends[i] = total
-        if len(ids):
-            ends[-1] = len(text)
-        return np.minimum(ends, len(text), dtype=np.int32)
+            head = self.decode(ids[: i + 1])
+            shared = next((k for k, (a, b) in enumerate(zip(head, text, strict=False)) if a != b), min(len(head), len(text)))
+            ends[i] = max(shared, ends[i - 1] if i else 0)
+        ends[len(ids) - 1 :] = len(text)
+        return ends
+
+    def _piece(self, token: int, first: bool) -> str:
+        """Text of one token at the start of a text or inside it (decoders may treat a word's first token differently)."""
+        known = self._pieces.get((token, first))
+        if known is None:
+            alone = self.decode([token])
+            known = self._pieces[token, first] = alone if first else self.decode([token, token])[len(alone) :]
+        return known
 
     @cached_property
     def hash(self) -> str:

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.base.errors import UserError
+from ramify.engine.local import LocalModel
+from ramify.engine.taps import Edit, Read, Taps, as_arrays
+from ramify.model.protocol import Prefix, Sampling
+
+from .helpers import VOCAB, draw, tiny, tokens
+from .test_determinism import bits
+from .test_generic import module_of
+
+
+def tapped(model: LocalModel, taps: Taps, prefix: np.ndarray, keys: list[int], **settings: Any) -> list[Any]:
+    return asyncio.run(model.sample_tapped(Prefix(prefix), len(keys), Sampling(**settings), keys, taps))
+
+
+def hand_written(model: LocalModel, row: np.ndarray, edits: tuple[Edit, ...]) -> tuple[Tensor, dict[int, Tensor]]:
+    """Logits [T, V] and hidden states of one row, patched in an ordinary forward pass."""
+    states: dict[int, Tensor] = {}
+
+    def tap(layer: int, x: Tensor) -> Tensor:
+        x = x.clone()
+        for edit in edits:
+            if edit.layer == layer:
+                vector = torch.from_numpy(edit.vector)
+                where = slice(edit.start, edit.stop)
+                x[0, where] = vector if edit.replace else x[0, where] + vector
+        states[layer] = x[0]
+        return x
+
+    with torch.no_grad():
+        return model.module(torch.from_numpy(row.astype(np.int64))[None], tap=tap)[0], states
+
+
+def vector(seed: int, size: int = 32) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def test_reading_changes_no_bit_and_reads_the_forward_pass() -> None:
+    model = LocalModel(tiny())
+    plain = draw(model, tokens(11), [1, 2, 3], max_tokens=9)
+    read = tapped(model, Taps(reads=(Read(0), Read(1, 4, 15), Read(2, 10))), tokens(11), [1, 2, 3], max_tokens=9)
+    assert [bits(d) for d in plain] == [bits(t.draw) for t in read]
+    for t in read:
+        row = np.concatenate((tokens(11), t.draw.tokens))
+        _, states = hand_written(model, row, ())
+        found = as_arrays(t.states)
+        assert found[0][0].tolist() == list(range(19))  # the last drawn token is never run
+        assert found[1][0].tolist() == list(range(4, 15))
+        assert found[2][0].tolist() == list(range(10, 19))
+        for layer, (positions, values) in found.items():
+            np.testing.assert_allclose(values, states[layer][positions].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Edit(1, 6, vector(1), 7),),
+        (Edit(0, 3, vector(2), 4, replace=True),),
+        (Edit(2, 0, vector(3)), Edit(1, 12, vector(4), 14)),
+    ],
+)
+def test_patched_draws_equal_a_hand_written_forward(edits: tuple[Edit, ...]) -> None:
+    model = LocalModel(tiny())
+    plain = draw(model, tokens(11), [1, 2], max_tokens=9)  # fills the cache with unpatched keys and values
+    patched = tapped(model, Taps(edits=edits), tokens(11), [1, 2], max_tokens=9)
+    for t, unpatched in zip(patched, plain, strict=True):
+        row = np.concatenate((tokens(11), t.draw.tokens))
+        logits, _ = hand_written(model, row, edits)
+        exact = logits.log_softmax(-1)[range(10, 19), t.draw.tokens.tolist()].numpy()
+        np.testing.assert_allclose(t.draw.model_logprobs, exact, atol=1e-5)
+        assert t.draw.model_logprobs.tobytes() != unpatched.model_logprobs.tobytes()  # type: ignore[union-attr]
+        scores = asyncio.run(model.logprobs([row], taps=Taps(edits=edits)))
+        np.testing.assert_allclose(scores[0].logprobs[11:], exact, atol=1e-6)
+    again = draw(model, tokens(11), [1, 2], max_tokens=9)  # patched keys and values never reach another draw
+    assert [bits(d) for d in again] == [bits(d) for d in plain]
+
+
+def test_taps_work_on_transformers_models() -> None:
+    model = LocalModel(module_of("gpt_neox"))
+    edits = (Edit(1, 5, vector(1), 6),)
+    plain = draw(model, tokens(9), [1], max_tokens=6)[0]
+    read = tapped(model, Taps(reads=(Read(0), Read(2))), tokens(9), [1], max_tokens=6)[0]
+    assert bits(read.draw) == bits(plain)
+    row = np.concatenate((tokens(9), read.draw.tokens))
+    with torch.no_grad():
+        out = model.module(torch.from_numpy(row.astype(np.int64))[None], output_hidden_states=True)
+    np.testing.assert_allclose(as_arrays(read.states)[0][1], out.hidden_states[0][0, :14].numpy(), atol=1e-5)
+    patched = tapped(model, Taps(edits=edits), tokens(9), [1], max_tokens=6)[0]
+    row = np.concatenate((tokens(9), patched.draw.tokens))
+    scores = asyncio.run(model.logprobs([row], taps=Taps(edits=edits)))[0]
+    np.testing.assert_allclose(patched.draw.model_logprobs, scores.logprobs[9:], atol=1e-5)
+    assert patched.draw.model_logprobs.tobytes() != plain.model_logprobs.tobytes()  # type: ignore[union-attr]
+
+
+def test_bad_taps_are_one_sentence() -> None:
+    model = LocalModel(tiny())
+    for taps, said in (
+        (Taps(reads=(Read(3),)), "layer 3 does not exist"),
+        (Taps(reads=(Read(1, 4, 4),)), "positions 4 to 4"),
+        (Taps(edits=(Edit(1, 0, vector(1, 31)),)), r"shape \(31,\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            tapped(model, taps, tokens(3), [1])
+    assert Taps(edits=(Edit(1, 0, vector(1)),)).to_json() == Taps(edits=(Edit(1, 0, vector(1)),)).to_json()
+    assert VOCAB

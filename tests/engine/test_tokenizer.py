@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.base.errors import UserError
+from ramify.model.protocol import Tokenizer
+from ramify.model.tokenizer import HfTokenizer
+
+from .helpers import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+
+
+def metaspace() -> HfTokenizer:
+    from tokenizers import Tokenizer as Raw
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    raw = Raw(models.BPE(unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Metaspace()
+    raw.train_from_iterator(
+        ["the door and the key"] * 3, trainers.BpeTrainer(vocab_size=40, special_tokens=["<unk>"], show_progress=False)
+    )
+    return HfTokenizer(raw)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=40))
+def test_ends_cover_the_text_of_any_encoding(text: str) -> None:
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    ends = TOKENIZER.ends(ids)
+    assert len(ends) == len(ids)
+    assert (np.diff(ends) >= 0).all()
+    for i in range(len(ids)):  # a prefix's whole characters are the text up to its end
+        assert TOKENIZER.decode(ids[: i + 1]).rstrip("\ufffd") == text[: ends[i]].rstrip("\ufffd")
+    if ids:
+        assert ends[-1] == len(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, TOKENIZER.size - 1), max_size=60))
+def test_ends_of_any_tokens_even_broken_characters(ids: list[int]) -> None:
+    ends = TOKENIZER.ends(ids)
+    assert len(ends) == len(ids)
+    assert (np.diff(ends) >= 0).all()
+    if ids:
+        assert ends[-1] == len(TOKENIZER.decode(ids))
+
+
+def test_a_character_of_several_tokens_ends_with_the_last() -> None:
+    ids = TOKENIZER.encode("a🙃b")
+    assert len(ids) > 4
+    ends = TOKENIZER.ends(ids)
+    assert ends.tolist() == [1] * (len(ids) - 2) + [2, 3]
+
+
+def test_word_initial_rules() -> None:
+    tokenizer = metaspace()
+    ids = tokenizer.encode("the key and the door")
+    ends = tokenizer.ends(ids)
+    text = tokenizer.decode(ids)
+    assert [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] == [
+        tokenizer.decode(ids[: i + 1])[len(tokenizer.decode(ids[:i])) :] for i in range(len(ids))
+    ]
+
+
+def test_hash_covers_the_merges(tmp_path: Path) -> None:
+    assert isinstance(TOKENIZER, Tokenizer)
+    assert TOKENIZER.hash == byte_tokenizer().hash
+    assert TOKENIZER.hash != byte_tokenizer(301).hash
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER.to_json(), encoding="utf-8")
+    assert HfTokenizer.load(tmp_path).hash == TOKENIZER.hash
+    assert TOKENIZER.token_id("<|end|>") == 0
+    assert TOKENIZER.decode([0]) == "<|end|>"
+    with pytest.raises(UserError, match="no token"):
+        TOKENIZER.token_id("<|nope|>")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="cannot read the tokenizer"):
+        HfTokenizer.load(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer at"):
+        HfTokenizer.load(tmp_path / "none")
