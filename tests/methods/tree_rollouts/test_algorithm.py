@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from ramify.methods.tree_rollouts.algorithm import (
     UUCB,
-    attempts_for,
-    collapse_floor,
     edge_advantage,
     expected_l1,
     grpo,
@@ -40,17 +38,6 @@ def test_collapse_law(n: int, p: float, law: float) -> None:
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_the_bound_holds(n: int, p: float) -> None:
     assert 0 <= p_mix(n, p) <= p_mix_bound(n, p) * (1 + 1e-9) + 1e-15
-
-
-def test_hardness_needs_exponentially_many_attempts() -> None:
-    for p in (0.1, 0.01, 1e-6):
-        n = attempts_for(0.5, p)
-        assert n is not None
-        assert n >= 0.5 * math.exp(-math.log(p))
-        assert p_mix(n, p) >= 0.5 > p_mix(n - 1, p)
-    assert attempts_for(0.5, 0.0) is None
-    assert attempts_for(0.5, 0.5) == 2
-    assert collapse_floor(0.3, 0.01, 8) >= 0.3 * (1 - 8 * 0.01)
 
 
 def test_grpo_identity() -> None:

@@ -83,9 +83,6 @@ class Allocation(Config):
     """step size of the regression"""
 
 
-# --- 3.3: the collapse law of independent sampling -------------------------------------------------------------------
-
-
 def p_mix(n: int, p: float) -> float:
     """Probability that ``n`` independent attempts of success probability ``p`` do not all agree: 1 - p^n - (1-p)^n (3.3)."""
     if n < 2 or p <= 0 or p >= 1:
@@ -98,24 +95,6 @@ def p_mix_bound(n: int, p: float) -> float:
     return n * min(p, 1 - p)
 
 
-def attempts_for(delta: float, p: float) -> int | None:
-    """Fewest independent attempts with p_mix >= ``delta``; None where no number reaches it (p of 0 or 1, or delta >= 1)."""
-    if not 0 < p < 1 or delta >= 1:
-        return None
-    low, high = 1, 2
-    while p_mix(high, p) < delta:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if p_mix(middle, p) < delta else (low, middle)
-    return high
-
-
-def collapse_floor(eta: float, eps: float, n: int) -> float:
-    """Least collapse rate when a fraction ``eta`` of prompts has p <= ``eps``: eta * (1-eps)^n (3.3)."""
-    return eta * (1 - eps) ** n
-
-
 def expected_l1(n: int, p: float) -> float:
     """E[2 sqrt(phat (1-phat))] over phat = Binomial(n, p)/n: the L1 mass that independent sampling expects (3.2)."""
     if not 0 < p < 1:
@@ -125,9 +104,6 @@ def expected_l1(n: int, p: float) -> float:
         log_binomial = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
         total += math.exp(log_binomial + k * math.log(p) + (n - k) * math.log1p(-p)) * l1_mass(k, n)
     return total
-
-
-# --- 3.2: informativeness of a group ---------------------------------------------------------------------------------
 
 
 def l1_mass(k: int, n: int) -> float:
@@ -165,9 +141,6 @@ def edge_advantage(leaf_advantages: Sequence[float]) -> float:
     return float(np.mean(leaf_advantages)) * math.sqrt(len(leaf_advantages))
 
 
-# --- 3.4: the selector -----------------------------------------------------------------------------------------------
-
-
 def shrunk(n: Sequence[int], s: Sequence[int], parent: Sequence[int], rule: UUCB) -> list[float]:
     """Success rates mu_v = (kappa mu_parent + s)/(kappa + n), root (k0 p0 + s)/(k0 + n); nodes in topological order (3.4)."""
     mu: list[float] = []
@@ -203,9 +176,6 @@ def proxy(
     explore = 2 * rule.c * math.sqrt(math.log1p(total)) * float(np.sqrt(counts).sum())
     diverse = rule.lam * float((1 - (1 - policy) ** counts[:, None]).sum())
     return value, explore, diverse
-
-
-# --- 3.6: the allocator ----------------------------------------------------------------------------------------------
 
 
 def tie_break(n: int, m: float, a: float = 1.0, b: float = 1.0) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
 from ramify.methods.tree_rollouts.algorithm import is_mixed
+from ramify.trace.lines import read_lines
 
 if TYPE_CHECKING:
     from ramify.rollout.run import Attempt, Turn
@@ -143,18 +144,9 @@ class GrownTree:
                 at.draws, at.entropy_kind = at.draws + 1, turn.entropy_kind
             at = self._place(at, turn, i == last, origin)
         end = at.path_cost
-        leaf = Leaf(
-            at.id,
-            attempt.leaf,
-            attempt.index,
-            attempt.reward,
-            attempt.outcome,
-            attempt.truncated,
-            counted,
-            sum(self._cost(turn) for turn in attempt.turns),
-            origin,
-            attempt.failure,
-        )
+        cost = sum(self._cost(turn) for turn in attempt.turns)
+        told = (attempt.index, attempt.reward, attempt.outcome, attempt.truncated)
+        leaf = Leaf(at.id, attempt.leaf, *told, counted, cost, origin, attempt.failure)
         for place in self.path(at.id):
             place.rest += end - place.path_cost
             place.passes += 1
@@ -171,26 +163,17 @@ class GrownTree:
     def _place(self, at: Place, turn: Turn, last: bool, origin: int) -> Place:
         node, answer = turn.node, turn.answer
         said = node.text if node.tokens is None else node.tokens.tobytes()
-        key = (at.id, said, None if answer is None else answer.text, last)
+        key = (at.id, said, answer.text, last)
         if key in self._twins:
             twin = self.places[self._twins[key]]
             twin.duplicate = True
             return twin
-        end = answer or node
-        place = Place(
-            id=end.id,
-            parent=at.id,
-            depth=at.depth + 1,
-            origin=origin,
-            text=node.text,
-            turn_tokens=None if node.tokens is None else node.tokens.tolist(),
-            logprobs=None if node.logprobs is None else node.logprobs.tolist(),
-            state_hash=end.state_key,
-            forkable=not last and answer is not None and not answer.stop,
-            terminal=last,
-            path_cost=at.path_cost + self._cost(turn),
-            errors=int(answer is not None and answer.data.get("valid") is False),
-        )
+        place = Place(answer.id, at.id, at.depth + 1, origin, node.text)
+        place.turn_tokens = None if node.tokens is None else node.tokens.tolist()
+        place.logprobs = None if node.logprobs is None else node.logprobs.tolist()
+        place.state_hash, place.errors = answer.state_key, int(answer.data.get("valid") is False)
+        place.terminal, place.forkable = last, not last and not answer.stop
+        place.path_cost = at.path_cost + self._cost(turn)
         self.places[place.id] = place
         self._twins[key] = place.id
         return place
@@ -217,30 +200,23 @@ class GrownTree:
 
 
 def write_trees(path: Path, trees: Iterable[GrownTree]) -> None:
-    """Write one tree a line."""
-    lines = [canonical_json(tree.to_json()) + "\n" for tree in trees]
-    path.write_text("".join(lines), encoding="utf-8")
+    """Write one tree a line, whole or not at all. Raises UserError when the file cannot be written."""
+    temporary = path.with_name(f".part-{path.name}")
+    try:
+        temporary.write_text("".join(canonical_json(tree.to_json()) + "\n" for tree in trees), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_trees(path: Path) -> list[GrownTree]:
     """Read JSON lines written by :func:`write_trees`. Raises UserError naming file and line."""
-    return list(_read(path))
-
-
-def _read(path: Path) -> Iterator[GrownTree]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read trees from {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    trees = []
+    for number, record in read_lines(path):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise UserError("not a grown tree: not an object")
-            yield GrownTree.from_json(record)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from None
+            trees.append(GrownTree.from_json(record))
         except UserError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+    return trees

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
 from ramify.methods.tree_rollouts import algorithm
-from ramify.methods.tree_rollouts.record import GrownTree, read_trees
+from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
 from ramify.render.terminal import emit, table
 from ramify.stats.intervals import wilson
 
 if TYPE_CHECKING:
+    from ramify.rollout.run import Agent
     from ramify.trace.path import Path as TracePath
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
@@ -130,13 +131,10 @@ def report(trees: Sequence[GrownTree]) -> dict[str, Any]:
 
 def report_text(found: dict[str, Any]) -> str:
     """The report for a terminal."""
-    rows = [
-        [name, ", ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else value]
-        for name, value in found.items()
-    ]
     low, high = found["mixed_interval"]
-    shown = [[name, value] for name, value in rows if value not in ([], {}) and name != "mixed_interval"]
-    text = table(["number", "value"], [[n, f"{v:.3f} ({low:.3f} to {high:.3f})" if n == "mixed" else v] for n, v in shown])
+    shown = found | {"mixed": f"{found['mixed']:.3f} ({low:.3f} to {high:.3f})", "mixed_interval": None}
+    rows = [[name, ", ".join(value) if isinstance(value, list | dict) else value] for name, value in shown.items()]
+    text = table(["number", "value"], [row for row in rows if row[1] not in ("", None)])
     return text if found["mixed"] else text + "\nevery group is uniform: there is nothing to train on"
 
 
@@ -157,15 +155,8 @@ def collapse(
     if not 0 <= p <= 1 or n < 1:
         raise UserError(f"--p must lie in [0, 1] and --n be at least 1, not {p} and {n}")
     mix = algorithm.p_mix(n, p)
-    found = {
-        "p": p,
-        "n": n,
-        "mixed": mix,
-        "collapsed": 1 - mix,
-        "bound": algorithm.p_mix_bound(n, p),
-        "l1_mass": algorithm.expected_l1(n, p),
-        "attempts_for_half": algorithm.attempts_for(0.5, p),
-    }
+    found = {"p": p, "n": n, "mixed": mix, "collapsed": 1 - mix, "bound": algorithm.p_mix_bound(n, p)}
+    found["l1_mass"] = algorithm.expected_l1(n, p)
     emit(found, as_json, table(["number", "value"], list(map(list, found.items()))))
 
 
@@ -185,3 +176,68 @@ def sweep(
     cells = sorted(found["cells"], key=lambda cell: -cell["l1_mass"])
     text = table(columns, [[cell[name] for name in columns] for cell in cells])
     emit(found, as_json, f"{text}\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells")
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help="File to write, one tree a line.")],
+    world: Annotated[str, typer.Option(help="World the agent acts in.")] = "household",
+    model: Annotated[str, typer.Option(help="The agent: builtin, or hf:FOLDER of a checkpoint.")] = "builtin",
+    budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
+    unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
+    tasks: Annotated[Path | None, typer.Option(help="Tasks as JSON lines; else the world makes some.")] = None,
+    count: Annotated[int, typer.Option(help="Tasks the world makes.")] = 8,
+    rule: Annotated[str, typer.Option(help="uucb, random, or flat (independent attempts).")] = "uucb",
+    allocate: Annotated[bool, typer.Option(help="Move budget from settled to undecided tasks.")] = True,
+    max_reply: Annotated[int, typer.Option(help="Longest reply of the agent, in tokens.")] = 24,
+    seed: Annotated[int, typer.Option(help="Decides every draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Sample a tree of attempts per task under a budget, and report on the groups."""
+    import asyncio
+    import tempfile
+
+    from ramify.base import registry
+    from ramify.base.config import check
+    from ramify.env.protocol import read_panel
+    from ramify.methods.tree_rollouts.algorithm import TreeConfig
+    from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+    from ramify.methods.tree_rollouts.sampler import TreeSampler
+    from ramify.rollout.run import Episodes
+    from ramify.trace.db import Run
+
+    place = registry.get("env", world)()
+    settings = {"rule": rule, "unit": unit, "parallel": 4, "worst_attempt": place.make().max_turns if unit == "turns" else None}
+    config = check(TreeConfig, settings, {name: f"--{name}" for name in settings})
+    panel = list(place.panel("train", count, seed) if tasks is None else read_panel(tasks))
+    if not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
+    with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {"tree": config.to_json()}) as store:
+        sampler = TreeSampler(Episodes(_agent(model, max_reply), place, store, seed), config, seed)
+        growing = BudgetAllocator(sampler, budget * len(panel)).run(panel) if allocate else sampler.run_all(panel, budget)
+        trees = asyncio.run(growing)
+    write_trees(out, trees)
+    found = report(trees)
+    emit(found | {"out": str(out)}, as_json, report_text(found))
+
+
+def _agent(spec: str, max_reply: int) -> Agent:
+    """The agent that ``builtin`` or ``hf:FOLDER`` names, on the local engine."""
+    from importlib import resources
+
+    from ramify.engine.local import LocalModel
+    from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+    from ramify.model.protocol import Sampling
+    from ramify.model.tokenizer import HfTokenizer
+    from ramify.rollout.run import Agent
+
+    kind, _, path = spec.partition(":")
+    if spec != "builtin" and (kind != "hf" or not Path(path).is_dir()):
+        raise UserError(f"--model must be builtin or hf:FOLDER of a checkpoint, not '{spec}'")
+    folder = Path(str(resources.files("ramify") / "assets" / "household")) if spec == "builtin" else Path(path)
+    tokenizer = HfTokenizer.load(folder)
+    try:
+        template: ChatTemplate = TagTemplate(tokenizer)
+    except NeedsError:
+        template = JinjaTemplate.from_folder(tokenizer, folder)
+    return Agent(LocalModel.load(folder), template, Sampling(max_tokens=max_reply, stop_tokens=template.stop_tokens))
