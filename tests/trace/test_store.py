@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_cases import PRODUCER, fill, same_array, same_node, trees
 
@@ -36,7 +36,7 @@ def grow(run: Run, n: int, tree: str = "t") -> list[Node]:
     return nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_round_trip(data: st.DataObject) -> None:
     nodes = data.draw(trees(PRODUCER.hash))
