@@ -1,0 +1,228 @@
+"""Rows, report and verbs, on trees grown by the real rollout layer in the household world (section 8, items 4 and 10; 3.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.seeds import generator
+from ramify.env.worlds.household import HouseholdWorld, next_action
+from ramify.methods.tree_rollouts.algorithm import TreeConfig, grpo, tree_grpo
+from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+from ramify.methods.tree_rollouts.record import GrownTree, write_trees
+from ramify.methods.tree_rollouts.run import app, report, to_rows
+from ramify.methods.tree_rollouts.sampler import TreeSampler
+from ramify.model.chat import TagTemplate
+from ramify.model.protocol import Message, Sampling
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.run import Agent, Episodes
+from ramify.trace.db import Run
+from tree_rollouts.growers import TASK, Words, check_accounting
+
+WORLD = HouseholdWorld(max_turns=14)
+PANEL = {task.id: task for task in WORLD.panel("train", 3)}
+CONFIG = TreeConfig(worst_attempt=14, parallel=3)
+
+
+class Walker:
+    """Follows the shortest way, and strays at random: where it stands, it reads off a world of its own."""
+
+    def __init__(self, stray: float) -> None:
+        self.stray = stray
+        self.__qualname__ = f"walker {stray}"
+
+    def __call__(self, messages: tuple[Message, ...], key: int) -> str:
+        env, task = (
+            WORLD.make(),
+            next(t for t in PANEL.values() if t.data["thing"] in messages[0].text and _starts(t, messages[0].text)),
+        )
+        env.reset(task, 0)
+        for message in messages:
+            if message.role == "assistant" and message.text:
+                env.step(message.text)
+        if generator(key, "stray").random() < self.stray:
+            return "wait"
+        return next_action(task, env.snapshot()) or "wait"
+
+
+def _starts(task: object, text: str) -> bool:
+    env = WORLD.make()
+    return env.reset(task, 0).text in text  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[GrownTree], Run]]:
+    model = ScriptedModel(Walker(0.35))
+    template = TagTemplate(model.tokenizer)
+    agent = Agent(model, template, Sampling(max_tokens=40, stop_tokens=template.stop_tokens))
+    with Run.create(tmp_path_factory.mktemp("run") / "r", {}) as run:
+        episodes = Episodes(agent, WORLD, run, seed=4)
+        allocator = BudgetAllocator(TreeSampler(episodes, CONFIG, 4), 60.0 * len(PANEL))
+        trees = asyncio.run(allocator.run(list(PANEL.values())))
+        run.commit()
+        yield trees, run
+
+
+def test_real_rollouts_keep_the_books(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, run = grown
+    for tree in trees:
+        check_accounting(tree, CONFIG)
+        stored = run.tree(tree.tree)
+        assert tree.cost == sum(node.role == "assistant" for node in stored.nodes.values())
+        for leaf in tree.leaves:
+            drawn = [node for node, _ in run.path(leaf.stored).segments if node.role == "assistant"]
+            places = tree.path(leaf.node)[-2::-1]
+            assert [node.tokens.tolist() for node in drawn if node.tokens is not None] == [place.turn_tokens for place in places]
+    assert any(tree.mixed for tree in trees)
+
+
+def test_a_fork_has_the_state_it_left_and_shares_nothing(grown: tuple[list[GrownTree], Run]) -> None:
+    # every stored observation is what the world answers when the actions before it are played from the start
+    trees, run = grown
+    for tree in trees:
+        for leaf in tree.leaves:
+            env = WORLD.make()
+            env.reset(PANEL[tree.prompt_id], 0)
+            seen = None
+            for node, _ in run.path(leaf.stored).segments:
+                if node.role == "assistant":
+                    seen = env.step(node.text)
+                elif seen is not None:
+                    assert seen.text in node.text
+                    assert env.key() == node.state_key
+
+
+def test_leaf_rows(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, run = grown
+    rows = to_rows(trees, lambda tree, leaf: run.path(leaf))
+    mixed = [tree for tree in trees if tree.mixed]
+    assert len(rows) == sum(len(tree.group) for tree in mixed)
+    for tree in mixed:
+        mine = [row for row in rows if row["tree"] == tree.tree]
+        values = grpo([leaf.reward for leaf in tree.group])
+        for row, leaf, value in zip(mine, tree.group, values.tolist(), strict=True):
+            path = run.path(leaf.stored)
+            assert row["prompt_ids"] + row["completion_ids"] == path.tokens.tolist()
+            lengths = {len(row[name]) for name in ("completion_ids", "logprobs", "mask", "advantages", "weights")}
+            assert len(lengths) == 1
+            assert [m for m in row["mask"] if m] == [True] * int(path.sampled.sum())
+            assert {a for a, m in zip(row["advantages"], row["mask"], strict=True) if m} == {value}
+            assert row["leaves"] == tree.root.n
+
+
+def test_node_rows_train_each_edge_once(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, run = grown
+    rows = to_rows(trees, lambda tree, leaf: run.path(leaf), advantage="node")
+    for tree in (t for t in trees if t.mixed):
+        mine = [row for row in rows if row["tree"] == tree.tree]
+        drawn = {place.id: sum(1 for _ in place.turn_tokens or ()) for place in tree.places.values() if place.n}
+        header = 1  # the role tag opens the message and is not drawn
+        assert sum(sum(row["mask"]) for row in mine) == sum(size - header for name, size in drawn.items() if name != "root")
+    leaf_values = {t.tree: grpo([leaf.reward for leaf in t.group]) for t in trees if t.mixed}
+    tree = next(t for t in trees if t.mixed)
+    first = next(row for row in rows if row["tree"] == tree.tree)
+    edges = [place.id for place in tree.path(tree.group[0].node)[-2::-1]]
+    below = [
+        v for leaf, v in zip(tree.group, leaf_values[tree.tree], strict=True) if edges[0] in [p.id for p in tree.path(leaf.node)]
+    ]
+    start = first["mask"].index(True)
+    assert first["advantages"][start] == pytest.approx(np.mean(below) * math.sqrt(len(below)))
+
+
+def test_unique_weights_give_every_drawn_token_weight_1(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, run = grown
+    once = to_rows(trees, lambda tree, leaf: run.path(leaf), advantage="node")
+    weighed = to_rows(trees, lambda tree, leaf: run.path(leaf), prefix_weight="unique")
+    assert sum(sum(row["weights"]) for row in weighed) == pytest.approx(sum(sum(row["mask"]) for row in once))
+
+
+def test_tree_grpo_rows_group_leaves_by_their_root_attempt(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, run = grown
+    tree = next(t for t in trees if t.mixed)
+    rows = to_rows([tree], lambda _, leaf: run.path(leaf), advantage="tree_grpo")
+    values = tree_grpo([leaf.reward for leaf in tree.group], [leaf.origin for leaf in tree.group])
+    assert [row["advantages"][row["mask"].index(True)] for row in rows] == pytest.approx(values.tolist())
+    assert {leaf.origin for leaf in tree.group} <= {leaf.index for leaf in tree.leaves}
+
+
+def test_uniform_groups_give_no_rows_and_shaped_rewards_do_not_fool_it() -> None:
+    tree = asyncio.run(TreeSampler(Words(1, p=0.0), TreeConfig()).run(TASK, 30))
+    shaped = [
+        type(leaf)(**{**{n: getattr(leaf, n) for n in leaf.__slots__}, "reward": float(i)}) for i, leaf in enumerate(tree.leaves)
+    ]
+    tree.leaves = shaped
+    assert to_rows([tree], lambda *_: pytest.fail("no path is needed")) == []
+    found = report([tree])
+    assert (found["mixed"], found["l1_mass"], found["all_failure"]) == (0, 0, 1)
+
+
+def test_a_path_of_text_only_is_refused(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
+    model = ScriptedModel(Walker(0.35), tokens=False)
+    with Run.create(tmp_path / "r", {}) as run:
+        tree = asyncio.run(TreeSampler(Episodes(Agent(model), WORLD, run), CONFIG).run(next(iter(PANEL.values())), 80))
+        assert any("no log-probs" in note for note in tree.notes)
+        assert tree.mixed
+        with pytest.raises(NeedsError, match="text only"):
+            to_rows([tree], lambda _, leaf: run.path(leaf))
+
+
+def test_the_report_adds_up(grown: tuple[list[GrownTree], Run]) -> None:
+    trees, _ = grown
+    found = report(trees)
+    assert found["tasks"] == len(trees) == found["mixed"] * len(trees) + found["all_success"] + found["all_failure"]
+    assert found["cost"] == sum(tree.cost for tree in trees) <= 60 * len(trees) * 1.05
+    assert found["trained_per_unique"] >= 1
+    assert found["mixed_interval"][0] <= found["mixed"] <= found["mixed_interval"][1]
+    with pytest.raises(UserError, match="no tree"):
+        report([])
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_verbs(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
+    assert json.loads(call("collapse", "--p", "0.01", "--n", "8", "--json"))["mixed"] == pytest.approx(0.077255, abs=5e-7)
+    write_trees(tmp_path / "t.jsonl", grown[0])
+    assert json.loads(call("report", str(tmp_path / "t.jsonl"), "--json")) == json.loads(json.dumps(report(grown[0])))
+    assert "mixed" in call("report", str(tmp_path / "t.jsonl"))
+    found = json.loads(call("sweep", "--prompts", "1", "--json"))
+    assert len(found["cells"]) == 125
+    for bad in (["collapse", "--p", "1.5", "--n", "8"], ["sweep", "--prompts", "0"], ["report", str(tmp_path / "none")]):
+        with pytest.raises(UserError):
+            CliRunner().invoke(app, bad, catch_exceptions=False)
+
+
+def test_run_verb_on_the_builtin_agent(tmp_path: Path) -> None:
+    out = tmp_path / "trees.jsonl"
+    found = json.loads(call("run", "--out", str(out), "--count", "1", "--budget", "14", "--json"))
+    assert (found["tasks"], found["unit"]) == (1, "turns")
+    assert found["cost"] <= 14 * 1.05
+    assert json.loads(call("report", str(out), "--json")) == {k: v for k, v in found.items() if k != "out"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--unit", "hours"], "--unit"),
+        (["--rule", "best"], "--rule"),
+        (["--world", "househld"], "household"),
+        (["--model", "gpt"], "--model"),
+        (["--budget", "3"], "at least"),
+        (["--tasks", "none.jsonl"], "cannot read"),
+    ],
+)
+def test_run_verb_refuses_bad_input_and_writes_nothing(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        CliRunner().invoke(app, ["run", "--out", str(tmp_path / "t.jsonl"), "--count", "1", *words], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
