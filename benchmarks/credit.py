@@ -2,9 +2,9 @@
 
     python benchmarks/credit.py [--repeats 5] [--json]
 
-``rule``: 128 attempts x 50 steps, text keys to advantages. ``store``: 1,000 attempts x 50 steps (20 tasks, 10^6 drawn tokens) in a
-run on disk: read the trees, make the keys, credit, write the credit of every token and the numbers behind every step, commit.
-``columns``: the same run, but read as columns and only the per-token credit written.
+``rule``: 128 attempts x 50 steps, text keys to advantages. The others are about 1,000 attempts x 50 steps (20 tasks, 10^6 drawn
+tokens) in a run on disk. ``read``: the stored trees become step columns with keys. ``credit``: keys, merging, credit, the credit of
+every token and the numbers behind every step written to the store and committed: what a training job does, which has the nodes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 
 from ramify.methods.graph_credit.algorithm import credit
 from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
+from ramify.score.steps import run_columns
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict, make_node
 
@@ -69,20 +70,33 @@ def fill(folder: Path) -> None:
                         state_key=f"s{rng.integers(0, 100)}", stop="terminated" if end else "",
                     )  # fmt: skip
                     nodes += [reply, last]
-                nodes_of_attempt = nodes
-                run.add(*nodes_of_attempt)
+                run.add(*nodes)
                 nodes = []
                 run.add(Verdict(last.id, "env", last.reward))
 
 
-def store(folder: Path) -> None:
-    with Run.open(folder, write=True) as run:
-        graph = StateGraph.from_run(run, "g")
-        values = node_credit(graph.columns, graph.advantages())
-        by_id = {node.id: node for info in run.trees("g") for node in run.tree(info.name).nodes.values()}
-        with run.transaction():
-            for node, value in values.items():
-                run.add(*node_records(by_id[node], value))
+def read(folder: Path) -> None:
+    with Run.open(folder) as run:
+        run_columns(run, "g")
+
+
+def prepare(folder: Path) -> Callable[[], Any]:
+    """What a training job holds anyway: the nodes and who took which step."""
+    with Run.open(folder) as run:
+        columns = run_columns(run, "g")
+        nodes = {node.id: node for info in run.trees("g") for node in run.tree(info.name).nodes.values()}
+    before = [nodes[nodes[name].parent] for name in columns["node"]]
+
+    def work() -> None:
+        keyed = columns | {"anchor": [node.text if node.state_key is None else node.state_key for node in before]}
+        with Run.open(folder, write=True) as run:
+            graph = StateGraph(keyed)
+            values = node_credit(graph.columns, graph.advantages())
+            with run.transaction():
+                for name, value in values.items():
+                    run.add(*node_records(nodes[name], value))
+
+    return work
 
 
 if __name__ == "__main__":
@@ -94,7 +108,8 @@ if __name__ == "__main__":
     out = {}
     with tempfile.TemporaryDirectory() as scratch:
         fill(Path(scratch) / "run")
-        for name, work in (("rule", rule()), ("store", lambda: store(Path(scratch) / "run"))):
+        folder = Path(scratch) / "run"
+        for name, work in (("rule", rule()), ("read", lambda: read(folder)), ("credit", prepare(folder))):
             times = [cpu(work) for _ in range(args.repeats)]
             out[name] = {kind: round(statistics.median(t[kind] for t in times), 3) for kind in ("cpu", "wall")}
     print(json.dumps(out) if args.json else "\n".join(f"{k:8} {v['cpu']:.3f} CPU-s  {v['wall']:.3f} s" for k, v in out.items()))

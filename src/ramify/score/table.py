@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,43 @@ from ramify.trace.graph import StateGraph, factorize
 
 TERMINAL = -1
 """Group id of every attempt's end."""
+
+
+class Visits(NamedTuple):
+    """The part of a merged graph that credit is computed from; a ``StateGraph`` has it too."""
+
+    tasks: Sequence[Any]
+    attempts: Sequence[Any]
+    visit_task: np.ndarray
+    visit_attempt: np.ndarray
+    visit_step: np.ndarray
+    visit_group: np.ndarray
+
+
+def merge(
+    tasks: Sequence[Any] | np.ndarray,
+    attempts: Sequence[Any] | np.ndarray,
+    steps: Sequence[int] | np.ndarray,
+    keys: Sequence[Any] | np.ndarray,
+) -> Visits | StateGraph:
+    """Merge equal states of a task. Integer arrays take a short cut that makes no Python object per step.
+
+    Raises UserError like ``StateGraph.of``.
+    """
+    columns = (tasks, attempts, steps, keys)
+    if all(isinstance(c, np.ndarray) and c.dtype.kind in "iu" and c.shape == (len(tasks),) for c in columns) and len(tasks):
+        (names, task), (_, own), (_, key) = (np.unique(c, return_inverse=True) for c in (tasks, attempts, keys))
+        attempt = np.unique(task * (int(own.max()) + 1) + own, return_inverse=True)[1]
+        group = np.unique(task * (int(key.max()) + 1) + key, return_inverse=True)[1]
+        step = np.asarray(steps)
+        order = np.lexsort((step, attempt))
+        same = np.diff(attempt[order]) == 0
+        gaps, first = np.diff(step[order]), step[order][np.append(True, ~same)]
+        if (gaps[same] == 1).all() and (first == first[0]).all():
+            rows = np.unique(attempt, return_index=True)[1]
+            return Visits(names.tolist(), np.asarray(attempts)[rows].tolist(), task, attempt, step, group)
+    lists = [c.tolist() if isinstance(c, np.ndarray) else c for c in (tasks, attempts, keys)]
+    return StateGraph.of(lists[0], lists[1], np.asarray(steps), lists[2], [""] * len(tasks))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +100,7 @@ class Table:
 
 
 def index_steps(
-    graph: StateGraph,
+    graph: StateGraph | Visits,
     rewards: Sequence[float] | np.ndarray,
     *,
     truncated: Sequence[bool] | np.ndarray | None = None,
@@ -102,7 +139,7 @@ def index_steps(
     )
 
 
-def step_name(graph: StateGraph, row: int) -> str:
+def step_name(graph: StateGraph | Visits, row: int) -> str:
     """How a step is called in messages."""
     task, attempt = graph.tasks[graph.visit_task[row]], graph.attempts[graph.visit_attempt[row]]
     return f"task {task!r}, attempt {attempt!r}, step {graph.visit_step[row]}"
@@ -110,6 +147,8 @@ def step_name(graph: StateGraph, row: int) -> str:
 
 def _physical(nodes: Sequence[Any] | np.ndarray) -> np.ndarray:
     """Codes of physical steps; a row without a node (None) is a step of its own."""
+    if isinstance(nodes, np.ndarray) and nodes.dtype.kind in "iu":
+        return np.unique(nodes, return_inverse=True)[1]
     values = nodes.tolist() if isinstance(nodes, np.ndarray) else nodes
     return factorize([("row", row) if node is None else node for row, node in enumerate(values)], plain=True)[0]
 

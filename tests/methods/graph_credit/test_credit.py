@@ -248,6 +248,27 @@ def test_unequal_expansion_does_not_move_edge_values(copies, more):
     assert run(rows(attempts), nodes=nodes, gamma=1.0, visits="edge")["V"][0] == pytest.approx(5.0)
 
 
+@given(graphs(), st.randoms(use_true_random=False))
+@settings(max_examples=30, deadline=None)
+def test_integer_arrays_take_the_short_cut_to_the_same_credit(attempts, random):
+    table = rows(attempts) | {"task": [0] * sum(len(path) for _, path, _ in attempts)}
+    order = list(range(len(table["step"])))
+    random.shuffle(order)
+    table = {name: [column[i] for i in order] for name, column in table.items()}
+    numbers = {name: np.array([ord(k) for k in c] if name == "key" else c) for name, c in table.items()}
+    np.testing.assert_allclose(run(numbers)["A"], run(table)["A"], atol=1e-9)
+
+
+def test_integer_arrays_are_checked_alike():
+    zero = np.zeros(2, dtype=int)
+    with pytest.raises(UserError, match="attempt 7 of task 0 has step 0 twice"):
+        credit(zero, zero + 7, zero, zero, np.zeros(2))
+    with pytest.raises(UserError, match="misses step"):
+        credit(zero, zero, np.array([0, 2]), zero, np.zeros(2))
+    with pytest.raises(UserError, match="has 1 entries for 2"):
+        credit(zero, zero, zero, zero[:1], np.zeros(2))
+
+
 def test_one_attempt_and_keys_of_any_kind():
     assert not run(rows([(1, "ABA", 10.0)]))["A"].any()
     table = rows([(1, "ABC", 10.0), (2, "ABC", 0.0)])

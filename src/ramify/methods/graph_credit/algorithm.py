@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from ramify.base.config import Config
 from ramify.score.group import normalise
 from ramify.score.returns import terminal_returns
-from ramify.score.table import TERMINAL, Table, edge_weights, index_steps
+from ramify.score.table import TERMINAL, Table, Visits, edge_weights, index_steps, merge
 from ramify.trace.graph import StateGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
@@ -88,13 +88,12 @@ def credit(
     weight 0, group -1, credit 0 and NaN values.
     Raises UserError naming the step on NaN rewards, missing or duplicate steps and columns of unequal length.
     """
-    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in (task_ids, attempt_ids, keys)]
-    graph = StateGraph.of(lists[0], lists[1], np.asarray(steps), lists[2], [""] * len(lists[0]))  # type: ignore[arg-type]
+    graph = merge(task_ids, attempt_ids, steps, keys)
     return credit_graph(graph, rewards, config=config, truncated=truncated, valid=valid, nodes=nodes)
 
 
 def credit_graph(
-    graph: StateGraph,
+    graph: StateGraph | Visits,
     rewards: Sequence[float] | np.ndarray,
     *,
     config: CreditConfig | None = None,

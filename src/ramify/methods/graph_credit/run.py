@@ -191,7 +191,7 @@ def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, 
 def node_records(node: Node, value: Mapping[str, Any]) -> tuple[Mark, Stream]:
     """The ``why`` mark and the ``credit`` stream (float32: A on each drawn token, 0 elsewhere) of one agent node."""
     drawn = node.sampled if node.sampled is not None else np.full(len(node), node.tokens is None)
-    values = np.where(drawn, np.float32(value["A"]), np.float32(0))
+    values = drawn * np.float32(value["A"])
     return Mark(node.id, 0, "why", MAKER, dict(value)), Stream(node.id, "credit", MAKER, values)
 
 

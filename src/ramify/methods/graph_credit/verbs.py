@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field
@@ -105,10 +105,12 @@ def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
 
 
 @app.command(**_TAKES_OPTIONS)
-def show(ctx: typer.Context, source: Source, form: Annotated[str, typer.Option("--format", help="dot or json.")] = "dot") -> None:
+def show(
+    ctx: typer.Context,
+    source: Source,
+    form: Annotated[Literal["dot", "json"], typer.Option("--format", help="dot or json.")] = "dot",
+) -> None:
     """Print the merged graph."""
-    if form not in ("dot", "json"):
-        raise UserError(f"unknown format '{form}'; known: dot, json")
     graph, options = _graph(source, ctx.args)
     emit(graph.to_json(options.task), form == "json", _drawing(graph, options.task, form))
 
