@@ -43,7 +43,8 @@ class BudgetAllocator:
         if not tasks:
             return []
         base = self.total / len(tasks)
-        trees = await self.sampler.run_all(tasks, base * self.config.fraction)
+        one = min(base, self.sampler.config.worst_attempt or 0.0)  # a first share pays at least one attempt where the base does
+        trees = await self.sampler.run_all(tasks, max(base * self.config.fraction, one))
         pool = self.total * (1 + self.config.overhead) - sum(tree.cost for tree in trees)
         closed: set[int] = set()
         self.log = []
