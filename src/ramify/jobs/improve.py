@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 import ramify
-from ramify.base.config import Config
+from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
@@ -117,17 +121,28 @@ class Progress(Protocol):
 
 
 def plan(config: ImproveConfig) -> dict[str, Any]:
-    """The bill before anything runs: upper bounds on calls and generated tokens."""
-    world = parts.find_world(config.env)
-    turns = world.make().max_turns
+    """The bill before anything runs: upper bounds on tokens and episodes, and seconds as a few episodes played now suggest.
+
+    Raises as :func:`improve` would, and leaves nothing behind.
+    """
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
+    few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        job = Job(few, path)
+        with Run.create(path, {}) as run:
+            trial = job.evaluate(run, "trial")
+    turns = job.world.make().max_turns
+    per_token = trial["seconds"] / max(1, trial["tokens"])
+    expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
     return {
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
         "evaluation episodes": episodes,
         "evaluation tokens": episodes * turns * config.max_reply,
+        "seconds, about": round(expected * per_token * 2, -1),  # learning takes about as long as drawing
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
@@ -150,7 +165,7 @@ def improve(
 def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
     """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since."""
     with Run.open(Path(path), write=True) as run:
-        config = ImproveConfig(**run.meta["config"])
+        config = check(ImproveConfig, run.meta["config"], f"the stored settings of {path}")
         return Job(config, Path(path)).drive(run, progress)
 
 
@@ -216,6 +231,12 @@ class Job:
         entries = run.journal("start")
         if not entries:
             run.log("start", "parts", now)
+            versions = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
+            run.log(
+                "environment",
+                "versions",
+                versions | {name: metadata.version(name) for name in ("torch", "numpy", "transformers")},
+            )
             run.commit()
             return
         changed = [f"{name} was {then}, is {now[name]}" for name, then in entries[0].payload.items() if now.get(name) != then]

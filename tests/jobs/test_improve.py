@@ -1,0 +1,163 @@
+"""The main job on real parts: it runs, resumes to the same end after kills, refuses changed parts, and every arm is its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.jobs import parts
+from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
+from ramify.trace.db import Run
+
+SMALL = {"updates": 3, "tokens": 1500, "tasks_per_update": 6, "eval_episodes": 12, "train_tasks": 24}
+
+
+def hashes(path: Path) -> dict[str, str]:
+    with Run.open(path) as run:
+        return {info.name: run.tree(info.name).hash for info in run.trees()}
+
+
+def story(path: Path) -> list[Any]:
+    """Everything the run concluded, without times and blob names."""
+    with Run.open(path) as run:
+        evals = [(e.key, e.payload["outcomes"]) for e in run.journal("eval")]
+        updates = [(e.key, e.payload["tokens"], e.payload["success"], e.payload["train"]) for e in run.journal("update")]
+    return [*evals, *updates]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("improve") / "whole"
+    improve(ImproveConfig(**SMALL), path)
+    return path
+
+
+def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
+    with Run.open(whole) as run:
+        result = run.journal("result")[0].payload
+        assert set(result) >= {"before", "after", "gain", "tokens", "seconds", "run"}
+        assert result["before"]["n"] == 12
+        assert 0 < result["tokens"] <= 1500 * 1.3
+        updates = [e.payload for e in run.journal("update")]
+        assert [u["update"] for u in updates] == [0, 1, 2]
+        trees = run.trees("ours-0000")
+        assert len(trees) == 6
+        marks = run.marks(name="why")
+        assert marks
+        assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
+        assert len(list(run.blobs.names())) == 1, "only the newest checkpoint is kept"
+    model, _ = parts.load_model(whole / parts.AGENT)
+    start, _ = parts.load_model(parts.model_folder("builtin"))
+    assert model.identity.weights != start.identity.weights
+
+
+def test_a_finished_run_resumes_to_its_result(whole: Path) -> None:
+    before = hashes(whole)
+    with Run.open(whole) as run:
+        assert resume(whole) == run.journal("result")[0].payload
+    assert hashes(whole) == before
+
+
+def test_changed_parts_are_refused_with_what_changed(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 300}), path)
+    with Run.open(path, write=True) as run:
+        run._db.execute("DELETE FROM journal WHERE kind IN ('result', 'start')")
+        run.log("start", "parts", {"version": "0.0.1", "weights": "abc", "train": "x", "eval": "y"})
+    with pytest.raises(UserError, match=r"version was 0\.0\.1, is .*weights was abc"):
+        resume(path)
+
+
+CHILD = "import sys; from ramify.jobs.improve import *; improve(ImproveConfig(**{config}), sys.argv[1])"
+AGAIN = "import sys; from ramify.jobs.improve import resume; resume(sys.argv[1])"
+
+
+def killed(code: str, path: Path, after: float) -> None:
+    """Start a child on the run and SIGKILL it ``after`` seconds behind its first sign of life in the run."""
+    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (path / "run.sqlite").exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    try:
+        child.wait(after)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGKILL)
+    _, errors = child.communicate()
+    assert child.returncode in (0, -signal.SIGKILL), errors.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_random_instants_it_ends_as_the_undisturbed_run(whole: Path, tmp_path: Path) -> None:
+    path, seen, rng = tmp_path / "cut", set(), random.Random(5)
+    code = CHILD.replace("{config}", json.dumps(SMALL))
+    for _ in range(20):
+        killed(code if not path.exists() else AGAIN, path, rng.uniform(0.05, 3.5))
+        names = (
+            {node for info in Run.open(path).trees() for node in Run.open(path).tree(info.name).nodes} if path.exists() else set()
+        )
+        assert seen <= names, "a committed node is gone"
+        seen = names
+    resume(path)
+    assert hashes(path) == hashes(whole)
+    assert story(path) == story(whole)
+
+
+def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    code = CHILD.replace("{config}", json.dumps(SMALL))
+    killed(code, path, 1.0)
+    resume(path)
+    assert hashes(path) == hashes(whole)
+    assert story(path) == story(whole)
+
+
+@pytest.mark.parametrize("arm", [name for name in ARMS if name != "ours"])
+def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
+    config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 600, "eval_episodes": 4, "arm": arm})
+    result = improve(config, tmp_path / "run")
+    assert 0.5 * 600 <= result["tokens"] <= 1.4 * 600
+
+
+def test_the_bill_is_an_upper_bound(whole: Path) -> None:
+    bill = plan(ImproveConfig(**SMALL))
+    with Run.open(whole) as run:
+        spent = sum(e.payload["tokens"] for e in run.journal("eval"))
+    assert spent <= bill["evaluation tokens"]
+    assert bill["cost"] == 0.0
+
+
+def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
+    world = parts.find_world("household")
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in world.panel("tune", 20)))
+    train, held = parts.panels(world, str(file), 1, 1, 0)
+    assert {t.id for t in train} & {t.id for t in held} == set()
+    assert len(train) + len(held) == 20
+    assert len(held) >= 1
+    result = improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 300, "tasks": str(file)}), tmp_path / "run")
+    assert result["before"]["n"] == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model": "gpt"}, "neither 'builtin' nor 'hf:PATH'"),
+        ({"model": "hf:/nowhere"}, "no folder /nowhere"),
+        ({"env": "houshold"}, "did you mean 'household'"),
+        ({"tasks": "/nowhere.jsonl"}, "cannot read tasks"),
+    ],
+)
+def test_bad_parts_are_refused_before_a_run_exists(settings: dict[str, str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        improve(ImproveConfig(**settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
