@@ -58,9 +58,9 @@ def bits(d: Draw) -> tuple[bytes, ...]:
 REQUEST = st.tuples(st.integers(0, 11), st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    requests=st.lists(REQUEST, min_size=1, max_size=10),
+    requests=st.lists(REQUEST, min_size=1, max_size=8),
     workers=st.sampled_from([1, 2, 8, 64]),
     max_rows=st.sampled_from([1, 3, 8, 64]),
     budget=st.sampled_from([0, 20_000, 200_000, 1 << 28]),
@@ -137,6 +137,7 @@ for threads in (1, 2):
 
 def test_thread_count_does_not_matter() -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "OMP_NUM_THREADS")}
+    env["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin starve each other on a busy machine
     tests = Path(__file__).parents[1]
     result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tests, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

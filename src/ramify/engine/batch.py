@@ -184,6 +184,8 @@ class Scheduler:
 
     def _shared(self, row: Row, group: Group) -> int:
         """Prefix tokens that ``group`` could take over from ``row`` once they are made."""
+        if row.group is group:
+            return len(group.prefix)
         if row.group.taps is not None or group.taps is not None:
             return 0
         length = min(len(row.group.prefix), len(group.prefix) - 1)

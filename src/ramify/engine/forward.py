@@ -100,7 +100,10 @@ class Forward(Protocol):
 
 
 class TinyForward:
-    """A :class:`TinyLM` with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible."""
+    """A :class:`TinyLM` with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible.
+
+    The fused matrices are copies (about two thirds of the weights again); :meth:`refresh` makes them anew.
+    """
 
     def __init__(self, module: TinyLM) -> None:
         c = module.config
@@ -150,7 +153,7 @@ class TinyForward:
             torch.addcmul(turned, unit, cos, out=qk)
             attended = tile.attend(layer, q, kv, scale)
             if tile.used < M:
-                buffers.attended[: tile.used] = attended
+                buffers.attended.narrow(0, 0, tile.used).copy_(attended)
                 attended = buffers.attended
             torch.addmm(x, attended, out, out=x)
             torch.neg(x, out=opposite)
