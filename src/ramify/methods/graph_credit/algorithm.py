@@ -1,7 +1,7 @@
 """G2PO's credit rule: merge the attempts at one task by state, value each state, credit each step by its progress (arXiv 2606.22995).
 
 Notation of the paper: attempt i has steps j = 1..T and a terminal reward R; G is a group of steps with one state key.
-Arrays have one entry per step, shape (N,). Numbers in brackets such as [D3] refer to the list of departures in the method's page.
+Arrays have one entry per step, shape (N,). "Difference 4" refers to the numbered list in the method's page.
 """
 
 from __future__ import annotations
@@ -127,8 +127,7 @@ def _credit(t: Table, config: CreditConfig) -> dict[str, np.ndarray]:
     weight = edge_weights(t) if config.visits == "edge" else np.ones(len(t.order))
     reward, voters = _bootstrap(t, weight, config)
     value, terminal = state_values(t, reward, voters, config)
-    following = np.append(value[1:], 0.0) if len(value) else value
-    v_next = np.where(t.last, terminal[t.attempt], following)
+    v_next = np.where(t.last, terminal[t.attempt], np.roll(value, -1))
     delta = v_next - value
     if config.weight == "attempt":
         a_ep = normalise(reward, t.attempt_task, std=std, ddof=ddof)[t.attempt]
@@ -142,10 +141,9 @@ def _credit(t: Table, config: CreditConfig) -> dict[str, np.ndarray]:
     total, graph = a_ep, [{"nc": a_nc, "ec": a_ec}[name] for name in RULES[config.rule]]
     if graph and config.w:
         total = a_ep + config.w * sum(graph[1:], graph[0])
-    following_group = np.append(t.group[1:], TERMINAL) if len(value) else t.group
     return {
         "group_id": t.group,
-        "next_group_id": np.where(t.last, TERMINAL, following_group),
+        "next_group_id": np.where(t.last, TERMINAL, np.roll(t.group, -1)),
         "group_size": np.rint(np.bincount(t.group, weight)).astype(np.int64)[t.group],
         "weight": weight,
         "reward": reward[t.attempt],
@@ -162,7 +160,7 @@ def _credit(t: Table, config: CreditConfig) -> dict[str, np.ndarray]:
 def state_values(t: Table, reward: np.ndarray, weight: np.ndarray, config: CreditConfig) -> tuple[np.ndarray, np.ndarray]:
     """Value of the state before each step (N,) and of each attempt's terminal (A,), section 3.3 and the options of 3.7.
 
-    ``reward`` (A,); ``weight`` (N,): how much each row counts as a visit. General terminal rule: V(terminal of i) = R_i [D4].
+    ``reward`` (A,); ``weight`` (N,): how much each row counts as a visit. General terminal rule: V(terminal of i) = R_i (difference 4).
     """
     kind = "single" if config.rule == "gigpo" else config.value
     own = terminal_returns(reward[t.attempt], t.left, config.gamma)

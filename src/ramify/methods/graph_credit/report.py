@@ -9,8 +9,7 @@ import numpy as np
 from ramify.score.group import moments
 from ramify.trace.graph import StateGraph
 
-LOUD = 0.9
-"""Share of steps in states visited once above which the graph terms are called uninformative."""
+LOUD = 0.9  # share of steps in states visited once above which the graph terms say nothing
 
 
 def diagnose(graph: StateGraph, found: dict[str, np.ndarray], top: int = 5) -> dict[str, Any]:

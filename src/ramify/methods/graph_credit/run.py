@@ -63,10 +63,7 @@ class StateGraph:
 
     @classmethod
     def from_arrays(cls, **columns: Sequence[Any] | np.ndarray) -> StateGraph:
-        """From columns named as the fields of a step record, all of one length; ``anchor`` holds the state keys.
-
-        Raises UserError on an unknown or missing column.
-        """
+        """From equally long columns named as the fields of a step record; raises UserError on an unknown or missing one."""
         required = ("task_id", "attempt_id", "step", "anchor", "reward")
         if missing := [name for name in required if name not in columns]:
             raise UserError(f"the column '{missing[0]}' is missing")
@@ -145,7 +142,7 @@ class StateGraph:
             return value | {"note": "the attempt was truncated and dropped: no credit"}
         own = (found["task_id"] == found["task_id"][row]) & (found["weight"] > 0)
         same = own & (found["group_id"] == found["group_id"][row])
-        first = np.unique(np.where(own, found["attempt_id"], -1), return_index=True)[1]
+        first = np.unique(found["attempt_id"], return_index=True)[1]
         voters = own if config.weight == "step" else own & np.isin(np.arange(len(own)), first)
         v_next = found["V_next"] - config.penalty * ~np.asarray(c["valid"], dtype=bool)
         for name, numbers, rows in (("reward", found["reward"], voters), ("next", v_next, same), ("delta", found["delta"], own)):
