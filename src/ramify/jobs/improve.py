@@ -31,7 +31,7 @@ from ramify.env.protocol import Task, World
 from ramify.jobs import parts
 from ramify.jobs.credit import credit_group, imitation_rows, training_rows
 from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig, is_mixed, l1_mass
+from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, is_mixed, l1_mass
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.protocol import Sampling, require
@@ -50,19 +50,22 @@ class Arm:
 
     rule: Literal["uucb", "flat"]
     allocator: bool
-    credit: Literal["g2po", "ep+ec", "grpo", "imitate"]
+    credit: Literal["g2po", "grpo", "imitate"]
     resample: bool = False
-    lr: float = 1e-3
+    lr: float = 5e-4
     """Best of the grid in ``jobs.improve_repro``, on seeds that no comparison uses."""
 
 
 ARMS = {
     "ours": Arm("uucb", True, "g2po"),
+    "credit": Arm("flat", False, "g2po"),
     "grpo": Arm("flat", False, "grpo"),
     "grpo+allocator": Arm("flat", True, "grpo"),
     "grpo+resample": Arm("flat", False, "grpo", resample=True),
     "imitate": Arm("flat", False, "imitate"),
 }
+"""ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit an
+attempt; with the allocator, or with uniform groups dropped and others drawn instead. imitate: supervised training on successes."""
 
 
 class ImproveConfig(Config):
@@ -74,7 +77,7 @@ class ImproveConfig(Config):
     """World the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
     """JSON lines of your own tasks; one in four is held out. Default: tasks the world generates."""
-    arm: Literal["ours", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "ours"
+    arm: Literal["ours", "credit", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "ours"
     """Way to spend the tokens: ours, or one of the comparison's other arms."""
     compare: bool = False
     """Run the other arms as well, each from the same start at the same generated tokens."""
@@ -98,8 +101,8 @@ class ImproveConfig(Config):
     """Episodes in flight at once; changes no result."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the starting agent."""
-    tree: TreeConfig = TreeConfig(unit="tokens", parallel=4)
-    """How one task's tree is grown."""
+    tree: TreeConfig = TreeConfig(unit="tokens", roots=4, parallel=4, selector=UUCB(lam=0.0))
+    """How one task's tree is grown. The selector's entropy weight is 0 here: lost states are where this agent is least sure."""
     allocation: Allocation = Allocation()
     """How budget moves between tasks."""
     credit: CreditConfig = CreditConfig()
@@ -319,7 +322,7 @@ class Job:
             grown = asyncio.run(self._sample(run, name, update, share))
             times["sample"] += time.monotonic()
             times["credit"] = -time.monotonic()
-            rows, losses = self._rows(run, arm, grown)
+            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", arm, grown)
             times["credit"] += time.monotonic()
             times["train"] = -time.monotonic()
             if reference is not None:
@@ -330,7 +333,7 @@ class Job:
             spent += grown.tokens
             blob = run.put_blob(checkpoint.pack(*trainer.state()))
             payload = {**grown.report(), "update": update, "arm": name, "tokens": spent, "train": metrics}
-            payload |= {"seconds": times, "checkpoint": blob}
+            payload |= {"seconds": times, "checkpoint": blob, "warnings": warned}
             with run.transaction():
                 run.log("update", f"{name}/{update:05d}", payload)
             if last and last != blob:
@@ -384,13 +387,15 @@ class Job:
             picks.append(panel[int(generator(self.config.seed, "order", turn).permutation(len(panel))[at])])
         return list({task.id: task for task in picks}.values())
 
-    def _rows(self, run: Run, arm: Arm, grown: Grown) -> tuple[list[Row], dict[str, float]]:
+    def _rows(self, run: Run, group: str, arm: Arm, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
+        """Training rows, the losses to train them with, and what the credit's diagnostics warn of."""
         if arm.credit == "imitate":
-            return imitation_rows(grown.trees, grown.attempts), {"cross_entropy": 1.0}
+            return imitation_rows(grown.trees, grown.attempts), {"cross_entropy": 1.0}, []
+        if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
+            return [], {"policy_gradient": 1.0}, ["no attempt of this update could be scored"]
         rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
-        credit = self.config.credit.model_copy(update={"rule": rule})
-        advantages = credit_group(grown.trees, grown.attempts, credit, run)
-        return training_rows(grown.trees, grown.attempts, advantages), {"policy_gradient": 1.0}
+        credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}))
+        return training_rows(grown.trees, grown.attempts, credit), {"policy_gradient": 1.0}, warned
 
 
 @dataclass(frozen=True, eq=False)

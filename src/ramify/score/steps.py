@@ -113,13 +113,14 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
     Raises UserError when there is no attempt.
     """
     columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
-    for info in run.trees(group):
+    for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
         verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)}
         task = str(info.task.get("id", info.name))
         if group is None and info.group:
             task = f"{info.group}/{task}"
-        for leaf in verdicts or [node.id for node in tree.leaves()]:
+        # sorted, so that sums do not depend on the order in which attempts ended
+        for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
             rows = list(_attempt(tree, leaf, verdicts.get(leaf)))
             if not rows:
                 continue

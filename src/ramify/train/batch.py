@@ -38,16 +38,8 @@ def row_from_path(path: Path, streams: Mapping[str, Mapping[str, np.ndarray]] | 
     ``streams``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
     as stream ``logprobs``. Raises NeedsError on a path of text-only nodes.
     """
-    out: dict[str, np.ndarray] = {"logprobs": path.logprobs}
-    for name, by_node in (streams or {}).items():
-        values = np.zeros(len(path.tokens), np.float32)
-        start = 0
-        for node, kept in path.segments:
-            if node.id in by_node:
-                values[start : start + kept] = by_node[node.id][:kept]
-            start += kept
-        out[name] = values
-    return Row(path.tokens, path.sampled, out)
+    along = {name: path.along(by_node) for name, by_node in (streams or {}).items()}
+    return Row(path.tokens, path.sampled, {"logprobs": path.logprobs, **along})
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,11 +34,11 @@ class Recipe(Config):
     """Name of the world it imitates."""
     demonstrations: int = 6000
     """Noisy demonstrations to imitate."""
-    noise: float = 0.4
+    noise: float = 0.55
     """Probability of a random action at each step of a demonstration."""
-    steps: int = 600
+    steps: int = 2200
     """Optimiser steps."""
-    rows: int = 40
+    rows: int = 16
     """Demonstrations per step."""
     vocab: int = 420
     """Size of the byte-level BPE vocabulary."""
@@ -46,7 +46,7 @@ class Recipe(Config):
     """Model width."""
     layers: int = 3
     """Decoder blocks."""
-    lr: float = 3e-3
+    lr: float = 2e-3
     """Peak learning rate (linear warm-up, cosine decay)."""
     seed: int = 0
     """Decides weights, demonstrations and their order."""
