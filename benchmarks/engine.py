@@ -129,7 +129,8 @@ def engine_run(model: LocalModel, rows: np.ndarray) -> None:
 
 def pairs(ours: Callable[[int], Any], peer: Callable[[int], Any], count: int) -> dict[str, float]:
     """Median ratio peer time / our time with quartiles, and both median times in seconds; who goes first alternates."""
-    ours(count), peer(count)
+    for i in range(3):
+        ours(count + i), peer(count + i)
     ratios, own, other = [], [], []
     for i in range(count):
         seconds = {}
@@ -201,7 +202,7 @@ def compare(module: TinyLM, threads: list[int], count: int) -> list[dict[str, An
             if batch == 1:
                 peers["generate"] = generate
             for name, peer in peers.items():
-                model = LocalModel(module)
+                model = LocalModel(module, cache_bytes=1 << 23)  # full after the warm-up: no new memory while the clock runs
                 found = pairs(lambda i, model=model, batch=batch: engine_run(model, prompts(batch, i)), peer, count)
                 records.append(
                     {"threads": number, "batch": batch, "peer": name, "tokens_s": batch * NEW / found["ours_s"], **found}

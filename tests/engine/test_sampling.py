@@ -65,10 +65,10 @@ def test_distribution_is_exact_and_row_by_row(rows: list[tuple[list[float], Samp
         single = pick(logits[i : i + 1], s[i : i + 1], first[i : i + 1], u[i : i + 1])
         assert (single.tokens[0], single.logprobs[0]) == (together.tokens[i], together.logprobs[i])
         assert found[i, together.tokens[i]] > 0
-        assert together.logprobs[i] == pytest.approx(np.log(found[i, together.tokens[i]]), abs=1e-12)
+        assert together.logprobs[i] == pytest.approx(np.log(found[i, together.tokens[i]]), abs=1e-6)
         model = logits[i].double().log_softmax(-1)
-        assert together.model_logprobs[i] == pytest.approx(float(model[together.tokens[i]]), abs=1e-12)
-        assert together.entropy[i] == pytest.approx(float(-(model.exp() * model).sum()), abs=1e-12)
+        assert together.model_logprobs[i] == pytest.approx(float(model[together.tokens[i]]), abs=1e-6)
+        assert together.entropy[i] == pytest.approx(float(-(model.exp() * model).sum()), abs=1e-6)
 
 
 def test_the_ends_of_the_unit_interval_draw_possible_tokens() -> None:

@@ -44,8 +44,8 @@ class Tapped:
 class LocalModel:
     """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
 
-    ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse. Use one object from
-    one event loop at a time.
+    ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
+    32,768 tokens, at most 1 GiB). Use one object from one event loop at a time.
     """
 
     def __init__(
@@ -56,13 +56,15 @@ class LocalModel:
         name: str = "local",
         eos: Sequence[int] | None = None,
         max_rows: int = 64,
-        cache_bytes: int = 1 << 28,
+        cache_bytes: int | None = None,
     ) -> None:
         if max_rows < 1:
             raise UserError(f"max_rows is {max_rows}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name
         self.forward: Forward = _forward_of(module)
         self.eos = tuple(_eos_of(module) if eos is None else eos)
+        if cache_bytes is None:
+            cache_bytes = min(1 << 30, 32_768 * 4 * self.forward.layers * self.forward.kv_size)
         self._scheduler = Scheduler(self.forward, tokenizer, self.eos, max_rows, cache_bytes)
         self._invariant = probe(self.forward)
         self._weights = ""

@@ -87,23 +87,19 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
 def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float]) -> Picked:
     """Draw one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first drawn token, ``u[i]`` its uniform.
 
-    A row's result depends on that row alone. All arithmetic is float64.
+    A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
     """
-    logits = logits.double()
-    model = logits.log_softmax(-1)
+    model = logits.float().log_softmax(-1)
     weights = model.exp()
-    entropy = -(weights * model).nansum(-1)
+    entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
     sampler = model
     changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
     if changed:
-        part = adjusted(logits[changed], [settings[i] for i in changed], [first[i] for i in changed])
-        if len(changed) == len(settings):
-            sampler = part
-        else:
-            sampler = model.clone()
-            sampler[changed] = part
+        part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed])
+        sampler = model.clone()
+        sampler[changed] = part.float()
         weights = sampler.exp()
-    cdf = weights.cumsum(-1)
+    cdf = weights.cumsum(-1, dtype=torch.float64)
     target = torch.tensor(u, dtype=torch.float64, device=cdf.device)[:, None] * cdf[:, -1:]
     tokens = torch.searchsorted(cdf, target, right=True)
     chosen = sampler.gather(1, tokens)[:, 0].tolist()
