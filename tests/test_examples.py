@@ -1,0 +1,29 @@
+"""The examples run as they stand, each under 15 lines of code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    tree = ast.parse(example.read_text(encoding="utf-8"))
+    lines = {line for node in ast.walk(tree) if (line := getattr(node, "lineno", None))}
+    assert len(lines) < 15, "an example is a few lines"
+    done = subprocess.run([sys.executable, "-W", "error", example], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_worked_case_of_the_paper_comes_out(tmp_path: Path) -> None:
+    (example,) = [path for path in EXAMPLES if path.stem == "credit_a_trace"]
+    out = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "attempt 2 step 0, go B: +0.4774" in out
+    assert "attempt 3 step 2, go out: +2.4170" in out
