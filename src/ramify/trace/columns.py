@@ -50,19 +50,22 @@ def read_columns(rows: Callable[[str], Iterator[tuple[Any, ...]]], names: list[s
     source = rows(f"SELECT {sql} FROM nodes n JOIN trees t ON t.seq = n.tree {where} ORDER BY n.seq")
     seqs: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
-    pieces: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    tokens = {name: bytearray() for name in flat}  # grows in place: no second copy of what may be gigabytes
+    pieces: dict[str, list[np.ndarray]] = {name: [] for name in scalar}
     while chunk := list(islice(source, _CHUNK)):
         columns = list(zip(*chunk, strict=True))
         seqs.append(np.array(columns[0], np.int64))
         lengths.append(np.array(columns[1], np.int64))
         for name, values in zip(flat, columns[2:], strict=False):
-            pieces[name].append(_bits(values, lengths[-1]) if name == "sampled" else _flat(values, columns[1], _FLAT[name]))
+            tokens[name] += _bits(values, lengths[-1]) if name == "sampled" else _joined(values, columns[1])
         for name, values in zip(scalar, columns[2 + len(flat) :], strict=True):
             pieces[name].append(_scalars(values, _SCALAR[name][1]))
-    out = {}
+    out: dict[str, np.ndarray] = {}
     for name in names:
-        chunks = pieces.pop(name)  # one column at a time, so that only one is there twice
-        out[name] = np.concatenate(chunks) if chunks else np.zeros(0, _FLAT[name] if name in _FLAT else _SCALAR[name][1])
+        if name in _FLAT:
+            out[name] = np.frombuffer(tokens[name], _FLAT[name])
+        else:
+            out[name] = np.concatenate(pieces[name]) if pieces[name] else np.zeros(0, _SCALAR[name][1])
     if "parent" in out:
         out["parent"] = _positions(np.concatenate(seqs) if seqs else np.zeros(0, np.int64), out["parent"])
     if flat:
@@ -80,20 +83,17 @@ def _scalars(values: tuple[Any, ...], dtype: Any) -> np.ndarray:
     return np.array(values, dtype)
 
 
-def _flat(values: tuple[bytes | None, ...], lengths: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if None in values:
-        values = tuple(bytes(4 * n) if value is None else value for value, n in zip(values, lengths, strict=True))
-    return np.frombuffer(b"".join(values), dtype)  # type: ignore[arg-type]  # no None is left
+def _joined(values: tuple[bytes | None, ...], lengths: tuple[int, ...]) -> bytes:
+    return b"".join([bytes(4 * n) if value is None else value for value, n in zip(values, lengths, strict=True)])
 
 
-def _bits(values: tuple[bytes | None, ...], lengths: np.ndarray) -> np.ndarray:
+def _bits(values: tuple[bytes | None, ...], lengths: np.ndarray) -> memoryview:
     """Unpack all rows at once: each row starts at a byte, so the padding bits at the end of every row are dropped."""
     width = (lengths + 7) // 8
     packed = b"".join(bytes(int(n)) if value is None else value for value, n in zip(values, width, strict=True))
     bits: np.ndarray = np.unpackbits(np.frombuffer(packed, np.uint8)).view(np.bool_)
     runs = np.stack([lengths, 8 * width - lengths], axis=1).ravel()
-    kept: np.ndarray = bits[np.repeat(np.tile([True, False], len(lengths)), runs)]
-    return kept
+    return memoryview(bits[np.repeat(np.tile([True, False], len(lengths)), runs)])
 
 
 def _positions(seqs: np.ndarray, parents: np.ndarray) -> np.ndarray:
