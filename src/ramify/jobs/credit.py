@@ -37,11 +37,11 @@ def credit_group(
 
 
 def training_rows(
-    trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]], credit: Mapping[str, np.ndarray]
+    trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]], credit: Mapping[str, np.ndarray], clip: float
 ) -> list[Row]:
     """One row per attempt, each drawn token in one row only: a message that several attempts share is trained on once.
 
-    Messages without credit, or with none to give, are shown and not trained on.
+    Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there.
     """
     rows: list[Row] = []
     done: set[str] = set()
@@ -53,7 +53,8 @@ def training_rows(
                 continue
             done |= fresh.keys()
             row = row_from_path(path, {"advantage": fresh})
-            rows.append(Row(row.tokens, row.mask & (row.streams["advantage"] != 0.0), row.streams))
+            advantage = row.streams["advantage"].clip(-clip, clip)
+            rows.append(Row(row.tokens, row.mask & (advantage != 0.0), {**row.streams, "advantage": advantage}))
     return rows
 
 

@@ -101,6 +101,8 @@ class ImproveConfig(Config):
     """Episodes in flight at once; changes no result."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the starting agent."""
+    clip_credit: float = Field(4.0, gt=0)
+    """Credit is cut at plus and minus this for training: in a graph with little progress a small spread inflates it."""
     tree: TreeConfig = TreeConfig(unit="tokens", roots=4, parallel=4, selector=UUCB(lam=0.0))
     """How one task's tree is grown. The selector's entropy weight is 0 here: lost states are where this agent is least sure."""
     allocation: Allocation = Allocation()
@@ -108,7 +110,7 @@ class ImproveConfig(Config):
     credit: CreditConfig = CreditConfig()
     """How steps are credited."""
     train: TrainConfig = TrainConfig(lr=0.0)
-    """How to train; lr 0 takes the arm's own tuned rate."""
+    """How to train; lr 0 takes the arm's own tuned rate. The rate falls linearly to 0 over the token budget."""
 
 
 class Progress(Protocol):
@@ -327,6 +329,10 @@ class Job:
             times["train"] = -time.monotonic()
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = train.lr * max(
+                    0.0, 1.0 - spent / c.tokens
+                )  # a linear decay settles what the noise of small groups stirs
             metrics = trainer.update(rows, losses)
             self.model.refresh()
             times["train"] += time.monotonic()
@@ -395,7 +401,7 @@ class Job:
             return [], {"policy_gradient": 1.0}, ["no attempt of this update could be scored"]
         rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
         credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}))
-        return training_rows(grown.trees, grown.attempts, credit), {"policy_gradient": 1.0}, warned
+        return training_rows(grown.trees, grown.attempts, credit, self.config.clip_credit), {"policy_gradient": 1.0}, warned
 
 
 @dataclass(frozen=True, eq=False)

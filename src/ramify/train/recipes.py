@@ -32,11 +32,15 @@ class Recipe(Config):
 
     name: str
     """Name of the world it imitates."""
-    demonstrations: int = 6000
-    """Noisy demonstrations to imitate."""
-    noise: float = 0.55
-    """Probability of a random action at each step of a demonstration."""
-    steps: int = 2200
+    demonstrations: int = 9000
+    """Demonstrations to imitate."""
+    careful: float = 0.3
+    """Share of demonstrators that know what they do; the others are careless, as crowds are."""
+    careful_noise: float = 0.1
+    """Probability of a random action at each step of a careful demonstration."""
+    careless_noise: float = 0.8
+    """The same of a careless one."""
+    steps: int = 3000
     """Optimiser steps."""
     rows: int = 16
     """Demonstrations per step."""
@@ -97,13 +101,15 @@ def fit(model: TinyLM, rows: list[Row], steps: int, batch: int, lr: float, seed:
 
 
 def make_household(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
-    """Imitate noisy demonstrations of the household world."""
+    """Imitate a crowd's demonstrations of the household world, a few careful and most careless."""
     world = household.HouseholdWorld()
     tasks = list(world.panel("demo", recipe.demonstrations, recipe.seed))
     dialogues: list[list[tuple[str, str]]] = []
     for i, task in enumerate(tasks):
         messages: list[tuple[str, str]] = []
-        for seen, action in household.demonstrate(task, recipe.noise, generator(recipe.seed, "demo", i)):
+        rng = generator(recipe.seed, "demo", i)
+        noise = recipe.careful_noise if rng.random() < recipe.careful else recipe.careless_noise
+        for seen, action in household.demonstrate(task, noise, rng):
             messages += [("user", seen), ("assistant", action)]
         dialogues.append(messages)
     tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), recipe.vocab)
