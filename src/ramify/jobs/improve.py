@@ -52,7 +52,7 @@ class Arm:
     allocator: bool
     credit: Literal["g2po", "grpo", "imitate"]
     resample: bool = False
-    lr: float = 5e-4
+    lr: float = 1e-3
     """Best of the grid in ``jobs.improve_repro``, on seeds that no comparison uses."""
 
 
@@ -83,9 +83,9 @@ class ImproveConfig(Config):
     """Run the other arms as well, each from the same start at the same generated tokens."""
     seed: int = 0
     """Decides every draw, together with its place."""
-    updates: int = Field(24, ge=1)
+    updates: int = Field(50, ge=1)
     """Training updates the token budget is spread over."""
-    tokens: int = Field(72_000, ge=1)
+    tokens: int = Field(150_000, ge=1)
     """Tokens the agent may generate for training (evaluation not counted)."""
     tasks_per_update: int = Field(16, ge=1)
     """Tasks of one update."""
