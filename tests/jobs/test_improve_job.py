@@ -18,7 +18,7 @@ from ramify.jobs import parts
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
 from ramify.trace.db import Run
 
-SMALL = {"updates": 3, "tokens": 1500, "tasks_per_update": 6, "eval_episodes": 12, "train_tasks": 24}
+SMALL = {"updates": 3, "tokens": 2700, "tasks_per_update": 4, "eval_episodes": 12, "train_tasks": 24}
 
 
 def hashes(path: Path) -> dict[str, str]:
@@ -46,11 +46,12 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         result = run.journal("result")[0].payload
         assert set(result) >= {"before", "after", "gain", "tokens", "seconds", "run"}
         assert result["before"]["n"] == 12
-        assert 0 < result["tokens"] <= 1500 * 1.3
+        assert 0 < result["tokens"] <= 2700 * 1.3
         updates = [e.payload for e in run.journal("update")]
-        assert [u["update"] for u in updates] == [0, 1, 2]
+        assert [u["update"] for u in updates] == list(range(len(updates)))
+        assert 2 <= len(updates) <= 4, "about as many updates as asked for: attempts end where they end"
         trees = run.trees("ours-0000")
-        assert len(trees) == 6
+        assert len(trees) == 4
         marks = run.marks(name="why")
         assert marks
         assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
@@ -69,7 +70,7 @@ def test_a_finished_run_resumes_to_its_result(whole: Path) -> None:
 
 def test_changed_parts_are_refused_with_what_changed(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 300}), path)
+    improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900}), path)
     with Run.open(path, write=True) as run:
         run._db.execute("DELETE FROM journal WHERE kind IN ('result', 'start')")
         run.log("start", "parts", {"version": "0.0.1", "weights": "abc", "train": "x", "eval": "y"})
@@ -123,9 +124,9 @@ def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", [name for name in ARMS if name != "ours"])
 def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
-    config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 600, "eval_episodes": 4, "arm": arm})
+    config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4, "arm": arm})
     result = improve(config, tmp_path / "run")
-    assert 0.5 * 600 <= result["tokens"] <= 1.4 * 600
+    assert 0.7 * 900 <= result["tokens"] <= 1.3 * 900
 
 
 def test_the_bill_is_an_upper_bound(whole: Path) -> None:
@@ -144,7 +145,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
     assert {t.id for t in train} & {t.id for t in held} == set()
     assert len(train) + len(held) == 20
     assert len(held) >= 1
-    result = improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 300, "tasks": str(file)}), tmp_path / "run")
+    result = improve(ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "tasks": str(file)}), tmp_path / "run")
     assert result["before"]["n"] == 12
 
 

@@ -143,7 +143,8 @@ def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path,
     script.write_text(INTERRUPTED)
     child = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 60
-    while not (tmp_path / "started-3").exists() and time.monotonic() < until:
+    written = tmp_path / "cells"
+    while not ((tmp_path / "started-3").exists() and len(list(written.glob("*.json"))) == 2) and time.monotonic() < until:
         time.sleep(0.05)
     os.killpg(child.pid, sign) if sign == signal.SIGINT else child.kill()
     assert child.wait(30) != 0

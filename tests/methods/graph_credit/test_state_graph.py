@@ -177,7 +177,7 @@ def test_unscored_attempts_are_left_out(tmp_path: Path):
         for reply, value in zip(replies, (1.0, None, 0.0), strict=True):
             run.add(Verdict(reply.id, "env", value))
         columns = run_columns(run)
-        assert columns["reward"] == [1.0, 0.0]
+        assert dict(zip(columns["attempt_id"], columns["reward"], strict=True)) == {replies[0].id: 1.0, replies[2].id: 0.0}
         assert columns["anchor"] == ["start", "start"]
         with pytest.raises(UserError, match="no scored attempt"):
             run_columns(run, "other")
