@@ -144,7 +144,7 @@ class NoSnapshot(Household):
 
     def step(self, action: str) -> Observation:
         seen = super().step(action)
-        return Observation(seen.text + " Dust.", **{}) if self.drift else seen
+        return Observation(seen.text + " Dust.") if self.drift else seen
 
 
 class NoSnapshotWorld(HouseholdWorld):
