@@ -35,6 +35,7 @@ def test_collapse_law(n: int, p: float, law: float) -> None:
     assert p_mix(n, p) == pytest.approx(law, abs=5e-7)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_the_bound_holds(n: int, p: float) -> None:
     assert 0 <= p_mix(n, p) <= p_mix_bound(n, p) * (1 + 1e-9) + 1e-15
@@ -58,6 +59,7 @@ def test_expected_l1_mass(p: float, mass: float) -> None:
     assert expected_l1(8, p) == pytest.approx(mass, abs=5e-5)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 9), st.floats(-1e3, 1e3))
 def test_uniform_groups_are_exactly_zero(n: int, reward: float) -> None:
     assert grpo([reward] * n).tolist() == [0.0] * n
@@ -77,6 +79,7 @@ def test_beta_predictive(n: int, m: int, chance: float) -> None:
     assert tie_break(n, m) == pytest.approx(chance, abs=1e-12)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 50), st.integers(1, 50))
 def test_beta_predictive_closed_form(n: int, m: int) -> None:
     assert tie_break(n, m) == pytest.approx(m / (n + m + 1))
@@ -122,6 +125,7 @@ def test_marginal_gains_are_the_score_terms() -> None:
     assert entropy >= 1 - float((pi**2).sum())
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 10_000), st.integers(1, 1000))
 def test_exploration_gain_lies_within_its_bounds(n: int, total: int) -> None:
     scale = math.sqrt(math.log1p(total))
