@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.engine.checkpoints import load_model, model_folder
 from ramify.jobs import parts
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
 from ramify.trace.db import Run
@@ -56,8 +57,8 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         assert marks
         assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
         assert len(list(run.blobs.names())) == 1, "only the newest checkpoint is kept"
-    model, _ = parts.load_model(whole / parts.AGENT)
-    start, _ = parts.load_model(parts.model_folder("builtin"))
+    model, _ = load_model(whole / parts.AGENT)
+    start, _ = load_model(model_folder("builtin"))
     assert model.identity.weights != start.identity.weights
 
 

@@ -13,7 +13,6 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,18 +26,20 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
+from ramify.engine.checkpoints import load_model, model_folder, save_model
 from ramify.env.protocol import Task, World
 from ramify.jobs import parts
 from ramify.jobs.credit import credit_group, imitation_rows, training_rows
+from ramify.jobs.grown import Grown, Recorder, gather_all
 from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, is_mixed, l1_mass
+from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.protocol import Sampling, require
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
 from ramify.trace.db import Run
-from ramify.trace.tree import Tree
 from ramify.train import checkpoint
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer, with_reference
@@ -180,8 +181,8 @@ class Job:
     def __init__(self, config: ImproveConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.world: World = parts.find_world(config.env)
-        self.start = parts.model_folder(config.model)
-        self.model, self.template = parts.load_model(self.start, config.concurrency)
+        self.start = model_folder(config.model)
+        self.model, self.template = load_model(self.start, config.concurrency)
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.train_panel, self.eval_panel = parts.panels(
             self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
@@ -202,7 +203,7 @@ class Job:
             before = self.evaluate(run, "before")
             spent = self.learn(run, self.config.arm, progress, 0)
             after = self.evaluate(run, "after")
-            parts.save_model(self.model, self.start, self.folder / parts.AGENT)
+            save_model(self.model, self.start, self.folder / parts.AGENT)
             for i, name in enumerate(others, 1):
                 self.reset()
                 self.learn(run, name, progress, i * self.config.tokens)
@@ -250,7 +251,7 @@ class Job:
 
     def reset(self) -> None:
         """Back to the starting weights."""
-        self.model, self.template = parts.load_model(self.start, self.config.concurrency)
+        self.model, self.template = load_model(self.start, self.config.concurrency)
 
     def episodes(self, run: Run, group: str) -> Episodes:
         """Episodes of the agent as it is now."""
@@ -271,7 +272,7 @@ class Job:
         plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
 
         async def play() -> list[Attempt]:
-            return list(await gather_all(episodes.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays))
+            return await gather_all(episodes.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays)
 
         attempts = asyncio.run(play())
         outcomes = [None if a.outcome is None else int(a.outcome) for a in attempts]
@@ -369,11 +370,11 @@ class Job:
         run.commit()
         return Grown(trees, recorder.attempts, episodes.trees)
 
-    async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[Any]:
+    async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[GrownTree]:
         """Half of the share buys groups; what comes out uniform is dropped and the rest buys groups on fresh tasks (DAPO's rule)."""
         each = share / self.config.tasks_per_update
         fresh = iter(self._tasks(update, 4 * self.config.tasks_per_update))
-        kept: list[Any] = []
+        kept: list[GrownTree] = []
         spent = 0.0
         while share - spent >= each:
             batch = [task for _, task in zip(range(max(1, int((share - spent) / each / 2))), fresh, strict=False)]
@@ -402,66 +403,3 @@ class Job:
         rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
         credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}))
         return training_rows(grown.trees, grown.attempts, credit, self.config.clip_credit), {"policy_gradient": 1.0}, warned
-
-
-@dataclass(frozen=True, eq=False)
-class Grown:
-    """What one update sampled."""
-
-    grown: Sequence[Any]
-    attempts: dict[str, list[Attempt]]
-    trees: dict[str, Tree]
-
-    @property
-    def tokens(self) -> int:
-        """Generated tokens."""
-        return sum(a.drawn for group in self.attempts.values() for a in group)
-
-    def report(self) -> dict[str, Any]:
-        """Shares over groups and attempts."""
-        counts = [(t.root.s, t.root.n) for t in self.grown]
-        n = sum(total for _, total in counts)
-        return {
-            "success": sum(k for k, _ in counts) / max(1, n),
-            "mixed": float(np.mean([is_mixed(k, total) for k, total in counts])),
-            "l1": float(np.mean([l1_mass(k, total) for k, total in counts])),
-            "groups": len(counts),
-            "leaves": n,
-            "abandoned": [t.prompt_id for t in self.grown if t.abandoned],
-        }
-
-
-class Recorder:
-    """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
-
-    def __init__(self, episodes: Episodes) -> None:
-        self.episodes = episodes
-        self._attempts: dict[str, dict[int, Attempt]] = {}
-
-    @property
-    def attempts(self) -> dict[str, list[Attempt]]:
-        """Attempts by tree name, trees and attempts in an order no concurrency changes."""
-        return {name: [group[i] for i in sorted(group)] for name, group in sorted(self._attempts.items())}
-
-    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
-        """See :class:`Episodes`."""
-        return self._keep(await self.episodes.attempt(tree, task, index))
-
-    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """See :class:`Episodes`."""
-        return self._keep(await self.episodes.branch(tree, task, node_id, index))
-
-    def _keep(self, attempt: Attempt) -> Attempt:
-        self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt
-        return attempt
-
-
-async def gather_all(work: Any) -> list[Any]:
-    """Await all; when one fails the others are cancelled and waited for before it is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

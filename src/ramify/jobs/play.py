@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
+from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate, TagTemplate
@@ -90,11 +91,11 @@ def open_episodes(
         )
         if model is None:
             improved = Path(path) / parts.AGENT
-            first = parts.model_folder(spec)
+            first = model_folder(spec)
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
-            model, template = parts.load_model(first)
+            model, template = load_model(first)
             if improved.is_dir() and model.identity.weights != drawn_by:
-                model, template = parts.load_model(improved)
+                model, template = load_model(improved)
             settings["stop_tokens"] = template.stop_tokens
             agent = _agent(model, template, _sampling(settings))
         else:
@@ -107,7 +108,7 @@ def open_episodes(
 
 def _agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
     if isinstance(model, str):
-        local, own = parts.load_model(parts.model_folder(model))
+        local, own = load_model(model_folder(model))
         return Agent(local, template or own, sampling or Sampling(max_tokens=64, stop_tokens=(template or own).stop_tokens))
     if template is None and "tokens" in model.capabilities:
         template = TagTemplate(model.tokenizer)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
 from ramify.render.terminal import emit, table
@@ -223,21 +223,9 @@ def run(
 
 def _agent(spec: str, max_reply: int) -> Agent:
     """The agent that ``builtin`` or ``hf:FOLDER`` names, on the local engine."""
-    from importlib import resources
-
-    from ramify.engine.local import LocalModel
-    from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+    from ramify.engine.checkpoints import load_model, model_folder
     from ramify.model.protocol import Sampling
-    from ramify.model.tokenizer import HfTokenizer
     from ramify.rollout.run import Agent
 
-    kind, _, path = spec.partition(":")
-    if spec != "builtin" and (kind != "hf" or not Path(path).is_dir()):
-        raise UserError(f"--model must be builtin or hf:FOLDER of a checkpoint, not '{spec}'")
-    folder = Path(str(resources.files("ramify") / "assets" / "household")) if spec == "builtin" else Path(path)
-    tokenizer = HfTokenizer.load(folder)
-    try:
-        template: ChatTemplate = TagTemplate(tokenizer)
-    except NeedsError:
-        template = JinjaTemplate.from_folder(tokenizer, folder)
-    return Agent(LocalModel.load(folder), template, Sampling(max_tokens=max_reply, stop_tokens=template.stop_tokens))
+    model, template = load_model(model_folder(spec))
+    return Agent(model, template, Sampling(max_tokens=max_reply, stop_tokens=template.stop_tokens))

@@ -1,0 +1,49 @@
+"""Open an agent's checkpoint by name, with the chat template that goes with it, and save one."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyLM
+from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.tokenizer import HfTokenizer
+
+
+def model_folder(spec: str) -> Path:
+    """Folder of the checkpoint that ``builtin`` or ``hf:PATH`` names. Raises UserError when there is none."""
+    if spec == "builtin":
+        return Path(str(resources.files("ramify") / "assets" / "household"))
+    kind, _, path = spec.partition(":")
+    if kind != "hf" or not path:
+        raise UserError(f"model '{spec}' is neither 'builtin' nor 'hf:PATH'")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"model '{spec}': there is no folder {folder}")
+    return folder
+
+
+def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:
+    """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer."""
+    model = LocalModel.load(folder, max_rows=max_rows)
+    tokenizer = HfTokenizer.load(folder)
+    try:
+        return model, TagTemplate(tokenizer)
+    except NeedsError:
+        return model, JinjaTemplate.from_folder(tokenizer, folder)
+
+
+def save_model(model: LocalModel, start: Path, folder: Path) -> None:
+    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from."""
+    if isinstance(model.module, TinyLM):
+        model.module.save(folder, model.tokenizer)
+    else:
+        model.module.save_pretrained(folder)  # type: ignore[operator]
+        if model.tokenizer is not None:
+            (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (start / name).is_file():
+            shutil.copyfile(start / name, folder / name)
