@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ramify.engine.cache import Arena, PrefixStore
-from ramify.engine.forward import TILE, Forward, Tile, padded
+from ramify.engine.forward import TILE, Forward, Tile, padded, threads_for
 from ramify.engine.sampling import draw_uniforms, pick
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import Tap
@@ -148,12 +148,10 @@ class Scheduler:
             for slot, row in enumerate(self.rows):
                 if row.pending > FEW:
                     self._run_prompt(arena, slot, row)
-            hidden = self._run_decode(arena)
-            ready = [slot for slot, row in enumerate(self.rows) if row.computed == len(row.tokens)]
-            if not ready:
-                return False
-            logits = self.forward.logits(hidden)
-            return self._sample(logits, ready)
+            with threads_for(padded(len(self.rows)) * self.forward.weights):
+                hidden = self._run_decode(arena)
+                ready = [slot for slot, row in enumerate(self.rows) if row.computed == len(row.tokens)]
+                return bool(ready) and self._sample(self.forward.logits(hidden), ready)
 
     # -- rows in and out
 

@@ -9,7 +9,8 @@ Axis legend: M tile rows, S cached positions, D width, H query heads, G key/valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,10 +26,27 @@ TILE = 4
 SPAN = 32
 """Attention looks at a multiple of this many positions; those past a row's own are masked."""
 
+SMALL = 1 << 24
+"""Multiplications of a tile (rows x weights) up to which one thread is fastest: half a millisecond of one core."""
+
 
 def padded(rows: int, unit: int = TILE) -> int:
     """``rows`` rounded up to a multiple of ``unit``."""
     return -(-rows // unit) * unit
+
+
+@contextmanager
+def threads_for(work: int) -> Iterator[None]:
+    """One thread for a tile of so few multiplications that a second would cost more than it brings. No bit depends on it."""
+    threads = torch.get_num_threads()
+    if threads == 1 or work > SMALL:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Tile:
@@ -80,6 +98,8 @@ class Forward(Protocol):
     width: int
     """D."""
     context: int
+    weights: int
+    """Numbers a row is multiplied with, all layers together."""
     device: torch.device
 
     def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
@@ -110,6 +130,7 @@ class TinyForward:
         self.module, self.c = module, c
         self.layers, self.kv_heads, self.kv_size = c.layers, c.kv_heads, 2 * c.kv_heads * c.head_size
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
+        self.weights = sum(weight.numel() for weight in module.parameters())
         self.device = module.head.device
         self._rotary = torch.empty(0)
         self._buffers: dict[int, _Buffers] = {}

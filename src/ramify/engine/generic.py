@@ -105,6 +105,7 @@ class HfForward:
         self.kv_size = 2 * self.kv_heads * head_size
         self.vocab = int(config.vocab_size)
         self.context = int(getattr(config, "max_position_embeddings", 1 << 20))
+        self.weights = sum(weight.numel() for weight in module.parameters())
         self.device = next(module.parameters()).device
         self._tap: Tap | None = None
         self._hook()
