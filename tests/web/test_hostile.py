@@ -116,7 +116,7 @@ def test_nothing_happens_in_a_real_browser(tmp_path: Path) -> None:
             for number, html in enumerate(pages(tmp_path / f"run-{bypass}", all_in_one)):
                 file = tmp_path / f"page-{number}-{bypass}.html"
                 file.write_text(html, encoding="utf-8")
-                page.goto(file.as_uri(, timeout=120_000))
+                page.goto(file.as_uri(), timeout=120_000)
                 for summary in page.locator("summary").all()[:12]:
                     summary.click()
                 for link in page.locator("svg a").all()[:5]:
