@@ -209,7 +209,7 @@ class Job:
                 self.learn(run, name, progress, i * self.config.tokens)
                 run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}")})
             gain = self._gain(run, "before", "after")
-            earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("session"))
+            earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
             seconds = time.monotonic() - begun + earlier
             result = {
                 "before": before,
@@ -221,8 +221,8 @@ class Job:
             }
             run.log("result", "improve", result)
         finally:
-            # an interrupted session leaves its finished attempts and its time; commit is whole or not at all
-            run.log("session", stable_hash(str(time.time_ns())), {"seconds": time.monotonic() - begun})
+            # an interrupted stretch of work leaves its finished attempts and its time; commit is whole or not at all
+            run.log("stretch", stable_hash(str(time.time_ns())), {"seconds": time.monotonic() - begun})
             run.commit()
         return result
 
