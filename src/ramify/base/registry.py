@@ -24,18 +24,40 @@ KINDS = {
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
     "sandbox": "runs code nobody trusts",
+    "reader": "reads another tool's traces into a run",
+    "writer": "writes a run for another tool",
     "method": "a published method",
 }
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "env": ("ramify.env.worlds",),
+    "env": (
+        "ramify.env.worlds",
+        "ramify.integrations.functions",
+        "ramify.integrations.gymnasium",
+        "ramify.integrations.mcp",
+        "ramify.integrations.reasoning_gym",
+        "ramify.integrations.textworld",
+    ),
     "model": ("ramify.model", "ramify.engine"),
     "scorer": ("ramify.score",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact",),
     "sandbox": ("ramify.sandbox",),
+    "reader": (
+        "ramify.trace.formats",
+        "ramify.integrations.inspect",
+        "ramify.integrations.trl",
+        "ramify.integrations.verifiers",
+        "ramify.integrations.verl",
+    ),
+    "writer": (
+        "ramify.trace.formats",
+        "ramify.integrations.inspect",
+        "ramify.integrations.trl",
+        "ramify.integrations.verl",
+    ),
 }
 
 _parts: dict[tuple[str, str], Any] = {}

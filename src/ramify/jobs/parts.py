@@ -15,9 +15,14 @@ HELD_OUT = 4
 """One task in this many of a user's own panel is held out for evaluation."""
 
 
-def find_world(name: str) -> World:
-    """The registered world of that name."""
-    world: World = registry.get("env", name)()
+def find_world(spec: str) -> World:
+    """The world that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
+
+    Raises UserError where there is none of that name or it does not take the argument.
+    """
+    name, colon, argument = spec.partition(":")
+    make = registry.get("env", name)
+    world: World = make(argument) if colon else make()
     return world
 
 

@@ -1,0 +1,1 @@
+"""Running code nobody trusts."""
