@@ -2,77 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ramify.base.errors import UserError, nearest
-from ramify.cli.common import Json, RunArgument, find_run, write_whole
-from ramify.cli.show import write_report
+from ramify.base.files import write_whole
+from ramify.cli.common import Json, RunArgument, find_run
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
-    from ramify.trace.tree import Tree
+    from ramify.trace.formats import Writer
 
 app = typer.Typer(add_completion=False)
 
-SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".dot": "dot", ".gv": "dot", ".html": "html", ".htm": "html"}
-FORMATS = sorted(set(SUFFIXES.values()))
+
+class ExportCommand(TyperCommand):
+    """``ramify export``; its help lists the formats and the settings of each."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The usual help, then one entry per format with its settings."""
+        super().format_help(ctx, formatter)
+        lines = ["Formats:"]
+        for writer in _formats().values():
+            endings = f" ({', '.join(writer.suffixes)})" if writer.suffixes else ""
+            lines.append(f"  {writer.name}{endings}\n        {writer.help}")
+            lines += [f"        --{_flag(name)}: {text}" for name, text in writer.settings.items()]
+        typer.echo("\n".join(lines))
 
 
-@app.command()
+@app.command(cls=ExportCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def export(
+    context: typer.Context,
     run: RunArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    to: Annotated[
-        str | None,
-        typer.Option(help="jsonl (everything, for `ramify import`), parquet (one kind of record), dot (one tree), html."),
-    ] = None,
-    records: Annotated[
-        str, typer.Option(metavar="KIND", help="The kind of record, for parquet: nodes, streams, verdicts, ...")
-    ] = "nodes",
-    tree: Annotated[str | None, typer.Option(metavar="NAME", help="The tree, for dot.")] = None,
+    to: Annotated[str | None, typer.Option(metavar="FORMAT", help="The format; by default it follows from OUT's ending.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run for other tools. The format follows from OUT's ending unless --to names it."""
+    """Write a run for other tools. What a format can be told goes in options of its own, listed below."""
     folder = find_run(run)
-    form = to or SUFFIXES.get(out.suffix.lower())
-    if form is None:
-        raise UserError(f"cannot tell the format of {out}: name one with --to ({', '.join(FORMATS)})")
-    if form not in FORMATS:
-        raise UserError(f"--to: unknown format '{form}' ({nearest(form, FORMATS)})")
-    if records != "nodes" and form != "parquet":
-        raise UserError("--records goes with --to parquet")
-    if tree is not None and form != "dot":
-        raise UserError("--tree goes with --to dot")
+    known = _formats()
+    writer = _choose(out, to, known)
+    settings = _settings(context.args, writer, known)
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     from ramify.render import terminal
-    from ramify.trace import convert
     from ramify.trace.db import Run
 
-    if form == "html":
-        write_report(folder, out)
-    else:
-        with Run.open(folder) as opened:
-            if form == "jsonl":
-                convert.write_lines(opened, out)
-            elif form == "parquet":
-                convert.write_parquet(opened, out, records)
-            else:
-                write_whole(out, convert.tree_dot(_choose(opened, tree)))
-    terminal.emit({"run": str(folder), "format": form, "out": str(out)}, as_json, f"wrote {out}")
+    with Run.open(folder) as opened:
+        rows = writer.write(opened, out, **settings)
+    terminal.emit({"run": str(folder), "format": writer.name, "out": str(out), "rows": rows}, as_json, f"wrote {out}")
 
 
-def _choose(run: Run, name: str | None) -> Tree:
-    """The named tree, or the only one. Raises UserError."""
-    if name is not None:
-        return run.tree(name)
-    trees = run.trees()
-    if len(trees) != 1:
-        listed = ", ".join(tree.name for tree in trees[:5]) + (", ..." if len(trees) > 5 else "")
-        raise UserError(f"{run.folder} has {len(trees)} trees: choose one with --tree" + (f" ({listed})" if trees else ""))
-    return run.tree(trees[0].name)
+def _formats() -> dict[str, Writer]:
+    """The registered writers, and the report, which web makes."""
+    from ramify.trace.formats import Writer, writers
+
+    return writers() | {"html": Writer("html", "the report, as one self-contained page", _write_html, (".html", ".htm"))}
+
+
+def _write_html(run: Run, out: Path) -> int:
+    from ramify.web.pages import report_html
+
+    write_whole(out, report_html(run))
+    return 1
+
+
+def _choose(out: Path, to: str | None, known: Mapping[str, Writer]) -> Writer:
+    if to is not None:
+        if to not in known:
+            raise UserError(f"--to: unknown format '{to}' ({nearest(to, known)})")
+        return known[to]
+    fitting = [writer for writer in known.values() if out.suffix.lower() in writer.suffixes]
+    if len(fitting) != 1:
+        raise UserError(
+            f"cannot tell the format of {out}: name one with --to ({', '.join(w.name for w in fitting) or ', '.join(known)})"
+        )
+    return fitting[0]
+
+
+def _settings(words: Sequence[str], writer: Writer, known: Mapping[str, Writer]) -> dict[str, str]:
+    """What ``--name value`` and ``--name=value`` set. Raises UserError on a word that sets nothing of this format."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or not name:
+            raise UserError(f"unexpected argument '{flag}': options are written --name value")
+        if name not in writer.settings:
+            others = [other.name for other in known.values() if name in other.settings]
+            if others:
+                raise UserError(f"{flag} goes with --to {' or '.join(others)}")
+            flags = ["--to", "--json", *("--" + _flag(setting) for setting in writer.settings)]
+            raise UserError(f"unknown option {flag} ({nearest(flag, flags)})")
+        if name in found:
+            raise UserError(f"{flag} is given twice")
+        if not equals and (not rest or rest[0].startswith("--")):
+            raise UserError(f"{flag} needs a value: {writer.settings[name]}")
+        found[name] = value if equals else rest.pop(0)
+    return found
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

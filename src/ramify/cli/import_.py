@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ramify.cli.common import Json
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command("import")
+class ImportCommand(TyperCommand):
+    """``ramify import``; its help lists the formats."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The usual help, then one entry per format."""
+        super().format_help(ctx, formatter)
+        from ramify.trace.formats import readers
+
+        typer.echo("\n".join(["Formats:", *(f"  {reader.name}\n        {reader.help}" for reader in readers().values())]))
+
+
+@app.command("import", cls=ImportCommand)
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines: an exported run, chat logs or steps.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
     run: Annotated[Path, typer.Option("--run", metavar="RUN", help="Folder of the run to make.")],
+    form: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="The file's format; by default it is told from the content.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a run from traces in a file, whole or not at all."""
     from ramify.render import terminal
-    from ramify.trace import convert
     from ramify.trace.db import Run
+    from ramify.trace.formats import pick_reader
 
-    form = convert.read_run(file, run)
+    reader = pick_reader(file, form)
+    count = reader.read(file, run)
     with Run.open(run) as opened:
-        record = {"run": str(run), "form": form, "trees": len(opened.trees()), "nodes": len(opened)}
-    terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes from {file} ({form})")
+        record = {"run": str(run), "form": reader.name, "records": count, "trees": len(opened.trees()), "nodes": len(opened)}
+    terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes from {file} ({reader.name})")

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramify.trace.db import Run
+from ramify.base import registry
+from ramify.base.errors import UserError, nearest
+from ramify.trace import dot, foreign, jsonl, parquet
+from ramify.trace.lines import first_record, read_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class Reader:
     """One line: what it reads, and how that becomes nodes."""
     matches: Callable[[Path, Mapping[str, Any] | None], bool]
     """Given the file (or folder) and its first JSON record, None where it has none: whether this is the format. Must be cheap and
-    never raise."""
+    never raise. The first record is the first line's object; of a file that is one JSON document, that object, or the first of
+    its list."""
     read: Callable[[Path, Path], int]
     """Make a run in the (second) folder from the file; returns how many records were read. Raises UserError naming file and line or
     field; leaves nothing in the folder then."""
@@ -33,8 +37,81 @@ class Writer:
     help: str
     write: Callable[..., int]
     """``write(run, out, **settings)``: writes the file (or folder) ``out`` whole or not at all; returns how many rows. Raises
-    UserError; NeedsError where its tool is not installed."""
+    UserError; NeedsError where its tool is not installed. A setting that is not given is not passed; one that is comes as text."""
     suffixes: tuple[str, ...] = ()
     """File endings that choose this writer where none is named."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings it takes beyond the run and the file (name -> one line of help); each is an option of ``ramify export``."""
+
+
+def readers() -> dict[str, Reader]:
+    """Every known reader by name."""
+    return {name: registry.get("reader", name) for name in registry.names("reader")}
+
+
+def writers() -> dict[str, Writer]:
+    """Every known writer by name."""
+    return {name: registry.get("writer", name) for name in registry.names("writer")}
+
+
+def pick_reader(path: Path, name: str | None = None) -> Reader:
+    """The reader of that name, or the only one whose format the file has.
+
+    Raises UserError: an unknown name, a file that cannot be read, holds no record, or is of no known format or of several.
+    """
+    known = readers()
+    if name is not None:
+        if name not in known:
+            raise UserError(f"unknown format '{name}' ({nearest(name, known)})")
+        return known[name]
+    number, first = first_record(path)
+    found = [reader for reader in known.values() if reader.matches(path, first)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{path} fits several formats: name one with --from ({', '.join(reader.name for reader in found)})")
+    if first is None and next(read_lines(path), None) is None:  # says what is wrong with the first line, where something is
+        raise UserError(f"{path} holds no record")
+    raise UserError(
+        f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', ...), "
+        f"nor anything else known here: name the format with --from ({', '.join(known)})"
+    )
+
+
+def _has(*names: str) -> Callable[[Path, Mapping[str, Any] | None], bool]:
+    return lambda path, first: first is not None and any(name in first for name in names)
+
+
+for _reader in (
+    Reader(
+        "run",
+        "JSON lines of `ramify export`: everything, exactly.",
+        lambda path, first: first is not None and first.get("kind") == "run",
+        jsonl.read_exported,
+    ),
+    Reader(
+        "chats",
+        "Messages in the form of OpenAI's, one conversation a line: text-only nodes.",
+        _has("messages"),
+        foreign.read_chats,
+    ),
+    Reader(
+        "steps", "Step records, one a line: an observation and an action each.", _has("task_id", "attempt_id"), foreign.read_steps
+    ),
+):
+    registry.register("reader", _reader.name)(_reader)
+
+for _writer in (
+    Writer("jsonl", "everything, for `ramify import`", jsonl.write_lines, (".jsonl",)),
+    Writer(
+        "parquet",
+        "one kind of record, as a table",
+        parquet.write_parquet,
+        (".parquet",),
+        {"records": "the kind of record: nodes (default), streams, marks, verdicts, trees, producers, contexts, journal"},
+    ),
+    Writer(
+        "dot", "one tree, as Graphviz text", dot.write_dot, (".dot", ".gv"), {"tree": "the tree; needed where there are several"}
+    ),
+):
+    registry.register("writer", _writer.name)(_writer)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Entry, Run, TreeInfo
 from ramify.trace.lines import field, read_lines
@@ -43,22 +44,18 @@ NODE_FIELDS: dict[str, Any] = {
 }
 
 
-def write_lines(run: Run, path: Path) -> None:
-    """Write ``run`` as JSON lines, whole or not at all. Raises UserError when the file cannot be written."""
-    temporary = path.with_name(f".part-{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            for record in _records(run):
-                file.write(_encode(record) + b"\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_lines(run: Run, path: Path) -> int:
+    """Write ``run`` as JSON lines, whole or not at all. Returns how many. Raises UserError when the file cannot be written."""
+    count = 0
+    with whole_file(path) as part, part.open("wb") as file:
+        for record in _records(run):
+            file.write(_encode(record) + b"\n")
+            count += 1
+    return count
 
 
-def read_exported(path: Path, folder: Path) -> None:
-    """Make a new run in ``folder`` from JSON lines, whole or not at all.
+def read_exported(path: Path, folder: Path) -> int:
+    """Make a new run in ``folder`` from JSON lines, whole or not at all. Returns how many records.
 
     Raises UserError naming file and line on anything that does not fit, also on a node whose id is not that of its content.
     """
@@ -69,14 +66,17 @@ def read_exported(path: Path, folder: Path) -> None:
     version = field(head, "schema", int, f"{path}:{number}")
     if version != SCHEMA:
         raise UserError(f"{path}:{number}: schema {version} is not readable here, only schema {SCHEMA}: upgrade ramify")
+    count = 1
     with new_run(folder, field(head, "config", dict, f"{path}:{number}")) as run:
         for number, record in lines:
+            count += 1
             place = f"{path}:{number}"
             kind = field(record, "kind", str, place)
             if kind not in _READERS:
                 raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
             with _at(place):
                 _READERS[kind](run, {name: value for name, value in record.items() if name != "kind"})
+    return count
 
 
 @contextmanager
@@ -84,19 +84,21 @@ def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
     """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: choose another folder")
-    part = folder.resolve().with_name(f".part-{folder.resolve().name}")
-    if part.exists():
-        raise UserError(f"{part} is left from an import that was cut off or still runs: remove it first")
+    part = folder.resolve().with_name(f".part-{folder.resolve().name}"[:200])
     try:
+        if part.exists():  # left by an import that was killed, unless its process still holds the lock
+            os.close(take_lock(part))
+            shutil.rmtree(part)
         with Run.create(part, config) as run:
             yield run
         if folder.exists():
             folder.rmdir()
         os.replace(part, folder)
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        raise refusal(f"cannot make {folder}", error) from error
+    except BaseException:
+        raise
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def _records(run: Run) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,28 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
+def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
+    """The first JSON object of a file and its line: of its first line, or, of a JSON document, itself or the first of its list.
+
+    (1, None) where there is none: a folder, a file that cannot be read, a document above 16 MiB, or anything but JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            number, line = 1, file.readline(MAX_LINE + 1)
+            while line and not line.strip():
+                number, line = number + 1, file.readline(MAX_LINE + 1)
+            try:
+                found = json.loads(line.decode("utf-8-sig"))
+            except ValueError:
+                rest = file.read(MAX_LINE + 1 - len(line)) if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"{", b"[") else b""
+                found = json.loads((line + rest).decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return 1, None
+    if isinstance(found, list) and found:
+        found = found[0]
+    return number, found if isinstance(found, dict) else None
+
+
 def field(record: dict[str, Any], name: str, kinds: type | tuple[type, ...], place: str, default: Any = ...) -> Any:
     """A field of one of ``kinds``, or ``default`` where it is absent or null. Raises UserError naming ``place`` and field."""
     value = record.get(name)

@@ -6,7 +6,6 @@ form keeps them). Written in row groups, so memory does not grow with the run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Entry, Run, TreeInfo
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
@@ -43,16 +43,16 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
 }
 
 
-def write_parquet(run: Run, path: Path, kind: str = "nodes") -> None:
+def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
     """Write the records of one kind (nodes, streams, marks, verdicts, trees, producers, contexts, journal), whole or not at all.
 
-    Raises UserError on an unknown kind or when the file cannot be written.
+    Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if kind not in _KINDS:
-        raise UserError(f"a run has no '{kind}' to export: {nearest(kind, _KINDS)}")
+    if records not in _KINDS:
+        raise UserError(f"a run has no '{records}' to export: {nearest(records, _KINDS)}")
     types = {
         "str": pa.string(),
         "json": pa.string(),
@@ -63,19 +63,15 @@ def write_parquet(run: Run, path: Path, kind: str = "nodes") -> None:
         "bools": pa.list_(pa.bool_()),
         "floats": pa.list_(pa.float32()),
     }
-    record, fields = _KINDS[kind]
+    record, fields = _KINDS[records]
     schema = pa.schema([(name, types[type_]) for name, type_ in fields.items()])
-    temporary = path.with_name(f".part-{path.name}")
-    try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for rows in _groups(run.each(record)):
-                columns = [pa.array([_cell(row, name, type_) for row in rows], types[type_]) for name, type_ in fields.items()]
-                writer.write_table(pa.table(columns, schema=schema))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    count = 0
+    with whole_file(path) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+        for rows in _groups(run.each(record)):
+            columns = [pa.array([_cell(row, name, type_) for row in rows], types[type_]) for name, type_ in fields.items()]
+            writer.write_table(pa.table(columns, schema=schema))
+            count += len(rows)
+    return count
 
 
 def _groups(records: Iterator[Any]) -> Iterator[list[Any]]:
