@@ -1,0 +1,180 @@
+"""The docs cannot lie: their Python runs, their commands exist, every verb, option and metric is described, the site builds strictly.
+
+A page whose code needs an extra says so in its first lines, ``<!-- needs: trl -->``; it then runs with the slow tests. Shell blocks are
+checked for verbs and options that exist; one below ``<!-- run -->`` is run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+BLOCK = re.compile(r"(<!-- run -->\n+)?^( *)```(\w*)[^\n]*\n(.*?)^\2```", re.M | re.S)
+NEEDS = re.compile(r"<!-- needs: ([\w, ]+) -->")
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, bool]]:
+    """(language, text, whether it is to be run) of each fenced block."""
+    for run, indent, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        yield language, re.sub(f"^{indent}", "", text, flags=re.M), bool(run)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def needs(page: Path) -> list[str]:
+    found = NEEDS.search(page.read_text(encoding="utf-8")[:400])
+    return [word.strip() for word in found[1].split(",")] if found else []
+
+
+def run(command: list[str], folder: Path, text: str | None = None) -> None:
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, input=text, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run a page top to bottom: consecutive Python blocks share one namespace, in a folder that was empty before the first."""
+    python = ""
+    for language, text, wanted in [*blocks(page), ("", "", False)]:
+        if language == "python":
+            python += text + "\n"
+            continue
+        if python and (wanted or not language):
+            run([sys.executable, "-"], folder, python)
+            python = ""
+        if wanted and language == "sh":
+            run(["sh", "-eu", "-c", text], folder)
+    if python:
+        run([sys.executable, "-"], folder, python)
+
+
+def with_code(extras: bool) -> list[Path]:
+    """Pages with something to run, without or with the need of an extra; pages whose shell blocks run count as the latter."""
+    found = []
+    for page in PAGES:
+        all_blocks = list(blocks(page))
+        slow = bool(needs(page)) or any(wanted for _, _, wanted in all_blocks)
+        if slow == extras and any(language == "python" or wanted for language, _, wanted in all_blocks):
+            found.append(page)
+    return found
+
+
+@pytest.mark.parametrize("page", with_code(extras=False), ids=name)
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", with_code(extras=True), ids=name)
+def test_the_code_on_a_page_that_needs_more_runs(page: Path, tmp_path: Path) -> None:
+    for module in needs(page):
+        pytest.importorskip(module, reason=f"{module} is not installed: THE CODE OF {name(page)} IS NOT TESTED")
+    run_page(page, tmp_path)
+
+
+@cache
+def load(script: str) -> ModuleType:
+    """A script of the docs folder as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{script}", ROOT / "docs" / f"{script}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def known() -> dict[str, set[str]]:
+    """Verb -> its options, settings included."""
+    found = {}
+    for verb, command in load("commands").commands():
+        written = [text.split()[0] for text, _ in load("commands").options(command) if text.startswith("-")]
+        found[verb] = {option for text in written for option in text.split("/")} | {"--help", "-h"}
+    return found
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """The words of each call of ramify in a shell block."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.split(r"\||&&|;", line.partition(" #")[0].strip().removeprefix("$ ")):
+            words = shlex.split(part, comments=True)
+            while words and ("=" in words[0] and not words[0].startswith("-")):
+                words = words[1:]  # NAME=value before the command
+            if words and words[0].endswith("ramify"):
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_commands_on_a_page_exist(page: Path) -> None:
+    wrong = []
+    for language, text, _ in blocks(page):
+        for words in calls(text) if language in ("", "sh", "console") else ():
+            if not words or words[0].startswith("-") or not re.fullmatch(r"[a-z-]+", words[0]):
+                continue
+            verb = next((v for v in (" ".join(words[:2]), words[0]) if v in known()), None)
+            if verb is None:
+                wrong.append(f"no verb {' '.join(words[:2])}")
+                continue
+            options = [word.partition("=")[0] for word in words if word.startswith("--")]
+            wrong += [f"{verb}: no option {option}" for option in options if option not in known()[verb]]
+    assert wrong == []
+
+
+def test_every_page_is_in_the_site_and_every_method_has_one() -> None:
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert set(listed) == pages
+    from ramify.base.registry import builtin_methods
+
+    assert {f"methods/{slug}.md" for slug in builtin_methods()} <= pages
+
+
+@pytest.mark.parametrize("script", ["commands", "tables", "performance"])
+def test_a_generated_page_is_up_to_date(script: str) -> None:
+    module = load(script)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), f"run: python docs/{script}.py"
+
+
+def test_every_known_miss_is_explained_on_its_page() -> None:
+    silent = []
+    for figures in sorted((ROOT / "repro").glob("*-*.json")):
+        slug = figures.stem.rsplit("-", 1)[0]
+        page = next(p for p in (ROOT / f"docs/methods/{slug}.md", ROOT / f"docs/{slug}.md") if p.exists())
+        missed = [c["name"] for c in json.loads(figures.read_text(encoding="utf-8"))["checks"] if c["status"] == "known_miss"]
+        silent += [f"{slug}: {check}" for check in missed if check not in page.read_text(encoding="utf-8")]
+    assert silent == []
+
+
+def test_links_inside_the_project_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            file = target.partition("#")[0]
+            if not (page.parent / file).exists():
+                broken.append(f"{name(page)}: {target}")
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed: THE SITE IS NOT BUILT")
+    run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)], ROOT)
+    assert (tmp_path / "index.html").is_file()
+    outside = [page.name for page in tmp_path.rglob("*.html") if "fonts.googleapis" in page.read_text(encoding="utf-8")]
+    assert outside == []
