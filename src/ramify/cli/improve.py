@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.errors import UserError
-from ramify.cli.common import DATABASE, REPORT, RUNS, InterruptedRunError, Json, SettingsCommand
+from ramify.cli.common import DATABASE, REPORT, RUNS, InterruptedRunError, Json
 from ramify.cli.show import write_report
 from ramify.render.terminal import Bar, emit, progress, short, table
 
@@ -30,7 +31,7 @@ class ImproveCommand(SettingsCommand):
         return ImproveConfig
 
 
-@app.command(cls=ImproveCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ImproveCommand, context_settings=TAKES_SETTINGS)
 def improve(
     context: typer.Context,
     config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="TOML file with settings; later files win.")] = None,

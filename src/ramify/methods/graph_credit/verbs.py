@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from ramify.base.config import describe, load
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import load
 from ramify.base.errors import UserError
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import MAKER, StateGraph
@@ -36,13 +37,18 @@ class Options(CreditConfig):
     """One task only (build, show, why)."""
 
 
+class GraphCommand(SettingsCommand):
+    """A verb that takes the options of the rule."""
+
+    def settings(self) -> type[Options]:
+        """The options."""
+        return Options
+
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Merge attempts by state and credit each step by its progress."
 )
-_TAKES_OPTIONS: dict[str, Any] = {
-    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "epilog": "\n\n".join(["After SOURCE:", *(f"--{f.name} {f.type} (default {f.default}) {f.help}" for f in describe(Options))]),
-}
+_TAKES_OPTIONS: dict[str, Any] = {"cls": GraphCommand, "context_settings": TAKES_SETTINGS}
 Source = Annotated[Path, typer.Argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
