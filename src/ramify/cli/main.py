@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ramify.base import registry
 from ramify.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, RamifyError, UserError, nearest
+from ramify.base.files import refusal
 from ramify.cli.methods import method_app, summary
 
 #: Verb -> (module under ramify.cli, one line of help).
@@ -91,13 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader left (| head); nothing more may be written, not even by the interpreter's last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except OSError as error:  # a file of the user's: missing, not permitted, a folder, or a full disk
-        if error.filename is None or error.strerror is None:
-            raise
-        wrong_path = isinstance(
-            error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-        )
-        return _complain(f"{error.filename}: {error.strerror}", EXIT_USAGE if wrong_path else EXIT_FAILED)
+    except OSError as error:
+        if error.filename is None:  # standard output on a full disk: nothing more may be written there, as above
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        refused = refusal(os.fsdecode(error.filename or "cannot write the output"), error)
+        return _complain(str(refused), refused.exit_code)
     except Exception as error:
         explain = getattr(error, "format_message", None)  # the command-line library's own usage errors
         if explain is None:

@@ -18,8 +18,9 @@ import typer
 import ramify
 from ramify.base import registry
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
+from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
-from ramify.cli.common import InterruptedRunError, Json, write_whole
+from ramify.cli.common import InterruptedRunError, Json
 
 if TYPE_CHECKING:
     from ramify.stats.checks import Check

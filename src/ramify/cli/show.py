@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.errors import UserError
-from ramify.cli.common import Json, RunArgument, find_run, write_whole
+from ramify.base.files import write_whole
+from ramify.cli.common import Json, RunArgument, find_run
 from ramify.render.terminal import emit, short, table
 
 if TYPE_CHECKING:

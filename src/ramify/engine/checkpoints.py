@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from importlib import resources
 from pathlib import Path
 
-from ramify.base.errors import NeedsError, UserError
+from safetensors import SafetensorError
+
+from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.base.files import refusal, whole_file
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
@@ -37,7 +42,24 @@ def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTempla
 
 
 def save_model(model: LocalModel, start: Path, folder: Path) -> None:
-    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from."""
+    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from.
+
+    Each file is there whole or not at all. Raises RamifyError when the disk refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            _write(model, start, Path(part))
+            for file in sorted(Path(part).iterdir()):
+                with whole_file(folder / file.name) as whole:
+                    os.replace(file, whole)
+    except OSError as error:
+        raise refusal(f"cannot write the checkpoint {folder}", error) from error
+    except SafetensorError as error:  # what the library makes of a failed write
+        raise RamifyError(f"cannot write the checkpoint {folder}: {error}") from error
+
+
+def _write(model: LocalModel, start: Path, folder: Path) -> None:
     if isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
     else:

@@ -62,7 +62,7 @@ def load_transformers(folder: Path) -> nn.Module:
 
     try:
         module: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+            folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NeedsError(f"transformers cannot open {folder} as a causal language model: {str(error).splitlines()[0]}") from error

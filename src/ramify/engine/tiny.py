@@ -9,7 +9,6 @@ Axis legend: B batch, T tokens, V vocabulary, D width, H query heads, G key/valu
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
+from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.model.tokenizer import HfTokenizer
 
@@ -274,15 +274,13 @@ class TinyLM(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(weights, folder / ".model.safetensors", metadata={"format": "pt"})
-        os.replace(folder / ".model.safetensors", folder / "model.safetensors")
+        write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
         texts = {"config.json": json.dumps(self.config.to_hf(), indent=2) + "\n"}
         if tokenizer is not None:
             texts["tokenizer.json"] = tokenizer.to_json()
             texts["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
         for name, text in texts.items():
-            (folder / f".{name}").write_text(text, encoding="utf-8")
-            os.replace(folder / f".{name}", folder / name)
+            write_whole(folder / name, text)
 
     @classmethod
     def load(cls, folder: Path | str) -> TinyLM:
@@ -313,7 +311,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read the model's {file}: {error}") from error
     if not isinstance(record, dict):
         raise UserError(f"{file} does not hold a JSON object")

@@ -12,7 +12,6 @@ import operator
 import os
 import re
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import RamifyError, UserError
+from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
 
 _OPS: dict[str, Callable[[float, float], bool]] = {
@@ -170,7 +170,8 @@ class Cells:
         if self.folder is None:
             self._memory[key] = record
         else:
-            _write_whole(self._path(key), text)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path(key), text)
         return json.loads(text)["value"]
 
 
@@ -184,21 +185,6 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable cell ({error}): delete it to run the cell again") from error
     return record
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to a temporary file beside ``path``, then rename it: a reader sees the old file, or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".cell-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _describe_call(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:

@@ -6,11 +6,11 @@ blob is never more durable than the blob.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
+from ramify.base.files import refusal, write_whole
 from ramify.base.ids import stable_hash
 
 
@@ -26,18 +26,13 @@ class Blobs:
         target = self._path(name)
         if target.exists():
             return name
-        temporary = target.with_name(f".part-{target.name}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-            _sync_folder(target.parent)
+            write_whole(target, data)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise RamifyError(f"cannot store a blob of {len(data)} bytes under {self.folder}: {error.strerror}") from error
+            raise refusal(f"cannot store a blob of {len(data)} bytes under {self.folder}", error) from error
+        except RamifyError as error:
+            raise type(error)(f"cannot store a blob of {len(data)} bytes under {self.folder}: {error}") from error
         return name
 
     def get(self, name: str) -> bytes:
@@ -63,11 +58,3 @@ class Blobs:
         if not name or not set(name) <= set("0123456789abcdef"):
             raise UserError(f"'{name}' is no blob hash")
         return self.folder / name[:2] / name[2:]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.files import refusal
 from ramify.trace import schema
 
 FILE, LOCK = "run.sqlite", "run.lock"
@@ -44,6 +46,22 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
     pending = wal.exists() and wal.stat().st_size
     # a reader of a WAL file needs its index beside it; on read-only media it can do without where nothing is pending
     return sqlite3.connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}", uri=True, timeout=30, isolation_level=None)
+
+
+def refused(what: str, error: Exception) -> RamifyError:
+    """``what`` with the reason: a RamifyError where the disk refuses (full, failing, busy), a UserError where the file or path is wrong."""
+    if isinstance(error, OSError):
+        return refusal(what, error)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number tells which call it was
+    disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
+    return (RamifyError if disk else UserError)(f"{what}: {error}")
+
+
+def remove(file: Path) -> None:
+    """Remove a database that was not finished, as far as the disk lets it."""
+    for name in (file.name, file.name + "-wal", file.name + "-shm"):
+        with suppress(OSError):
+            file.with_name(name).unlink(missing_ok=True)
 
 
 def check(db: sqlite3.Connection, file: Path) -> None:

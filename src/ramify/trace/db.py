@@ -29,7 +29,7 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
-from ramify.trace.connect import FILE, check, connect, take_lock
+from ramify.trace.connect import FILE, check, connect, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
 from ramify.trace.path import Path
@@ -104,9 +104,9 @@ class Run:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = take_lock(folder)
-        except OSError as error:
-            raise UserError(f"cannot make a run in {folder}: {error.strerror}") from error
-        db = None
+        except (OSError, ValueError) as error:
+            raise refused(f"cannot make a run in {folder}", error) from error
+        db, fresh = None, not (folder / FILE).exists()
         try:
             db = connect(folder / FILE, write=True)
             if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
@@ -119,10 +119,12 @@ class Run:
         except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()
+            if fresh:
+                remove(folder / FILE)
             os.close(lock)
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"cannot make a run in {folder}: {error}") from error
+            raise refused(f"cannot make a run in {folder}", error) from error
 
     @classmethod
     def open(cls, path: FilePath | str, write: bool = False) -> Run:
@@ -137,7 +139,7 @@ class Run:
         try:
             lock = take_lock(folder) if write else None
         except OSError as error:
-            raise UserError(f"cannot open the run {folder} for writing: {error.strerror}") from error
+            raise refused(f"cannot open the run {folder} for writing", error) from error
         db = None
         try:
             db = connect(folder / FILE, write)
@@ -150,7 +152,7 @@ class Run:
                 os.close(lock)
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{folder / FILE} is no run, or it is damaged: {error}") from error
+            raise refused(f"{folder / FILE} is no run, or it is damaged", error) from error
 
     def close(self) -> None:
         """Commit and close; closing twice is fine."""

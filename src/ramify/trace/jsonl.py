@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import whole_file
+from ramify.base.files import refusal, whole_file
 from ramify.base.ids import canonical_json
+from ramify.trace.connect import take_lock
 from ramify.trace.db import Entry, Run, TreeInfo
 from ramify.trace.lines import field, read_lines
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json, make_node
@@ -82,23 +83,23 @@ def read_exported(path: Path, folder: Path) -> int:
 @contextmanager
 def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
     """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already: choose another folder")
-    part = folder.resolve().with_name(f".part-{folder.resolve().name}"[:200])
     try:
-        if part.exists():  # left by an import that was killed, unless its process still holds the lock
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is there already: choose another folder")
+        part = folder.resolve().with_name(f".part-{folder.resolve().name}"[:200])
+        if part.exists():  # left by an import that was killed, unless one still runs and holds the lock
             os.close(take_lock(part))
             shutil.rmtree(part)
+    except OSError as error:
+        raise refusal(f"cannot make {folder}", error) from error
+    try:
         with Run.create(part, config) as run:
             yield run
-        if folder.exists():
-            folder.rmdir()
         os.replace(part, folder)
     except OSError as error:
         raise refusal(f"cannot make {folder}", error) from error
-    except BaseException:
-        raise
-    shutil.rmtree(part, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _records(run: Run) -> Iterator[dict[str, Any]]:

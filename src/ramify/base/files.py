@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all: a temporary file beside the target, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ramify.base.errors import RamifyError, UserError
+
+#: What a user can mend by naming another path; any other refusal is the disk's.
+_WRONG_PATH = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP, errno.EINVAL),
+}
+
+
+def refusal(what: str, error: OSError) -> RamifyError:
+    """``what`` (such as "cannot write x.json") with the system's reason: a UserError where the path is wrong, else a RamifyError."""
+    return (UserError if error.errno in _WRONG_PATH else RamifyError)(f"{what}: {error.strerror or error}")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path for the block to write; at the end it takes the place of ``path``, on any fault it is removed.
+
+    A reader, and what is left after a kill or a full disk, is the old file or the whole new one. A device or pipe is written through.
+    Raises UserError where the path is wrong, RamifyError where the disk refuses.
+    """
+    try:
+        target = path.resolve()  # a link stays a link
+        if target.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder")
+        if target.exists() and not target.is_file():
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder) / "whole"
+                with (Path(folder) / "whole").open("rb") as whole, target.open("wb") as device:
+                    shutil.copyfileobj(whole, device)
+            return
+        if not target.parent.is_dir():
+            raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+        # tagged by process, so that two that write one path at once do not mix; a name of 255 bytes has no room for more
+        temporary = target.with_name(f".part-{os.getpid()}-{target.name}"[:80])
+        try:
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, target)
+            _flush(target.parent)
+        finally:
+            with suppress(OSError):  # what the disk said first is what matters
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise refusal(f"cannot write {path}", error) from error
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write ``path`` whole or not at all. Raises like :func:`whole_file`."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
