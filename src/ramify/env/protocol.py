@@ -13,7 +13,17 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 
 Snapshot = Any
-"""A JSON value, or bytes."""
+"""A JSON value, or bytes: durable, stored with the run. Or :class:`Volatile`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volatile:
+    """A snapshot that is neither JSON nor bytes, declared so: kept in memory for a while and never stored.
+
+    After a resume, or once it is dropped, the recorded actions are replayed and checked in its place.
+    """
+
+    state: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +48,16 @@ class Observation:
     """False when the world refused the action."""
     role: str = "user"
     """Role of the message that shows it to the agent: user or tool."""
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Small JSON extras kept with the message, e.g. ``tool_results``: one {"name", "text", "error"} a tool call, in their order."""
 
 
 @runtime_checkable
 class Env(Protocol):
-    """A world. One object is one episode; it is made anew (by its factory) for every rollout."""
+    """A world. One object is one episode; it is made anew (by its factory) for every rollout.
+
+    One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over.
+    """
 
     max_turns: int
     """A limit on agent turns after which the rollout truncates."""
@@ -58,7 +73,7 @@ class Env(Protocol):
         ...
 
     def snapshot(self) -> Snapshot | None:
-        """The whole state as JSON or bytes, or None where the world cannot tell."""
+        """The whole state as JSON or bytes; or as :class:`Volatile`; or None where the world cannot tell."""
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -71,7 +86,11 @@ class Env(Protocol):
 
 
 class World(Protocol):
-    """A family of episodes: makes environments and panels of tasks."""
+    """A family of episodes: makes environments and panels of tasks.
+
+    It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this many
+    episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
+    """
 
     name: str
 
@@ -82,6 +101,18 @@ class World(Protocol):
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """``n`` generated tasks of a split (train, eval, tune); splits never share a task."""
         ...
+
+
+def tools_of(world: World) -> list[dict[str, Any]]:
+    """The tools ``world`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by default."""
+    return list(getattr(world, "tools", ()))
+
+
+def close(env: Env) -> None:
+    """Give back what ``env`` holds, where it holds anything."""
+    give_back = getattr(env, "close", None)
+    if give_back is not None:
+        give_back()
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ async def fork(
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
         behind = _taken(episodes, tree, first.leaf)
-        ended = bool(episodes.load(tree).node(first.leaf).stop)
+        ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
         drawn = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
     else:
         first, ended = None, False

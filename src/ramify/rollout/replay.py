@@ -1,32 +1,104 @@
-"""Put a world back into an earlier state: from its snapshot, or by replaying the recorded actions and checking what it answers."""
+"""Put a world back into an earlier state: from a snapshot, or by replaying the recorded actions and checking what it answers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping
 
 from ramify.base.errors import BoundaryError
-from ramify.env.protocol import Env, Task
+from ramify.env.protocol import Env, Observation, Task, Volatile
 from ramify.trace.db import Run
 from ramify.trace.node import Node
+from ramify.trace.path import as_messages
 from ramify.trace.tree import Tree
 
 
-def restore(env: Env, task: Task, seed: int, node: Node, tree: Tree, run: Run) -> None:
-    """Bring ``env``, reset to ``task``, to its state after ``node``.
+async def restore(
+    env: Env,
+    step: Callable[[str], Awaitable[Observation]],
+    task: Task,
+    node: Node,
+    tree: Tree,
+    run: Run,
+    volatile: Mapping[str, Volatile],
+) -> int:
+    """Bring ``env``, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
 
-    Raises BoundaryError("env") naming the first step at which a replay answers otherwise than recorded.
+    It goes back to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else to the start, and takes
+    the recorded actions from there with ``step``. Raises BoundaryError("env") naming the first step whose answer is not the
+    recorded one.
     """
-    if node.snapshot is not None:
-        blob = node.snapshot.startswith("blob:")
-        env.restore(run.get_blob(node.snapshot[5:]) if blob else json.loads(node.snapshot))
+    segments = tree.path(node.id).segments
+    start = 0
+    for at in range(len(segments) - 1, -1, -1):
+        known = segments[at][0]
+        if known.snapshot is not None or known.id in volatile:
+            env.restore(_snapshot(known, run, volatile))
+            start = at + 1
+            break
+    turns = sum(n.role == "assistant" and n.opens for n, _ in segments[:start])
+    replayed, reply = 0, list[tuple[Node, int]]()
+    for seen, kept in segments[start:]:
+        if seen.role == "assistant":
+            reply.append((seen, kept))
+        elif reply:
+            turns, replayed = turns + 1, replayed + 1
+            (said,) = as_messages((part, 0, length) for part, length in reply)
+            check(task, turns, _original(seen, tree), await step(said_to_world(said.text, said.data)))
+            reply = []
+    return replayed
+
+
+def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
+    """Compare what the world answers at ``step`` (0: its start) with what is recorded: text, reward, and whether it ended.
+
+    Raises BoundaryError("env") where they differ. Space around the text does not count: chat templates trim it.
+    """
+    was, told = recorded.text, now.text
+    over = "over" if recorded.stop == "terminated" else "not over"
+    is_over = "over" if now.terminated else "not over"
+    if was != told and was.strip() != told.strip():
+        difference = f"recorded {_short(was)}, now {_short(told)}"
+    elif recorded.reward is not None and recorded.reward != now.reward:
+        difference = f"after {_short(was)} the recorded reward is {recorded.reward:g}, now {now.reward:g}"
+    elif over != is_over or (now.truncated and not recorded.stop):
+        is_over = "cut off" if now.truncated else is_over
+        difference = f"after {_short(was)} the recorded episode is {over}, now {is_over}"
+    else:
         return
-    seen, reply, step = env.reset(task, seed), "", 0
-    for role, text, _ in tree.path(node.id).messages():
-        if role == "assistant":
-            reply = text
-        elif role not in ("root", "system"):
-            if step:
-                seen = env.step(reply)
-            if seen.text != text:
-                raise BoundaryError("env", f"replay of '{task.id}' differs at step {step}: recorded {text!r}, now {seen.text!r}")
-            step += 1
+    raise BoundaryError("env", f"replay of task '{task.id}' differs at step {step}: {difference}")
+
+
+def said_to_world(text: str, data: Mapping[str, object]) -> str:
+    """The agent's reply as a world is told it: its text, and behind it the calls an endpoint returned apart from the text
+    (``data["tool_calls"]``, in OpenAI's form or as name and arguments) in the form ``parse_tool_calls`` reads."""
+    calls = data.get("tool_calls")
+    if not isinstance(calls, list) or "<tool_call>" in text:
+        return text
+    written = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = function.get("arguments", {})
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = json.dumps(function.get("name", ""), ensure_ascii=False)
+        written.append(f'<tool_call>{{"name": {name}, "arguments": {arguments or "{}"}}}</tool_call>')
+    return "\n".join([text, *written] if text else written)
+
+
+def _original(node: Node, tree: Tree) -> Node:
+    """The answer the world gave where ``node`` is one that was edited."""
+    if "edit" not in node.data or node.parent is None:
+        return node
+    siblings = tree.children(node.parent)
+    return next((other for other in siblings if other.role == node.role and "edit" not in other.data), node)
+
+
+def _snapshot(node: Node, run: Run, volatile: Mapping[str, Volatile]) -> object:
+    if node.snapshot is None:
+        return volatile[node.id]
+    return run.get_blob(node.snapshot[5:]) if node.snapshot.startswith("blob:") else json.loads(node.snapshot)
+
+
+def _short(text: str, limit: int = 400) -> str:
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}... ({len(text)} characters)"

@@ -6,9 +6,12 @@ at once, on their order, or on where an earlier run was cut off: an attempt that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,14 +19,18 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
-from ramify.env.protocol import Env, Observation, Task, World
+from ramify.env.protocol import Env, Observation, Task, Volatile, World, close
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Message, Model, Prefix, Sampling
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.replay import restore
+from ramify.rollout.replay import check, restore, said_to_world
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict, make_node
 from ramify.trace.tree import Tree
+
+VOLATILE = 256
+"""Snapshots that cannot be stored are kept for this many of the newest messages."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,8 @@ class Turn:
 
     @property
     def forkable(self) -> bool:
-        """Whether the world can be put back to the state after this turn."""
-        return self.answer.snapshot is not None and not self.answer.stop
+        """Whether one can go on from the state after this turn: from its snapshot, or by replaying what led there."""
+        return not self.answer.stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,8 @@ class Attempt:
     truncated: bool
     failure: str | None
     leaf: str
+    replayed: int = 0
+    """Steps taken again to bring the world to ``start``."""
 
     @property
     def drawn(self) -> int:
@@ -106,21 +115,27 @@ class Episodes:
         self.budget = budget or Budget()
         self.policy = policy or FailurePolicy()
         self.trees: dict[str, Tree] = {}
+        self._volatile: OrderedDict[str, Volatile] = OrderedDict()
+        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         identity = agent.model.identity
         self.producer = Producer(identity.name, identity.weights, agent.sampling.to_json(), seed)
         run.add(self.producer)
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to."""
-        env, first = self._begin(tree, task)
-        return await self._play(env, task, self._place_at(first), index)
+
+        async def go(env: Env, first: Node) -> Attempt:
+            return await self._play(env, task, self._place_at(first), index)
+
+        return await self._episode(tree, task, None, index, go)
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
         """Put the world back to its state after ``node_id`` (an observation) and go on from there with sample ``index``."""
-        env, _ = self._begin(tree, task)
-        node = self.trees[tree].node(node_id)
-        self._restore(env, task, node)
-        return await self._play(env, task, self._place_at(node), index)
+
+        async def go(env: Env, node: Node) -> Attempt:
+            return await self._play(env, task, self._place_at(node), index)
+
+        return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
 
     async def edited(
         self, tree: str, task: Task, node_id: str, offset: int, index: int, insert: Node | None = None, ban: tuple[int, ...] = ()
@@ -130,35 +145,44 @@ class Episodes:
         In the agent's own message the world goes back to its state before the message and acts on the whole new reply; after an
         observation it keeps the state it had then. ``ban``: tokens the first draw must not be.
         """
-        env, _ = self._begin(tree, task)
-        path = self.trees[tree].path(node_id)
+        path = self.load(tree).path(node_id)
         node = path.segments[-1][0]
-        self._restore(env, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"))
-        if insert is not None:
-            self._add(insert)
-            place = self._place_at(insert)
-        elif node.role == "assistant" and offset == 0:
-            place = self._place_at(self.trees[tree].node(str(node.parent)))
-        else:
-            place = self._place_at(node, offset if node.role == "assistant" else None)
-        return await self._play(env, task, place, index, ban)
+
+        async def go(env: Env, _: Node) -> Attempt:
+            if insert is not None:
+                self._add(insert)
+                place = self._place_at(insert)
+            elif node.role == "assistant" and offset == 0:
+                place = self._place_at(self.trees[tree].node(str(node.parent)))
+            else:
+                place = self._place_at(node, offset if node.role == "assistant" else None)
+            return await self._play(env, task, place, index, ban)
+
+        return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
 
     async def reissue(self, tree: str, task: Task, start: Node, actions: Sequence[str]) -> Attempt:
         """Apply given replies after observation ``start``, as far as the world goes; nothing is drawn."""
-        env, _ = self._begin(tree, task)
-        self._restore(env, task, start)
-        place, turns = self._place_at(start), []
-        for action in actions:
-            after = place.messages[-1].role
-            node = self._given(place.parent, "assistant", action, after)
-            turn = self._answered(env, place, node)
-            turns.append(turn)
-            place = self._after(place, turn)
-            if turn.answer.stop:
-                break
-        leaf = place.parent
-        outcome = bool(leaf.data.get("outcome", False))
-        return Attempt(tree, task, -1, start.id, tuple(turns), place.reward, outcome, leaf.stop != "terminated", None, leaf.id)
+
+        async def go(env: Env, _: Node) -> Attempt:
+            place, turns, failure = self._place_at(start), [], None
+            for action in actions:
+                after = place.messages[-1].role
+                node = self._given(place.parent, "assistant", action, after)
+                try:
+                    turn = await self._answered(env, place, node)
+                except BoundaryError as error:
+                    failure = str(error)
+                    break
+                turns.append(turn)
+                place = self._after(place, turn)
+                if turn.answer.stop:
+                    break
+            leaf = place.parent
+            outcome = None if failure else bool(leaf.data.get("outcome", False))
+            truncated = failure is None and leaf.stop != "terminated"
+            return Attempt(tree, task, -1, start.id, tuple(turns), place.reward, outcome, truncated, failure, leaf.id)
+
+        return await self._episode(tree, task, start, -1, go)
 
     def load(self, tree: str) -> Tree:
         """The tree in memory, read from the run when it is not there yet. Raises UserError when the run has none of that name."""
@@ -178,26 +202,75 @@ class Episodes:
         }
         return self._given(parent, node.role, text, after, None, **fields)
 
-    def _begin(self, tree: str, task: Task) -> tuple[Env, Node]:
-        """A fresh world at the start of ``task`` and the node of its first observation, stored once per tree."""
-        env = self.world.make()
-        first = _guard("env", f"reset of task '{task.id}'", lambda: env.reset(task, self._env_seed(tree)))
+    async def _episode(
+        self, tree: str, task: Task, back_to: Node | None, index: int, go: Callable[[Env, Node], Awaitable[Attempt]]
+    ) -> Attempt:
+        """Open a world, bring it to its state after ``back_to`` (None: the start), play, and close it whatever happens.
+
+        A world that does not come that far is a failed attempt without turns.
+        """
+        async with self._gate():
+            env = self.world.make()
+            try:
+                try:
+                    node = await self._begin(env, tree, task)
+                    replayed = 0
+                    if back_to is not None:
+                        node, replayed = back_to, await self._restore(env, task, back_to)
+                except BoundaryError as error:
+                    at = back_to or self._root(tree, task)
+                    place = _Place(at, len(at), [], [], 0.0, 0)
+                    return self._ended(task, place, place, index, (), None, False, str(error))
+                return replace(await go(env, node), replayed=replayed)
+            finally:
+                with suppress(BoundaryError):  # what was played stands, however badly the world leaves
+                    await self._world("env", "close", lambda: close(env))
+
+    def _gate(self) -> AbstractAsyncContextManager[Any]:
+        """Held while an episode is open, where the world limits how many may be."""
+        limit = getattr(self.world, "at_once", None)
+        if limit is None:
+            return nullcontext()
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates = {loop: asyncio.Semaphore(limit)}
+        return self._gates[loop]
+
+    async def _world(self, boundary: str, what: str, action: Callable[[], T]) -> T:
+        """Ask the world something, in a thread where it blocks."""
+        if getattr(self.world, "blocking", False):
+            return await asyncio.to_thread(_guard, boundary, what, action)
+        return _guard(boundary, what, action)
+
+    def _root(self, tree: str, task: Task) -> Node:
+        """The root of a tree, which is stored when it is not there yet."""
         if tree not in self.trees:
             self.run.add_tree(tree, {"id": task.id, "data": dict(task.data)}, self.group)
-            self.trees[tree] = known = self.run.tree(tree)
-            if not len(known):
-                empty = None if self.agent.template is None else np.zeros(0, np.int32)
-                node = make_node(tree, None, 0, "root", "", tokens=empty)
-                self._add(node)
-                if env.system:
-                    node = self._given(node, "system", env.system, "")
-                    self._add(node)
-                self._add(self._given(node, first.role, first.text, node.role if env.system else "", env))
+            self.trees[tree] = self.run.tree(tree)
+        if not len(self.trees[tree]):
+            empty = None if self.agent.template is None else np.zeros(0, np.int32)
+            self._add(make_node(tree, None, 0, "root", "", tokens=empty))
+        return self.trees[tree].root
+
+    async def _begin(self, env: Env, tree: str, task: Task) -> Node:
+        """Reset ``env`` to the start of ``task``; the node of its first observation, stored once per tree.
+
+        Raises BoundaryError where the world starts otherwise than it did for this tree before.
+        """
+        first = await self._world("env", f"reset of task '{task.id}'", lambda: env.reset(task, self._env_seed(tree)))
+        node = self._root(tree, task)
         known = self.trees[tree]
-        node = known.root
-        while node.role in ("root", "system"):
-            node = known.children(node.id)[0]
-        return env, node
+        while children := [child for child in known.children(node.id) if "edit" not in child.data]:
+            node = children[0]
+            if node.role != "system":
+                check(task, 0, node, first)
+                return node
+        if env.system and node.role == "root":
+            node = self._given(node, "system", env.system, "")
+            self._add(node)
+        start = self._given(node, first.role, first.text, "" if node.role == "root" else node.role, env, data=dict(first.data))
+        self._add(start)
+        return start
 
     def _env_seed(self, tree: str) -> int:
         return place_key(self.seed, "env", tree)
@@ -206,22 +279,38 @@ class Episodes:
         """An unsampled message after ``parent``: a system text or an observation, with the world's state when it can tell."""
         if self.agent.template is not None:
             fields["tokens"], fields["ends"], text = self.agent.template.render(role, text, after)
+        kept = None
         if env is not None:
-            snapshot = env.snapshot()
-            if isinstance(snapshot, bytes):
-                snapshot = "blob:" + self.run.put_blob(snapshot)
-            elif snapshot is not None:
-                snapshot = canonical_json(snapshot)
-            fields |= {"snapshot": snapshot, "state_key": env.key()}
-        return make_node(parent.tree, parent.id, len(parent), role, text, **fields)
+            kept, state_key = _guard("env", "snapshot", lambda: (env.snapshot(), env.key()))
+            fields |= {"snapshot": self._durable(kept), "state_key": state_key}
+        node = make_node(parent.tree, parent.id, len(parent), role, text, **fields)
+        if isinstance(kept, Volatile):
+            self._volatile[node.id] = kept
+            while len(self._volatile) > VOLATILE:
+                self._volatile.popitem(last=False)
+        return node
+
+    def _durable(self, snapshot: Any) -> str | None:
+        """A snapshot as a node stores it. Raises BoundaryError on one that cannot be stored and does not say so."""
+        if snapshot is None or isinstance(snapshot, Volatile):
+            return None
+        if isinstance(snapshot, bytes):
+            return "blob:" + self.run.put_blob(snapshot)
+        try:
+            return canonical_json(snapshot)
+        except (TypeError, ValueError) as error:
+            raise BoundaryError("env", f"a snapshot is neither JSON, bytes nor Volatile: {error}") from None
 
     def _add(self, *nodes: Node) -> None:
         for node in nodes:
             self.trees[node.tree].add(node)
         self.run.add(*nodes)
 
-    def _restore(self, env: Env, task: Task, node: Node) -> None:
-        restore(env, task, self._env_seed(node.tree), node, self.trees[node.tree], self.run)
+    async def _restore(self, env: Env, task: Task, node: Node) -> int:
+        async def step(action: str) -> Observation:
+            return await self._world("env", "step", lambda: env.step(action))
+
+        return await restore(env, step, task, node, self.trees[node.tree], self.run, self._volatile)
 
     def _place_at(self, node: Node, offset: int | None = None) -> _Place:
         """The place after ``node``, or after ``offset`` tokens of it, with what the model will be shown."""
@@ -229,7 +318,7 @@ class Episodes:
         if offset is not None:
             path = path.upto(offset)
         nodes = [n for n, _ in path.segments]
-        said = [Message(role, text) for role, text, _ in path.messages()]
+        said = [Message(role, text, data or None) for role, text, data in path.messages()]
         inside = node.role == "assistant" and (offset is not None or node.producer is None)
         replies = sum(n.role == "assistant" and n.opens for n in nodes)
         return _Place(
@@ -244,28 +333,43 @@ class Episodes:
 
     async def _play(self, env: Env, task: Task, place: _Place, index: int, ban_first: tuple[int, ...] = ()) -> Attempt:
         """Turn after turn to the end of the episode. Sample ``index`` applies to the first draw; later ones are the only child."""
-        start, leaf, first, turns = place.parent, place.parent, index, []
+        start, first, turns = place, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while place.turns < env.max_turns and not self.budget.spent_out:
             try:
-                turn = self._stored_turn(env, task, place, index) or await self._turn(env, place, index, ban_first)
+                turn = await self._stored_turn(env, task, place, index) or await self._turn(env, place, index, ban_first)
             except BoundaryError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
             turns.append(turn)
-            leaf = turn.answer
             place = self._after(place, turn)
-            if leaf.stop:
-                truncated, outcome = leaf.stop == "truncated", leaf.data.get("outcome")
+            if turn.answer.stop:
+                truncated, outcome = turn.answer.stop == "truncated", turn.answer.data.get("outcome")
                 break
             index, ban_first = 0, ()
-        evidence = {"outcome": outcome, "truncated": truncated, "start": start.id, "index": first, "failure": failure}
-        value = None if failure else place.reward
-        self.run.add(Verdict(leaf.id, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.world.name)}))
-        return Attempt(start.tree, task, first, start.id, tuple(turns), place.reward, outcome, truncated, failure, leaf.id)
+        return self._ended(task, start, place, first, tuple(turns), outcome, truncated, failure)
 
-    def _stored_turn(self, env: Env, task: Task, place: _Place, index: int) -> Turn | None:
+    def _ended(
+        self,
+        task: Task,
+        start: _Place,
+        end: _Place,
+        index: int,
+        turns: tuple[Turn, ...],
+        outcome: bool | None,
+        truncated: bool,
+        failure: str | None,
+    ) -> Attempt:
+        """The attempt, and its verdict stored at its end."""
+        leaf = end.parent.id
+        evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
+        value = None if failure else end.reward
+        self.run.add(Verdict(leaf, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.world.name)}))
+        tree = start.parent.tree
+        return Attempt(tree, task, index, start.parent.id, turns, end.reward, outcome, truncated, failure, leaf)
+
+    async def _stored_turn(self, env: Env, task: Task, place: _Place, index: int) -> Turn | None:
         """The turn drawn at this place before, if it is stored whole; the world is brought to the state after it."""
         known = self.trees[place.parent.tree]
         for node in known.children(place.parent.id):
@@ -273,9 +377,9 @@ class Episodes:
                 for answer in known.children(node.id):
                     if answer.role != "assistant":
                         if answer.snapshot is not None:
-                            self._restore(env, task, answer)
+                            await self._restore(env, task, answer)
                         else:
-                            env.step((place.begun or "") + node.text)
+                            check(task, place.turns + 1, answer, await self._step(env, place, node))
                         return self._as_turn(node, answer)
         return None
 
@@ -304,13 +408,17 @@ class Episodes:
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
         self.budget.charge(calls=1, tokens=node.drawn, turns=1)
-        return self._answered(env, place, node)
+        return await self._answered(env, place, node)
 
-    def _answered(self, env: Env, place: _Place, node: Node) -> Turn:
+    async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
+        action = said_to_world((place.begun or "") + node.text, node.data)
+        return await self._world("env", "step", lambda: env.step(action))
+
+    async def _answered(self, env: Env, place: _Place, node: Node) -> Turn:
         """Let the world act on the whole reply; store reply and answer."""
-        seen = _guard("env", "step", lambda: env.step((place.begun or "") + node.text))
+        seen = await self._step(env, place, node)
         stop = "terminated" if seen.terminated else "truncated" if seen.truncated or place.turns + 1 >= env.max_turns else ""
-        data: dict[str, Any] = {} if seen.valid else {"valid": False}
+        data = {**seen.data, **({} if seen.valid else {"valid": False})}
         if stop:
             # a world that never says how it ended succeeded if it ended by itself and paid
             data["outcome"] = seen.outcome if seen.outcome is not None else seen.terminated and seen.reward > 0
@@ -333,11 +441,12 @@ class Episodes:
         if node.tokens is not None and answer.tokens is not None:
             tokens += [node.tokens, answer.tokens]
         before = place.messages if place.begun is None else place.messages[:-1]
-        messages = [*before, Message("assistant", (place.begun or "") + node.text), Message(answer.role, answer.text)]
+        reply = Message("assistant", (place.begun or "") + node.text, dict(node.data) or None)
+        messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data) or None)]
         return _Place(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
 
 
-def _guard(boundary: str, what: str, action: Callable[[], Observation]) -> Observation:
+def _guard(boundary: str, what: str, action: Callable[[], T]) -> T:
     """Whatever a stranger's world raises becomes a failure at the boundary; errors of ours keep their kind."""
     try:
         return action()
