@@ -35,7 +35,7 @@ class NeedsError(RamifyError):
 class BoundaryError(RamifyError):
     """A failure at a named boundary. The rollout records it on the tree; siblings go on.
 
-    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer.
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor.
     """
 
     def __init__(self, boundary: str, message: str) -> None:

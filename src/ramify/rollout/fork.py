@@ -21,6 +21,7 @@ from ramify.env.protocol import Task
 from ramify.model.protocol import Tokenizer, require
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.trace.context import whole_tokens
 from ramify.trace.node import Node, make_node
 
 EDITS = {"append": str, "append_tokens": list, "replace": str, "ban": list, "ban_tokens": list}
@@ -209,7 +210,7 @@ async def _keep(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, 
     insert, ban = _prepare(episodes, node, offset, edit)
     if node.role != "assistant" or node.tokens is None or insert is None or insert.tokens is None or ban:
         raise UserError("after='keep' goes with an agent's message and an 'append' edit")
-    before = episodes.load(node.tree).path(node.id).upto(offset).tokens
+    before = whole_tokens(episodes.shown(node, offset))
     rest = node.tokens[offset:]
     rows: Sequence[np.ndarray] = [np.concatenate([before, insert.tokens, rest]), np.concatenate([before, rest])]
     scores = await episodes.agent.model.logprobs(rows)

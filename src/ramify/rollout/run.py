@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,26 +20,21 @@ from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Observation, Task, Volatile, World, close
-from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Message, Model, Prefix, Sampling
+from ramify.model.chat import assistant_node_parts
+from ramify.model.protocol import Message, Prefix
+from ramify.rollout.agent import Agent as Agent
+from ramify.rollout.compact import fitted
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.replay import check, restore, said_to_world
+from ramify.trace.context import Part, context_of_parts, seen, whole_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict, make_node
+from ramify.trace.path import as_messages
 from ramify.trace.tree import Tree
 
 VOLATILE = 256
 """Snapshots that cannot be stored are kept for this many of the newest messages."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Agent:
-    """A model, how chats are written for it, and how it is sampled. ``template`` is None for a model that takes messages."""
-
-    model: Model
-    template: ChatTemplate | None = None
-    sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +91,8 @@ class _Place:
     turns: int
     begun: str | None = None
     """Text of the reply begun already, when a fork goes on inside it."""
+    shown: list[Part] | None = None
+    """What the model is shown where that is not the path: something was compacted."""
 
 
 class Episodes:
@@ -118,7 +115,7 @@ class Episodes:
         self._volatile: OrderedDict[str, Volatile] = OrderedDict()
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         identity = agent.model.identity
-        self.producer = Producer(identity.name, identity.weights, agent.sampling.to_json(), seed)
+        self.producer = Producer(identity.name, identity.weights, agent.settings(agent.sampling), seed)
         run.add(self.producer)
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
@@ -218,13 +215,17 @@ class Episodes:
                     if back_to is not None:
                         node, replayed = back_to, await self._restore(env, task, back_to)
                 except BoundaryError as error:
-                    at = back_to or self._root(tree, task)
-                    place = _Place(at, len(at), [], [], 0.0, 0)
-                    return self._ended(task, place, place, index, (), None, False, str(error))
+                    return self.failed(tree, task, back_to, index, str(error))
                 return replace(await go(env, node), replayed=replayed)
             finally:
                 with suppress(BoundaryError):  # what was played stands, however badly the world leaves
                     await self._world("env", "close", lambda: close(env))
+
+    def failed(self, tree: str, task: Task, start: Node | None, index: int, why: str) -> Attempt:
+        """An attempt that did not come to its first turn, noted where it would have started (None: at the tree's root)."""
+        at = start or self._root(tree, task)
+        place = _Place(at, len(at), [], [], 0.0, 0)
+        return self._ended(task, place, place, index, (), None, False, why)
 
     def _gate(self) -> AbstractAsyncContextManager[Any]:
         """Held while an episode is open, where the world limits how many may be."""
@@ -318,18 +319,40 @@ class Episodes:
         if offset is not None:
             path = path.upto(offset)
         nodes = [n for n, _ in path.segments]
-        said = [Message(role, text, data or None) for role, text, data in path.messages()]
+        explicit = any(n.context is not None for n in nodes)
+        parts = self.shown(node, offset)
+        prompt = self._laid_out(parts)
         inside = node.role == "assistant" and (offset is not None or node.producer is None)
         replies = sum(n.role == "assistant" and n.opens for n in nodes)
         return _Place(
             node,
             len(node) if offset is None else offset,
-            [path.tokens] if self.agent.template is not None else [],
-            said,
+            prompt["tokens"],
+            prompt["messages"],
             sum(n.reward or 0.0 for n in nodes),
             replies - inside,
-            said[-1].text if inside else None,
+            prompt["messages"][-1].text if inside else None,
+            parts if explicit else None,
         )
+
+    def shown(self, node: Node, offset: int | None = None) -> list[Part]:
+        """What a model is shown that goes on after ``node``, or after ``offset`` tokens of it."""
+        known = self.load(node.tree)
+        path = known.path(node.id)
+        return seen(path if offset is None else path.upto(offset), known.node, self.run.context)
+
+    async def _fitted(self, place: _Place) -> _Place:
+        """``place`` with what is shown shortened by the agent's compactor where it is beyond the window."""
+        if self.agent.compactor is None:
+            return place
+        key = place_key(self.seed, "compact", place.parent.id, place.offset)
+        parts = self.shown(place.parent, place.offset)
+        shown = await fitted(self.agent, parts, place.begun is None, key, self.budget, self.policy)
+        return place if shown is None else replace(place, **self._laid_out(shown), shown=shown)
+
+    def _laid_out(self, parts: list[Part]) -> dict[str, Any]:
+        tokens = [] if self.agent.template is None else [whole_tokens(parts)]
+        return {"tokens": tokens, "messages": [Message(role, text, data or None) for role, text, data in as_messages(parts)]}
 
     async def _play(self, env: Env, task: Task, place: _Place, index: int, ban_first: tuple[int, ...] = ()) -> Attempt:
         """Turn after turn to the end of the episode. Sample ``index`` applies to the first draw; later ones are the only child."""
@@ -380,15 +403,16 @@ class Episodes:
                             await self._restore(env, task, answer)
                         else:
                             check(task, place.turns + 1, answer, await self._step(env, place, node))
-                        return self._as_turn(node, answer)
+                        return as_turn(node, answer)
         return None
 
     async def _turn(self, env: Env, place: _Place, index: int, ban_first: tuple[int, ...]) -> Turn:
         """Draw one reply and let the world answer it."""
+        place = await self._fitted(place)
         model, template, sampling, producer = self.agent.model, self.agent.template, self.agent.sampling, self.producer
         if ban_first:
             sampling = replace(sampling, ban_first=ban_first)
-            producer = replace(producer, settings=sampling.to_json())
+            producer = replace(producer, settings=self.agent.settings(sampling))
             self.run.add(producer)
         after = place.messages[-1].role if place.messages else ""
         pieces = list(place.tokens)
@@ -405,6 +429,10 @@ class Episodes:
         if draw.entropy is not None and len(draw.entropy):
             fields["data"] = {"entropy": float(draw.entropy.mean())}
         fields |= {"producer": producer.hash, "index": index, "stop": draw.stop, "opens": opens}
+        if place.shown is not None:
+            context = context_of_parts(place.shown)
+            self.run.add(context)
+            fields["context"] = context.hash
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
         self.budget.charge(calls=1, tokens=node.drawn, turns=1)
@@ -424,19 +452,12 @@ class Episodes:
             data["outcome"] = seen.outcome if seen.outcome is not None else seen.terminated and seen.reward > 0
         answer = self._given(node, seen.role, seen.text, "assistant", env, reward=float(seen.reward), stop=stop, data=data)
         self._add(node, answer)
-        return self._as_turn(node, answer)
+        return as_turn(node, answer)
 
-    @staticmethod
-    def _as_turn(node: Node, answer: Node) -> Turn:
-        if "entropy" in node.data:
-            return Turn(node, answer, node.data["entropy"], "exact")
-        if node.logprobs is not None and node.drawn:
-            return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
-        return Turn(node, answer)
-
-    @staticmethod
-    def _after(place: _Place, turn: Turn) -> _Place:
+    def _after(self, place: _Place, turn: Turn) -> _Place:
         node, answer = turn.node, turn.answer
+        if node.context is not None:
+            return self._place_at(answer)
         tokens = [*place.tokens]
         if node.tokens is not None and answer.tokens is not None:
             tokens += [node.tokens, answer.tokens]
@@ -444,6 +465,15 @@ class Episodes:
         reply = Message("assistant", (place.begun or "") + node.text, dict(node.data) or None)
         messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data) or None)]
         return _Place(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
+
+
+def as_turn(node: Node, answer: Node) -> Turn:
+    """A stored reply and its answer as a turn, with the entropy that can be told from them."""
+    if "entropy" in node.data:
+        return Turn(node, answer, node.data["entropy"], "exact")
+    if node.logprobs is not None and node.drawn:
+        return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
+    return Turn(node, answer)
 
 
 def _guard(boundary: str, what: str, action: Callable[[], T]) -> T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.base.errors import UserError
-from ramify.trace.node import Context, Insert, Node
+from ramify.base.errors import NeedsError, UserError
+from ramify.trace.node import Context, Insert, Node, Span
 from ramify.trace.path import Path, Said, as_messages
 
 
@@ -20,6 +20,10 @@ class Shown:
     messages: tuple[Said, ...]
 
 
+Part = tuple[Node, int, int] | Insert
+"""Tokens (or messages) start to end of a node, or text that is on no node: what a model is shown is a list of these."""
+
+
 def shown(
     node: Node, node_of: Callable[[str], Node], path_of: Callable[[str], Path], context_of: Callable[[str], Context]
 ) -> Shown:
@@ -27,28 +31,89 @@ def shown(
 
     Raises UserError when a span of the context is outside its node.
     """
-    parts: list[tuple[Node, int, int] | Insert]
+    parts: list[Part] = []
     if node.context is not None:
-        parts = [
-            part if isinstance(part, Insert) else (node_of(part.node), part.start, part.end)
-            for part in context_of(node.context).parts
-        ]
+        parts = resolve(context_of(node.context), node_of, node.id)
     elif node.parent is not None:
         parts = [(part, 0, kept) for part, kept in path_of(node.parent).upto(node.offset).segments]
-    else:
-        parts = []
-    pieces: list[np.ndarray | None] = []
+    return Shown(tokens_of(parts), tuple(as_messages(parts)))
+
+
+def resolve(context: Context, node_of: Callable[[str], Node], of: str = "") -> list[Part]:
+    """The parts of a context. Raises UserError when a span is outside its node; ``of`` names the node drawn from the context."""
+    parts: list[Part] = []
+    for part in context.parts:
+        if isinstance(part, Insert):
+            parts.append(part)
+            continue
+        source = node_of(part.node)
+        if not 0 <= part.start <= part.end <= len(source):
+            raise UserError(
+                f"the context of node {of} shows {part.start} to {part.end} of node {source.id}, which has length {len(source)}"
+            )
+        parts.append((source, part.start, part.end))
+    return parts
+
+
+def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str], Context]) -> list[Part]:
+    """What a model is shown that goes on after ``path``, pieces of length 0 left out.
+
+    The path; or, where a node on it was drawn from an explicit context, that context, the last such node, and all that follows it.
+    """
+    start = max((i for i, (node, _) in enumerate(path.segments) if node.context is not None), default=0)
+    name = path.segments[start][0].context if path.segments else None
+    parts = [] if name is None else resolve(context_of(name), node_of, path.segments[start][0].id)
+    return [*parts, *((node, 0, kept) for node, kept in path.segments[start:] if kept)]
+
+
+def context_of_parts(parts: Iterable[Part]) -> Context:
+    """The context that shows ``parts``: the inverse of :func:`resolve`."""
+    return Context(tuple(part if isinstance(part, Insert) else Span(part[0].id, part[1], part[2]) for part in parts))
+
+
+def tokens_of(parts: Iterable[Part]) -> np.ndarray | None:
+    """int32 (T,): the tokens of ``parts``; None where any has text only."""
+    pieces = [np.zeros(0, np.int32)]
     for part in parts:
         if isinstance(part, Insert):
-            pieces.append(None if part.tokens is None else np.asarray(part.tokens, np.int32))
-            continue
-        source, start, end = part
-        if not 0 <= start <= end <= len(source):
-            raise UserError(
-                f"the context of node {node.id} shows {start} to {end} of node {source.id}, which has length {len(source)}"
-            )
-        if len(source):
-            pieces.append(None if source.tokens is None else source.tokens[start:end])
-    whole = [piece for piece in pieces if piece is not None]
-    tokens = np.concatenate([np.zeros(0, np.int32), *whole]) if len(whole) == len(pieces) else None
-    return Shown(tokens, tuple(as_messages(parts)))
+            tokens = None if part.tokens is None else np.asarray(part.tokens, np.int32)
+        else:
+            source, start, end = part
+            if not len(source):
+                continue
+            tokens = None if source.tokens is None else source.tokens[start:end]
+        if tokens is None:
+            return None
+        pieces.append(tokens)
+    return np.concatenate(pieces)
+
+
+def whole_tokens(parts: Iterable[Part]) -> np.ndarray:
+    """int32 (T,): the tokens of ``parts``. Raises NeedsError naming the first that has text only."""
+    parts = list(parts)
+    tokens = tokens_of(parts)
+    if tokens is None:
+        named = next((p[0].id for p in parts if not isinstance(p, Insert) and p[0].tokens is None and len(p[0])), "")
+        what = f"node {named} has text only" if named else "the context holds inserted text without tokens"
+        raise NeedsError(
+            f"{what}, and this needs token ids: record the run with a model that returns tokens (text is never tokenised again)"
+        )
+    return tokens
+
+
+def by_message(parts: Iterable[Part]) -> list[list[Part]]:
+    """``parts`` grouped into messages; parts that do not open a message go on in the last, as in ``as_messages``."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        if isinstance(part, Insert):
+            opens = part.role != ""
+        else:
+            node, start, end = part
+            if not len(node) or (end == start and node.opens):
+                continue
+            opens = node.opens and start == 0
+        if opens or not groups:
+            groups.append([part])
+        else:
+            groups[-1].append(part)
+    return groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
+from ramify.trace.context import Part, context_of_parts, resolve, whole_tokens
+from ramify.trace.node import Insert
 
 if TYPE_CHECKING:
+    from ramify.trace.node import Context, Node
     from ramify.trace.path import Path
 
 
@@ -36,10 +39,60 @@ def row_from_path(path: Path, streams: Mapping[str, Mapping[str, np.ndarray]] | 
     """The row of a path: drawn tokens are trained on, given ones are shown.
 
     ``streams``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
-    as stream ``logprobs``. Raises NeedsError on a path of text-only nodes.
+    as stream ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was drawn from an explicit context: there
+    the path is not what the model saw, and :func:`rows_from_path` makes the rows.
     """
+    for node, _ in path.segments:
+        if node.context is not None:
+            raise NeedsError(
+                f"node {node.id} was drawn from an explicit context, so its path is no training row: use rows_from_path"
+            )
     along = {name: path.along(by_node) for name, by_node in (streams or {}).items()}
     return Row(path.tokens, path.sampled, {"logprobs": path.logprobs, **along})
+
+
+def rows_from_path(
+    path: Path,
+    node_of: Callable[[str], Node],
+    context_of: Callable[[str], Context],
+    streams: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+) -> list[Row]:
+    """The rows of a path, each drawn token in exactly one of them, behind what the model was shown when it drew it.
+
+    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
+    not simply go on. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
+    """
+    made: list[list[tuple[Part, bool]]] = [[]]
+    for node, kept in path.segments:
+        if node.context is not None:
+            parts = resolve(context_of(node.context), node_of, node.id)
+            if context_of_parts(part for part, _ in made[-1]) != context_of_parts(parts):
+                made.append([(part, False) for part in parts])
+        if kept:
+            made[-1].append(((node, 0, kept), True))
+    rows = [_row(parts, streams or {}) for parts in made]
+    return [row for row in rows if len(made) == 1 or row.mask.any()]
+
+
+def _row(parts: Sequence[tuple[Part, bool]], streams: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
+    """``parts`` laid end to end; only those marked True are trained on and carry streams."""
+    tokens = whole_tokens(part for part, _ in parts)
+    mask = np.zeros(len(tokens), np.bool_)
+    along = {name: np.zeros(len(tokens), np.float32) for name in ("logprobs", *streams)}
+    at = 0
+    for part, trained in parts:
+        if isinstance(part, Insert):
+            at += len(part.tokens or ())
+            continue
+        node, start, end = part
+        here = slice(at, at + end - start)
+        at += end - start
+        if trained:
+            by_name = {name: by_node.get(node.id) for name, by_node in streams.items()} | {"logprobs": node.logprobs}
+            mask[here] = False if node.sampled is None else node.sampled[start:end]
+            for name, values in by_name.items():
+                along[name][here] = 0.0 if values is None else values[start:end]
+    return Row(tokens, mask, along)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,35 @@
+"""Who plays: a model, how chats are written for it, how it is sampled, and what shortens its prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ramify.base.errors import UserError
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Model, Sampling
+
+if TYPE_CHECKING:
+    from ramify.rollout.compact import Compactor
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A model, how chats are written for it, and how it is sampled. ``template`` is None for a model that takes messages."""
+
+    model: Model
+    template: ChatTemplate | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    compactor: Compactor | None = None
+    """Shortens what the model is shown where a prompt would be longer than ``window``."""
+    window: int = 0
+    """Most tokens of a prompt (characters for a model that takes messages); 0: no limit, and no compactor."""
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or (self.window == 0) != (self.compactor is None):
+            raise UserError(f"a compactor and a window of at least 1 go together; the window is {self.window}")
+
+    def settings(self, sampling: Sampling) -> dict[str, Any]:
+        """What decides a draw beside model and prompt, as stored with the producer."""
+        record = sampling.to_json()
+        return record if self.compactor is None else record | {"compactor": self.compactor.identity, "window": self.window}
