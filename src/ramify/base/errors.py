@@ -35,8 +35,12 @@ class NeedsError(RamifyError):
 class BoundaryError(RamifyError):
     """A failure at a named boundary. The rollout records it on the tree; siblings go on.
 
-    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor.
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor. ``kind`` is a finer name where the boundary has
+    one; ``final`` is True where trying again is pointless, or was done already.
     """
+
+    kind: str = ""
+    final: bool = False
 
     def __init__(self, boundary: str, message: str) -> None:
         super().__init__(f"{boundary}: {message}")

@@ -5,7 +5,7 @@ Axis legend: B batch, T tokens, V vocabulary, L layers, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,6 +42,8 @@ class Prefix:
 
     tokens: np.ndarray | None = None
     messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools the world offers, as JSON schemas; a model that takes messages may call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Draw:
     """float32, nats: entropy of the model's next-token distribution before each drawn token."""
     ends: np.ndarray | None = None
     """int32: character end of each token in ``text``."""
+    data: Mapping[str, Any] | None = None
+    """Small JSON extras that go onto the node: ``tool_calls`` as OpenAI writes them, ``usage``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ class FailurePolicy:
             try:
                 return await action()
             except BoundaryError as error:
-                if tries >= self.retries.get(error.boundary, 0):
+                if error.final or tries >= self.retries.get(error.boundary, 0):
                     raise
                 await asyncio.sleep(self.wait * 2**tries)
                 tries += 1

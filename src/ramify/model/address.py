@@ -1,0 +1,140 @@
+"""Where a model server is, what a caller may ask of it, and the key to it.
+
+The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), goes into one header, and nowhere else: not into an error, a
+record or a log. A URL that carries a secret is refused, because a run stores the URL.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from ramify.base.errors import UserError
+
+_OPTIONS = ("tokenizer", "rate", "concurrent", "timeout", "retries")
+_PASSED_ON = ("api-version",)
+PLAIN_HTTP = "RAMIFY_ALLOW_PLAIN_HTTP"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one endpoint. Times in seconds."""
+
+    connect: float = 10.0
+    read: float = 300.0
+    """Longest silence while waiting for the answer or a piece of it."""
+    total: float = 900.0
+    """Longest time of one request, from sending to the last byte."""
+    max_bytes: int = 64 << 20
+    retries: int = 4
+    """Tries after the first, for failures that may pass."""
+    base: float = 0.5
+    """Retry k waits a uniformly drawn part of ``base * 2**k`` seconds, never more than ``longest``."""
+    longest: float = 60.0
+    """Also the longest wait a server may ask for."""
+    rate: float = 0.0
+    """Requests a second; 0 sets no limit."""
+    concurrent: int = 32
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A checked URL without secrets. ``url`` has no query; ``query`` is sent along; ``options`` are ramify's own."""
+
+    url: str
+    query: Mapping[str, str]
+    options: Mapping[str, str]
+
+    @property
+    def host(self) -> str:
+        """Host and port, for sentences."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the host is this machine."""
+        name = urlsplit(self.url).hostname or ""
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return name == "localhost" or name.endswith(".localhost")
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Check a URL; an empty path becomes ``/v1``. Raises UserError, in which no part that may be secret is repeated."""
+        try:
+            parts = urlsplit(text)
+            host, port = parts.hostname, parts.port
+            query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:
+            raise UserError("the endpoint's URL cannot be read; it looks like http://127.0.0.1:8000/v1") from None
+        if parts.scheme not in ("http", "https") or not host or re.search(r"[\x00-\x20\x7f]", text):
+            raise UserError("the endpoint's URL must look like http://127.0.0.1:8000/v1 or https://HOST/v1")
+        if parts.username is not None or parts.password is not None:
+            raise UserError(f"the URL of {host} carries a name or password; put the key into the variable RAMIFY_API_KEY instead")
+        unknown = [name for name, _ in query if name not in (*_OPTIONS, *_PASSED_ON)]
+        if unknown or parts.fragment:
+            what = f"the field '{unknown[0][:40]}'" if unknown else "a fragment"
+            known = ", ".join((*_OPTIONS, *_PASSED_ON))
+            raise UserError(f"the URL of {host} carries {what}; it may carry {known}, and a key belongs into RAMIFY_API_KEY")
+        netloc = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
+        url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/") or "/v1", "", ""))
+        return cls(url, {k: v for k, v in query if k in _PASSED_ON}, {k: v for k, v in query if k in _OPTIONS})
+
+    def limits(self) -> Limits:
+        """The limits that the URL's options set. Raises UserError on one that is not a positive number."""
+        found: dict[str, float] = {}
+        for name in ("rate", "concurrent", "timeout", "retries"):
+            if name not in self.options:
+                continue
+            try:
+                number = float(self.options[name])
+            except ValueError:
+                number = math.nan
+            whole = name in ("concurrent", "retries")
+            if not (math.isfinite(number) and number >= 0) or (number == 0 and name != "retries") or (whole and number % 1):
+                raise UserError(f"the URL of {self.host} has {name}={self.options[name][:20]!r}, which is not a positive number")
+            found[name] = number
+        limits = Limits(rate=found.get("rate", Limits.rate), concurrent=int(found.get("concurrent", Limits.concurrent)))
+        limits = replace(limits, retries=int(found.get("retries", limits.retries)))
+        return replace(limits, read=found["timeout"], total=found["timeout"]) if "timeout" in found else limits
+
+
+class Secret:
+    """A text that shows itself to nobody who does not ask."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def reveal(self) -> str:
+        """The text."""
+        return self._text
+
+    def scrub(self, text: str) -> str:
+        """``text`` without the secret. One of fewer than eight characters is a placeholder, not a secret, and stays."""
+        return text.replace(self._text, "***") if len(self._text) >= 8 else text
+
+
+def read_key(endpoint: Endpoint) -> Secret:
+    """The key for an endpoint; an empty RAMIFY_API_KEY means none. Raises UserError where it would cross a network in the clear."""
+    key = Secret(os.environ.get("RAMIFY_API_KEY", os.environ.get("OPENAI_API_KEY", "")).strip())
+    if key and not re.fullmatch(r"[\x21-\x7e]+", key.reveal()):
+        raise UserError("the key in RAMIFY_API_KEY (or OPENAI_API_KEY) holds characters that no HTTP header may hold")
+    plain = endpoint.url.startswith("http:") and not endpoint.loopback
+    if key and plain and os.environ.get(PLAIN_HTTP, "0") in ("", "0"):
+        raise UserError(
+            f"the key would go to {endpoint.host} unencrypted: use https, or set RAMIFY_API_KEY= for a server that needs none, "
+            f"or {PLAIN_HTTP}=1 to send it all the same"
+        )
+    return key

@@ -1,0 +1,432 @@
+"""Models behind OpenAI-compatible servers: vLLM, SGLang, llama.cpp, transformers serve, hosted ones. See docs/howto/endpoints.md.
+
+``chat`` sends messages and returns text. ``completions`` sends and returns token ids, for which the server must give ids back and the
+model's own tokenizer must lie in a local folder. What a server can do is found by a few small requests before the first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.ids import stable_hash
+from ramify.base.registry import register
+from ramify.base.seeds import place_key
+from ramify.model import wire
+from ramify.model.address import Endpoint, Limits
+from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.http import Clock, ProviderError, Transport
+from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.tokenizer import HfTokenizer
+
+T = TypeVar("T")
+
+#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): switched off by name.
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_TOKEN_FIELDS = {
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+}
+_LOOK = Sampling(temperature=1.0, max_tokens=16)
+_AGREE = 0.05
+"""Log-probs of one token drawn and given differ by less, in nats, where a server means the same by both."""
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """How a server wants to be asked."""
+
+    extended: bool = True
+    seed: bool = True
+    limit: str = "max_tokens"
+    scores: str = ""
+    """Field that gets log-probs of given tokens: prompt_logprobs, echo, or none."""
+
+
+_DIALECTS = {
+    "chat": (
+        _Dialect(),
+        _Dialect(extended=False),
+        _Dialect(extended=False, limit="max_completion_tokens"),
+        _Dialect(extended=False, seed=False),
+        _Dialect(extended=False, seed=False, limit="max_completion_tokens"),
+    ),
+    "completions": (_Dialect(), _Dialect(extended=False), _Dialect(extended=False, seed=False)),
+}
+
+
+class HttpModel:
+    """A model at ``url``, asked for as ``model``; implements :class:`ramify.model.protocol.Model`.
+
+    ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and lays
+    chats out by ``template`` (the folder's own by default). ``url`` may carry options, ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60
+    &retries=4``. The first look at ``capabilities`` asks the server. Raises UserError on a bad URL; see :class:`ProviderError` for what
+    a server can do wrong.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        mode: str = "chat",
+        *,
+        tokenizer: Tokenizer | Path | str | None = None,
+        template: ChatTemplate | None = None,
+        limits: Limits | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if mode not in _DIALECTS:
+            raise UserError(f"an endpoint is asked for chat or completions, not '{mode}'")
+        if not model:
+            raise UserError("an endpoint needs the name of a model, as in chat:MODEL@http://127.0.0.1:8000/v1")
+        self.model, self.mode = model, mode
+        self.endpoint = Endpoint.parse(url)
+        self.transport = Transport(self.endpoint, limits, transport=transport, clock=clock)
+        found = self.endpoint.options.get("tokenizer") if tokenizer is None else tokenizer
+        folder = Path(found).expanduser() if isinstance(found, Path | str) else None
+        self.tokenizer: Any = HfTokenizer.load(folder) if folder else found
+        self._own_template, self._folder = template, folder
+        if mode == "completions" and self.tokenizer is None:
+            raise UserError(
+                f"completions:{model}@{self.endpoint.url} needs the model's tokenizer: add ?tokenizer=FOLDER, or use chat:{model}@..."
+            )
+        self._lock = threading.Lock()
+        self._dialect = _Dialect()
+        self._offers: frozenset[str] | None = None
+        self._top_k: bool | None = None
+        self._lacks = ""
+
+    @classmethod
+    def named(cls, mode: str, argument: str, **options: Any) -> HttpModel:
+        """The model that ``MODEL@URL`` names. Raises UserError, in which the URL is not repeated."""
+        found = re.fullmatch(r"(.+?)@(https?://.+)", argument, re.DOTALL)
+        if found is None:
+            raise UserError(
+                f"a model behind an endpoint is named {mode}:MODEL@URL, such as {mode}:qwen3@http://127.0.0.1:8000/v1"
+            )
+        return cls(found[2], found[1], mode, **options)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The model's name, a hash of endpoint and name in place of the weights nobody can see, and of the tokenizer in use."""
+        tokenizer = self.tokenizer.hash if self.mode == "completions" else ""
+        return Identity(self.model, stable_hash("endpoint", self.endpoint.url, self.mode, self.model), tokenizer)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """How chats are laid out as tokens in completions mode; None in chat mode, where the server does it."""
+        if self.mode == "chat" or self._own_template is not None:
+            return self._own_template if self.mode == "completions" else None
+        try:
+            return TagTemplate(self.tokenizer)
+        except NeedsError:
+            if self._folder is None or not self._folder.is_dir():
+                raise
+            return JinjaTemplate.from_folder(self.tokenizer, self._folder)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the server was seen to do; found out once. Raises ProviderError where it does not answer.
+
+        ``seeds`` is claimed where the same seed gave the same reply and another seed another one. ``logprobs`` are the model's own; a
+        draw has them under the sampling distribution too where both are the same: at temperature 1 with nothing cut or banned.
+        """
+        with self._lock:
+            if self._offers is None:
+                self._offers = _wait_for(self._discover)
+        return self._offers
+
+    def check(self, settings: Sampling) -> None:
+        """Refuse settings this endpoint cannot follow, before anything runs. Raises NeedsError, or UserError on senseless numbers."""
+        if not (np.isfinite(settings.temperature) and settings.temperature >= 0 and 0 < settings.top_p <= 1):
+            raise UserError(f"temperature {settings.temperature} or top_p {settings.top_p} is out of range")
+        if settings.max_tokens < 1 or settings.top_k < 0:
+            raise UserError(f"max_tokens {settings.max_tokens} or top_k {settings.top_k} is out of range")
+        offers = self.capabilities
+        if self.mode == "chat":
+            for name in ("stop_tokens", "ban", "ban_first", "until"):
+                if getattr(settings, name):
+                    raise NeedsError(
+                        f"'{name}' needs a model that takes token ids, which the chat endpoint '{self.model}' does not"
+                    )
+        elif "tokens" not in offers:
+            raise NeedsError(
+                f"'{self.model}' at {self.endpoint.host} {self._lacks}; use it as chat:{self.model}@{self.endpoint.url}"
+            )
+        if settings.top_k and not self._follows_top_k():
+            raise NeedsError(f"'top_k' is not followed by '{self.model}' at {self.endpoint.host}")
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """See :class:`ramify.model.protocol.Model`: one request a draw, all at once; the first failure is raised when all are done."""
+        if n < 1 or len(keys) != n:
+            raise UserError(f"{n} draws need as many keys, at least one; {len(keys)} were given")
+        self.check(settings)
+        draw: Callable[[int], Awaitable[Draw]]
+        if self.mode == "chat":
+            if prefix.tokens is not None or not prefix.messages:
+                raise NeedsError(f"the chat endpoint '{self.model}' takes messages, at least one, and no token ids")
+            if prefix.messages[-1].role == "assistant":
+                raise NeedsError(f"the chat endpoint '{self.model}' cannot go on inside a reply")
+
+            def draw(key: int) -> Awaitable[Draw]:
+                return self._chat(prefix, settings, key)
+
+        else:
+            if prefix.tokens is None:
+                raise NeedsError(f"the completions endpoint '{self.model}' takes token ids only")
+            if not len(prefix.tokens):
+                raise UserError(f"the completions endpoint '{self.model}' cannot go on from nothing: the prefix is empty")
+            given = [int(token) for token in prefix.tokens]
+
+            def draw(key: int) -> Awaitable[Draw]:
+                return self._complete(given, settings, key)
+
+        done = await asyncio.gather(*(draw(key) for key in keys), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in done if isinstance(result, Draw)]
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        """See :class:`ramify.model.protocol.Model`. Raises NeedsError on ``top_k``, and where the server scores no given tokens."""
+        if top_k or "prompt_logprobs" not in self.capabilities:
+            what = "the likeliest other tokens" if top_k else "log-probs of given tokens"
+            raise NeedsError(f"'{self.model}' at {self.endpoint.host} does not give {what}")
+        return list(await asyncio.gather(*(self._score([int(token) for token in row]) for row in tokens)))
+
+    # -- requests
+
+    def _body(self, settings: Sampling, key: int, dialect: _Dialect) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            dialect.limit: settings.max_tokens,
+        }
+        if dialect.seed:
+            body["seed"] = key & 0x7FFFFFFF  # servers cut seeds to 32 bits, some refuse more
+        if dialect.extended:
+            body |= _NEUTRAL
+        if settings.top_k:
+            body["top_k"] = settings.top_k
+        if settings.stop_texts:
+            body["stop"] = list(settings.stop_texts)
+        return body
+
+    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: _Dialect | None = None) -> Draw:
+        body = self._body(settings, key, dialect or self._dialect) | {"messages": wire.request_messages(prefix.messages)}
+        if prefix.tools:
+            body["tools"] = wire.request_tools(prefix.tools)
+        return wire.chat_draw(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
+
+    async def _complete(self, given: list[int], settings: Sampling, key: int) -> Draw:
+        """One draw. Where the first token has bans of its own it is drawn by itself and the rest behind it, which changes no odds."""
+        if not settings.ban_first:
+            return await self._completed(given, settings, key, self._dialect)
+        alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
+        first = await self._completed(given, alone, key, self._dialect)
+        assert first.tokens is not None
+        if first.stop != "length" or settings.max_tokens == 1:
+            return first
+        rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=())
+        rest = await self._completed([*given, *first.tokens.tolist()], rest_settings, place_key(key, "rest"), self._dialect)
+        assert rest.tokens is not None
+        model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
+        logprobs = np.concatenate(model) if len(model) == 2 else None
+        return self._draw([*first.tokens.tolist(), *rest.tokens.tolist()], logprobs, rest.stop, settings, rest.data or {})
+
+    async def _completed(self, given: list[int], settings: Sampling, key: int, dialect: _Dialect) -> Draw:
+        body = self._body(replace(settings, stop_texts=()), key, dialect) | {"prompt": given, "logprobs": 1}
+        if dialect.extended:
+            body |= _TOKEN_FIELDS
+            if settings.stop_tokens:
+                body["stop_token_ids"] = list(settings.stop_tokens)
+            if settings.stop_texts:
+                body |= {"stop": list(settings.stop_texts), "include_stop_str_in_output": True}
+        if settings.ban:
+            body["logit_bias"] = {str(token): -100 for token in settings.ban}
+        host = self.endpoint.host
+        answer = await self.transport.post("/completions", body)
+        choice = wire.only_choice(answer, self.model, host)
+        stop = wire.stop_of(choice, host)
+        tokens = wire.choice_ids(choice, self._pieces, self._limit, host)
+        if tokens is None:
+            raise ProviderError("tokens", f"{host} gives no ids of the tokens it drew")
+        if not tokens or len(tokens) > settings.max_tokens:
+            raise ProviderError("tokens", f"{host} gives {len(tokens)} tokens where 1 to {settings.max_tokens} were asked for")
+        if set(tokens) & set(settings.ban):
+            raise ProviderError("tokens", f"{host} drew a token that the request bans (logit_bias)", final=True)
+        logprobs = wire.choice_logprobs(choice, len(tokens), host)
+        if logprobs is None and "logprobs" in (self._offers or ()):
+            raise ProviderError("logprobs", f"{host} gives no log-probs, which it gave before")
+        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer))
+
+    def _draw(
+        self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any]
+    ) -> Draw:
+        """A draw cut after the first token that stops it: servers stop late, or not at all, and what they drew before stays valid."""
+        text, ends = self.tokenizer.decode(tokens), self.tokenizer.ends(tokens)
+        array = np.array(tokens, np.int32)
+        for count, token in enumerate(tokens, 1):
+            said = text[: int(ends[count - 1])]
+            fresh = said[max(0, (int(ends[count - 2]) if count > 1 else 0) - max(map(len, settings.stop_texts), default=0)) :]
+            texts = any(stop_text in fresh for stop_text in settings.stop_texts)
+            if token in settings.stop_tokens or texts or (settings.until is not None and settings.until(array[:count])):
+                stop = "stop"
+                text, ends, array = said, ends[:count], array[:count]
+                logprobs = None if logprobs is None else logprobs[:count]
+                break
+        plain = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) == (1, 1, 0, (), ())
+        return Draw(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
+
+    async def _score(self, row: list[int], scores: str = "") -> TokenScores:
+        if not row:
+            return TokenScores(np.zeros(0, np.float32))
+        body: dict[str, Any] = {"model": self.model, "prompt": row, "temperature": 1.0, "max_tokens": 1}
+        scores = scores or self._dialect.scores
+        body |= {"prompt_logprobs": 0} if scores == "prompt_logprobs" else {"echo": True, "logprobs": 1, "max_tokens": 0}
+        host = self.endpoint.host
+        choice = wire.only_choice(await self.transport.post("/completions", body), self.model, host)
+        found = wire.prompt_logprobs(choice, row, host)
+        if found is None:
+            raise ProviderError("logprobs", f"{host} gives no log-probs of given tokens")
+        return TokenScores(found)
+
+    # -- what the server can do
+
+    @cached_property
+    def _limit(self) -> int:
+        """One more than the largest token id."""
+        if isinstance(self.tokenizer, HfTokenizer):
+            return max(self.tokenizer.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return 1 << 31
+
+    @cached_property
+    def _pieces(self) -> dict[str, int] | None:
+        """Token ids by their text, where no two tokens have the same text; else None, since drawn text is never encoded again."""
+        if not isinstance(self.tokenizer, HfTokenizer):
+            return None
+        texts = {self.tokenizer.decode([token]): token for token in range(self._limit)}
+        return texts if len(texts) == self._limit and not any("\ufffd" in text for text in texts) else None
+
+    async def _discover(self) -> frozenset[str]:
+        """Ask in ever plainer dialects until the server accepts; then see what came back."""
+        refused: ProviderError | None = None
+        for dialect in _DIALECTS[self.mode]:
+            try:
+                first = await self._look(1, dialect)
+                break
+            except ProviderError as error:
+                if error.kind not in ("request", "tokens"):
+                    raise
+                refused = error
+        else:
+            if self.mode == "chat" and refused is not None:
+                raise refused
+            self._lacks = f"takes and returns no token ids ({refused.message if refused else ''})"
+            return frozenset()
+        self._dialect = dialect
+        offers = {"tokens", "continue"} if first.tokens is not None else set()
+        if dialect.seed and await self._repeats(dialect):
+            offers.add("seeds")
+        if first.model_logprobs is not None:
+            offers.add("logprobs")
+            offers |= await self._scoring(first)
+        return frozenset(offers)
+
+    async def _repeats(self, dialect: _Dialect) -> bool:
+        """Whether the same seed gives the same reply, and another one of two seeds another: a server may ignore seeds and say one thing."""
+        wild = replace(_LOOK, temperature=2.0)
+        try:
+            first, again, *others = [await self._look(seed, dialect, wild) for seed in (1, 1, 2, 3)]
+        except ProviderError as error:
+            if error.again:
+                raise
+            return False  # some hosted models take temperature 1 only
+        return _same(first, again) and not all(_same(first, other) for other in others)
+
+    async def _look(self, seed: int, dialect: _Dialect, settings: Sampling = _LOOK) -> Draw:
+        if self.mode == "chat":
+            prefix = Prefix(messages=(Message("user", "Name a colour, a town and a number."),))
+            return await self._chat(prefix, settings, seed, dialect)
+        return await self._completed(self._sample_ids, settings, seed, dialect)
+
+    @cached_property
+    def _sample_ids(self) -> list[int]:
+        return list(self.tokenizer.encode("The colour, the town and the number:")) or [0]
+
+    async def _scoring(self, drawn: Draw) -> set[str]:
+        """Whether the server scores given tokens, and as it scored them when it drew them."""
+        assert drawn.tokens is not None
+        assert drawn.model_logprobs is not None
+        for scores in ("prompt_logprobs", "echo"):
+            try:
+                found = (await self._score([*self._sample_ids, *drawn.tokens.tolist()], scores)).logprobs[-len(drawn.tokens) :]
+            except ProviderError as error:
+                if error.again:
+                    raise
+                continue
+            if np.abs(found - drawn.model_logprobs).max() < _AGREE:
+                self._dialect = replace(self._dialect, scores=scores)
+                return {"prompt_logprobs"}
+        return set()
+
+    def _follows_top_k(self) -> bool:
+        """Whether top_k is followed: with top_k 1 two seeds draw the same at a high temperature."""
+        with self._lock:
+            if self._top_k is None:
+                self._top_k = _wait_for(self._try_top_k)
+        return self._top_k
+
+    async def _try_top_k(self) -> bool:
+        settings = replace(_LOOK, temperature=2.0, top_k=1)
+        try:
+            first, second = [await self._look(seed, self._dialect, settings) for seed in (1, 2)]
+            return _same(first, second)
+        except ProviderError as error:
+            if error.kind != "request":
+                raise
+            return False
+
+
+def _same(left: Draw, right: Draw) -> bool:
+    if left.tokens is not None and right.tokens is not None:
+        return bool(np.array_equal(left.tokens, right.tokens))
+    thought = [(draw.data or {}).get("reasoning") for draw in (left, right)]
+    return left.text == right.text and thought[0] == thought[1]
+
+
+def _wait_for(work: Callable[[], Awaitable[T]]) -> T:
+    """Run ``work`` to its end in an event loop of its own, also when called from inside another one, which waits meanwhile."""
+
+    async def whole() -> T:
+        return await work()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(whole())).result()
+
+
+@register("model", "chat")
+def chat(argument: str) -> HttpModel:
+    """``chat:MODEL@URL``: messages in, text out."""
+    return HttpModel.named("chat", argument)
+
+
+@register("model", "completions")
+def completions(argument: str) -> HttpModel:
+    """``completions:MODEL@URL?tokenizer=FOLDER``: token ids in and out."""
+    return HttpModel.named("completions", argument)

@@ -1,0 +1,319 @@
+"""HTTP to a model server: retries, rate, timeouts and size limits, and everything that goes wrong as one typed error."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import math
+import random
+import re
+import time
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from ramify.base.errors import BoundaryError, RamifyError
+from ramify.model.address import Endpoint, Limits, read_key
+from ramify.model.scripted import refuse_real_calls
+
+#: What can go wrong at a server, and what each kind means.
+KINDS = {
+    "connection": "no connection: refused, no such host, TLS",
+    "timeout": "no answer in time",
+    "cut": "the connection or the body broke off",
+    "rate": "429: too many requests, or the quota is used up",
+    "server": "5xx: the server failed",
+    "auth": "401 or 403: the key is missing, wrong or not allowed",
+    "model": "the server does not have the model, or another model answered",
+    "request": "any other 4xx: the server does not accept the request",
+    "redirect": "the server sends the caller elsewhere; never followed",
+    "content_type": "the answer is not JSON by its header, or is encoded",
+    "too_large": "the answer is larger than the limit",
+    "json": "the answer is not JSON",
+    "shape": "the answer is JSON of another shape than the protocol's",
+    "empty": "the answer holds no choice or no content",
+    "tokens": "token ids are missing, out of range, or more than asked for",
+    "logprobs": "log-probs are missing, of another length, not finite or above 0",
+    "filtered": "the server withheld the reply",
+}
+_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
+_SHOWN = 300
+
+
+class ProviderError(BoundaryError):
+    """A server's failure, one sentence. ``kind`` is one of :data:`KINDS`; ``status`` the HTTP status, 0 where there was none."""
+
+    def __init__(
+        self, kind: str, message: str, *, status: int = 0, final: bool = False, again: bool = False, wait: float | None = None
+    ) -> None:
+        super().__init__("provider", message)
+        self.kind, self.status, self.final = kind, status, final
+        self.again = again
+        """Whether the same request may succeed a little later."""
+        self.wait = wait
+        """Seconds the server asked to wait."""
+
+
+class Clock:
+    """Time and chance; tests bring their own."""
+
+    def now(self) -> float:
+        """Seconds, from any start."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    def chance(self) -> float:
+        """A number in [0, 1), drawn anew."""
+        return random.random()
+
+
+@dataclass
+class _Session:
+    """What belongs to one event loop."""
+
+    client: httpx2.AsyncClient
+    gate: asyncio.Semaphore
+    closing: AsyncGenerator[None, None]
+
+
+class Transport:
+    """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that)."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: Limits | None = None,
+        *,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.endpoint, self.limits, self.clock = endpoint, limits or endpoint.limits(), clock or Clock()
+        self._key = read_key(endpoint)
+        self._transport = transport
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
+        self._next = self._held = -math.inf
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a JSON object, return the JSON object that comes back. Raises ProviderError."""
+        return await self._persist("POST", path, json.dumps(body, allow_nan=False).encode())
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """As :meth:`post`, without a body."""
+        return await self._persist("GET", path, None)
+
+    async def _persist(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        refuse_real_calls(f"a request to {self.endpoint.host}")
+        attempt = 0
+        while True:
+            try:
+                return await self._once(method, path, content)
+            except ProviderError as error:
+                wait = self.clock.chance() * min(self.limits.longest, self.limits.base * 2**attempt)
+                if error.wait is not None:
+                    wait += error.wait
+                    self._held = max(self._held, self.clock.now() + min(error.wait, self.limits.longest))
+                if not error.again or attempt >= self.limits.retries or (error.wait or 0) > self.limits.longest:
+                    error.final = error.final or error.again
+                    raise
+            await self.clock.sleep(wait)
+            attempt += 1
+
+    async def _once(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        session, host = await self._session(), self.endpoint.host
+        async with session.gate:
+            await self._turn()
+            try:
+                async with (
+                    asyncio.timeout(self.limits.total),
+                    session.client.stream(
+                        method, self.endpoint.url + path, params=dict(self.endpoint.query) or None, content=content
+                    ) as response,
+                ):
+                    self._check_head(response)
+                    raw = await self._read(response)
+            except httpx2.ConnectError as error:
+                why = self._line(str(error)) or "connection refused"
+                raise ProviderError("connection", f"no connection to {host}: {why}", again=True) from None
+            except (TimeoutError, httpx2.TimeoutException) as error:
+                what = type(error).__name__.replace("Timeout", "").lower() or "connect"
+                what = f"in {self.limits.total:g} s" if isinstance(error, TimeoutError) else f"in time (while it had to {what})"
+                raise ProviderError("timeout", f"{host} did not answer {what}", again=True) from None
+            except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as error:
+                why = self._line(str(error)) or type(error).__name__
+                raise ProviderError("cut", f"the exchange with {host} broke off: {why}", again=True) from None
+        return self._checked(response, raw)
+
+    async def _turn(self) -> None:
+        """Wait for a slot of the rate limit, and until no server asked to wait any longer."""
+        if self.limits.rate:
+            at = max(self._next, self.clock.now())
+            self._next = at + 1 / self.limits.rate
+            if (early := at - self.clock.now()) > 0:
+                await self.clock.sleep(early)
+        while (early := self._held - self.clock.now()) > 0:
+            await self.clock.sleep(early)
+
+    def _check_head(self, response: httpx2.Response) -> None:
+        host = self.endpoint.host
+        if 300 <= response.status_code < 400:
+            target = re.sub(r"[?#].*", "", self._line(response.headers.get("location", "nowhere")))
+            target = re.sub(r"//[^/@]*@", "//", target)
+            message = f"{host} redirects to {target}; name that endpoint itself if you trust it"
+            raise ProviderError("redirect", message, status=response.status_code, final=True)
+        coding = response.headers.get("content-encoding", "identity")
+        if coding.lower() not in ("identity", ""):
+            raise ProviderError(
+                "content_type", f"{host} answers with the encoding '{self._line(coding)}', which was not asked for"
+            )
+        kind = response.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if response.status_code < 400 and not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
+            raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' in place of JSON")
+
+    async def _read(self, response: httpx2.Response) -> bytes:
+        pieces, size = [], 0
+        async for piece in response.aiter_raw():
+            size += len(piece)
+            if size > self.limits.max_bytes:
+                if response.status_code >= 400:
+                    break
+                limit = self.limits.max_bytes
+                raise ProviderError("too_large", f"{self.endpoint.host} answers with more than {limit:,} bytes")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _checked(self, response: httpx2.Response, raw: bytes) -> dict[str, Any]:
+        """The JSON object of an answer, or the error it reports."""
+        host, status = self.endpoint.host, response.status_code
+        text = self._key.scrub(raw.decode("utf-8", "replace"))
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if status < 400:
+                why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
+                raise ProviderError("json", f"{host} answers with something that is not JSON ({self._line(why)})") from None
+            value = text
+        failed = isinstance(value, dict) and value.get("error") is not None and "choices" not in value
+        if status >= 400 or failed:
+            raise self._reported(status, value, text, response.headers)
+        if not isinstance(value, dict):
+            raise ProviderError("shape", f"{host} answers with a {type(value).__name__} in place of a JSON object")
+        return value
+
+    def _reported(self, status: int, value: Any, text: str, headers: Mapping[str, str]) -> ProviderError:
+        """The error that a status of 400 and above, or an ``error`` field in an answer (some gateways), stands for."""
+        host = self.endpoint.host
+        detail = value.get("error", value) if isinstance(value, dict) else value
+        if status < 400:
+            code = detail.get("code") if isinstance(detail, dict) else None
+            status = code if type(code) is int and 400 <= code < 600 else 500
+        for name in ("message", "detail", "error"):
+            if isinstance(detail, dict) and detail.get(name):
+                detail = detail[name]
+        said = self._line(detail if isinstance(detail, str) else text)
+        kind, final, again = "request", True, status in _AGAIN
+        if status == 429:
+            kind = "rate"
+            again = "insufficient_quota" not in text
+        elif status == 408:
+            kind = "timeout"
+        elif status >= 500:
+            kind = "server"
+        elif status in (401, 403):
+            kind = "auth"
+        elif status == 404 and "model" in said.lower():
+            kind = "model"
+        message = f"{host} answers {status}: {said}" if said else f"{host} answers {status}"
+        wait = asked_wait(headers) if again else None
+        if wait is not None and wait > self.limits.longest:
+            message += f" (it asks to wait {wait:.0f} s)"
+        return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)
+
+    def _line(self, text: str) -> str:
+        """One short printable line without the key, of a text from outside."""
+        text = "".join(c if c.isprintable() else " " for c in self._key.scrub(text))
+        text = " ".join(text.split())
+        return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+    async def _session(self) -> _Session:
+        loop = asyncio.get_running_loop()
+        found = self._sessions.get(loop)
+        if found is None:
+            for other in [other for other in self._sessions if other.is_closed()]:
+                del self._sessions[other]
+            limits = self.limits
+            headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "ramify"}
+            if self._key:
+                headers["authorization"] = f"Bearer {self._key.reveal()}"
+            client = httpx2.AsyncClient(
+                headers=headers | {"content-type": "application/json"},
+                timeout=httpx2.Timeout(limits.read, connect=limits.connect, pool=None),
+                limits=httpx2.Limits(max_connections=limits.concurrent, max_keepalive_connections=limits.concurrent),
+                follow_redirects=False,
+                trust_env=not self.endpoint.loopback,
+                transport=self._transport,
+            )
+            # asyncio.run closes every generator that is still open, so the connections close before their loop does.
+            closing = _close_at_end(client)
+            found = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent), closing)
+            await anext(closing)
+        return found
+
+
+async def _close_at_end(client: httpx2.AsyncClient) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await client.aclose()
+
+
+def asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) asks for; None where it asks for none or nonsense."""
+    try:
+        if "retry-after-ms" in headers:
+            wait = float(headers["retry-after-ms"]) / 1000
+        else:
+            text = headers.get("retry-after", "")
+            seconds = re.fullmatch(r"\s*\d+(\.\d+)?\s*", text)
+            wait = float(text) if seconds else email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return max(0.0, wait) if math.isfinite(wait) else None
+
+
+def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
+    """Look at an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the answer holds no secret.
+
+    Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models, ``models``,
+    ``offers`` (capabilities of the named model, for which a few tokens are drawn; of a bare URL none are looked for), and ``error``
+    and ``kind`` where something is wrong. Do not call it from an event loop.
+    """
+    found: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
+    try:
+        spec = re.fullmatch(r"(chat|completions):(.*?@(https?://.*))", url, re.DOTALL)
+        endpoint = Endpoint.parse(spec[3] if spec else url)
+        found["url"] = endpoint.url
+        limits = Limits(connect=timeout, read=timeout, total=timeout, retries=0)
+        transport = Transport(endpoint, limits)
+        begun = time.monotonic()
+        answer = asyncio.run(transport.get("/models"))
+        found |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}
+        entries = answer.get("data")
+        names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        found["models"] = [name for name in names if isinstance(name, str)]
+        if spec:
+            from ramify.model.endpoint import HttpModel
+
+            found["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=limits).capabilities)
+        found["ok"] = True
+    except ProviderError as error:
+        found |= {"reachable": error.kind not in ("connection", "timeout", "cut"), "error": error.message, "kind": error.kind}
+    except RamifyError as error:
+        found |= {"error": str(error), "kind": "refused"}
+    return found

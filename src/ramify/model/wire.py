@@ -1,0 +1,258 @@
+"""What goes over the wire of an OpenAI-compatible server: messages and tools out, choices in.
+
+The readers take any JSON value and return what it says or raise ProviderError; nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ramify.model.chat import parse_tool_calls
+from ramify.model.http import ProviderError
+from ramify.model.protocol import Draw, Message
+
+_ENDED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"}
+_ABOVE = 1e-4
+"""Log-probs this far above 0 are a server's rounding."""
+
+
+def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as a request takes them.
+
+    Tool calls of a reply (``data["tool_calls"]``, or written into its text) go as calls where tool messages answer them, each answer
+    with the id of its call, as the protocol demands; elsewhere they go as the text they are in. A tool message that answers no call
+    goes as a user's.
+    """
+    sent: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for at, message in enumerate(messages):
+        if message.role == "tool" and waiting:
+            named = (message.data or {}).get("tool_call_id") if isinstance(message.data, Mapping) else None
+            call = named if named in waiting else waiting[0]
+            waiting.remove(call)
+            sent.append({"role": "tool", "tool_call_id": call, "content": message.text})
+            continue
+        sent += _unanswered(waiting)
+        waiting = []
+        following = messages[at + 1].role if at + 1 < len(messages) else ""
+        calls = _calls_of(message) if message.role == "assistant" and following == "tool" else []
+        if calls:
+            said = message.text[: min([len(message.text), *(call.char_span[0] for call in parse_tool_calls(message.text))])]
+            sent.append({"role": "assistant", "content": said or None, "tool_calls": calls})
+            waiting = [call["id"] for call in calls]
+        else:
+            sent.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
+    return sent + _unanswered(waiting)
+
+
+def _unanswered(waiting: Iterable[str]) -> list[dict[str, Any]]:
+    """Servers refuse a chat in which a call has no answer; a world answers several calls of one reply with one message."""
+    return [{"role": "tool", "tool_call_id": call, "content": "(answered above)"} for call in waiting]
+
+
+def _calls_of(message: Message) -> list[dict[str, Any]]:
+    data = message.data if isinstance(message.data, Mapping) else {}
+    calls = _tool_calls(data.get("tool_calls"))
+    if calls:
+        return calls
+    written = [call for call in parse_tool_calls(message.text) if not call.error]
+    return [
+        {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
+        for i, call in enumerate(written)
+    ]
+
+
+def request_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as a request takes them, from OpenAI's form, the bare function inside it, or MCP's (``inputSchema``)."""
+    sent = []
+    for tool in tools:
+        if "function" in tool:
+            sent.append(dict(tool))
+            continue
+        schema = tool.get("parameters", tool.get("inputSchema", {"type": "object", "properties": {}}))
+        function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": schema}
+        sent.append({"type": "function", "function": function})
+    return sent
+
+
+def only_choice(answer: Mapping[str, Any], model: str, host: str) -> dict[str, Any]:
+    """The one choice of an answer, after a look at who answered. Raises ProviderError."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list):
+        raise ProviderError("shape", f"{host} answers without a list of choices")
+    if not choices:
+        raise ProviderError("empty", f"{host} answers with no choice")
+    if not isinstance(choices[0], dict):
+        raise ProviderError("shape", f"{host} answers with a choice that is no object")
+    who = answer.get("model")
+    if isinstance(who, str) and who and not _same_model(model, who):
+        raise ProviderError(
+            "model", f"{host} was asked for '{model}' and '{_short(who)}' answered; name the model as the server does", final=True
+        )
+    return choices[0]
+
+
+def _same_model(asked: str, answered: str) -> bool:
+    """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, or the last part of a path."""
+    asked, answered = asked.rstrip("/").lower(), answered.rstrip("/").lower()
+    short, other = asked.rpartition("/")[2], answered.rpartition("/")[2]
+    return short == other or other.startswith((short + "-", short + ":")) or short.startswith((other + "@", other + ":"))
+
+
+def stop_of(choice: Mapping[str, Any], host: str) -> str:
+    """Why a choice ended, as a :class:`Draw` says it. Raises ProviderError."""
+    reason = choice.get("finish_reason")
+    if reason == "length":
+        return "length"
+    if reason == "content_filter":
+        raise ProviderError("filtered", f"{host} withheld a reply (content_filter)")
+    if not isinstance(reason, str) or reason not in _ENDED:
+        raise ProviderError(
+            "shape", f"{host} gives the finish_reason '{_short(reason)}', so whether the reply is whole is unknown"
+        )
+    return "stop" if isinstance(choice.get("stop_reason"), str) else "eos"
+
+
+def chat_draw(answer: Mapping[str, Any], model: str, host: str) -> Draw:
+    """The reply of a chat answer: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage."""
+    choice = only_choice(answer, model, host)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise ProviderError("shape", f"{host} answers with a choice without a message")
+    stop = stop_of(choice, host)
+    text = next((message[k] for k in ("content", "refusal") if message.get(k) is not None), None)
+    calls = _tool_calls(message.get("tool_calls"))
+    if text is None and not calls and stop != "length":
+        raise ProviderError("empty", f"{host} answers with a choice without content")
+    if not isinstance(text, str | None):
+        raise ProviderError("shape", f"{host} answers with content that is no text")
+    text = clean(text or "")
+    reason = choice.get("stop_reason")
+    if stop == "stop" and isinstance(reason, str) and not text.endswith(clean(reason)):
+        text += clean(reason)  # vLLM names the stop text that it cut off
+    data: dict[str, Any] = {}
+    if calls:
+        data["tool_calls"] = calls
+    thought = next((message[k] for k in ("reasoning_content", "reasoning") if isinstance(message.get(k), str)), "")
+    if thought:
+        data["reasoning"] = clean(thought)
+    return Draw(text, stop, data=data | usage_of(answer))
+
+
+def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"usage": {"prompt_tokens", "completion_tokens"}}`` as far as the server tells, else nothing."""
+    usage = answer.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    kept = {
+        k: counts[k] for k in ("prompt_tokens", "completion_tokens") if type(counts.get(k)) is int and 0 <= counts[k] < 1 << 53
+    }
+    return {"usage": kept} if kept else {}
+
+
+def _tool_calls(value: Any) -> list[dict[str, Any]]:
+    """Well-formed tool calls only, rebuilt, so that nothing else a server says is stored. Old servers give arguments as an object."""
+    calls = []
+    for at, call in enumerate(value if isinstance(value, list) else ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            continue
+        arguments = function.get("arguments")
+        try:
+            arguments = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+        except (ValueError, TypeError, RecursionError):
+            arguments = ""
+        name = call.get("id")
+        made = {"name": clean(function["name"]), "arguments": clean(arguments)}
+        calls.append(
+            {"id": clean(name) if isinstance(name, str) and name else f"call_{at}", "type": "function", "function": made}
+        )
+    return calls
+
+
+def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limit: int, host: str) -> list[int] | None:
+    """Ids of the drawn tokens: ``token_ids``, ids or ``token_id:N`` in the log-probs, or texts that ``pieces`` maps one to one.
+
+    None where the server gives none of these. Raises ProviderError on ids that are no ids below ``limit``.
+    """
+    found = choice.get("token_ids")
+    logs = choice.get("logprobs")
+    if found is None and isinstance(logs, dict):
+        content, names = logs.get("content"), logs.get("tokens")
+        if isinstance(content, list) and content and all(isinstance(entry, dict) and "id" in entry for entry in content):
+            found = [entry["id"] for entry in content]
+        elif isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            if all(name.startswith("token_id:") and name[9:].isdecimal() and len(name) < 30 for name in names):
+                found = [int(name[9:]) for name in names]
+            elif pieces is not None:
+                found = [pieces.get(name, -1) for name in names]
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        raise ProviderError("tokens", f"{host} gives token ids that are no list of whole numbers")
+    strays = [token for token in found if not 0 <= token < limit]
+    if strays:
+        raise ProviderError("tokens", f"{host} gives a token id that is outside the tokenizer's 0 to {limit - 1}")
+    return found
+
+
+def choice_logprobs(choice: Mapping[str, Any], length: int, host: str) -> np.ndarray | None:
+    """float32 (T,): log-probs of the drawn tokens; None where the server gives none. Raises ProviderError on wrong ones."""
+    logs = choice.get("logprobs")
+    if not isinstance(logs, dict):
+        return None
+    content = logs.get("content")
+    values = (
+        [entry.get("logprob") if isinstance(entry, dict) else None for entry in content] if isinstance(content, list) else None
+    )
+    values = logs.get("token_logprobs") if values is None else values
+    return None if values is None else checked_logprobs(values, length, host)
+
+
+def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str) -> np.ndarray | None:
+    """float32 (T,): log-probs of given tokens, 0 for the first, from ``prompt_logprobs`` or an echo. None where there are none."""
+    entries = choice.get("prompt_logprobs")
+    if isinstance(entries, list):
+        if len(entries) != len(tokens):
+            raise ProviderError("logprobs", f"{host} scores {len(entries)} of {len(tokens)} given tokens")
+        values: Any = []
+        for token, entry in zip(tokens[1:], entries[1:], strict=True):
+            found = entry.get(str(int(token))) if isinstance(entry, dict) else None
+            values.append(found.get("logprob") if isinstance(found, dict) else found)
+    else:
+        logs = choice.get("logprobs")
+        values = logs.get("token_logprobs") if isinstance(logs, dict) else None
+        if not isinstance(values, list) or len(values) < len(tokens) or (values and values[0] is not None):
+            return None
+        values = values[1 : len(tokens)]
+    return np.concatenate([np.zeros(1, np.float32), checked_logprobs(values, len(tokens) - 1, host)])
+
+
+def checked_logprobs(values: Any, length: int, host: str) -> np.ndarray:
+    """float32 (T,) of a JSON list of numbers. Raises ProviderError on another length, a value that is none, not finite or above 0."""
+    if not isinstance(values, list) or len(values) != length:
+        count = len(values) if isinstance(values, list) else "no list of"
+        raise ProviderError("logprobs", f"{host} gives {count} log-probs for {length} tokens")
+    if not all(type(value) in (int, float) for value in values):
+        raise ProviderError("logprobs", f"{host} gives a log-prob that is no number")
+    if not all(math.isfinite(v) if isinstance(v, float) else abs(v) < 1 << 53 for v in values):
+        raise ProviderError("logprobs", f"{host} gives a log-prob that is not finite")
+    array = np.array(values, np.float64)
+    if (array > _ABOVE).any():
+        raise ProviderError("logprobs", f"{host} gives a log-prob above 0")
+    return np.minimum(array, 0).clip(-1e30).astype(np.float32)
+
+
+def clean(text: str) -> str:
+    """``text`` with lone surrogates, which JSON can spell and UTF-8 cannot, replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else type(value).__name__
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= 60 else text[:60] + "..."
