@@ -43,7 +43,7 @@ def list_(
 
 
 def _first_line(part: Any) -> str:
-    return (inspect.getdoc(part) or "").partition("\n")[0]
+    return (getattr(part, "help", None) or inspect.getdoc(part) or "").partition("\n")[0]
 
 
 def _describe(kind: str, name: str) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ramify.trace.chats import read_chats
 from ramify.trace.dot import tree_dot
-from ramify.trace.foreign import read_chats, read_steps
+from ramify.trace.foreign import read_steps
 from ramify.trace.formats import pick_reader
 from ramify.trace.jsonl import read_exported, write_lines
 from ramify.trace.parquet import write_parquet

@@ -9,7 +9,7 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
-from ramify.trace import dot, foreign, jsonl, parquet
+from ramify.trace import chats, dot, foreign, jsonl, parquet
 from ramify.trace.lines import first_record, read_lines
 
 
@@ -78,8 +78,14 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
     )
 
 
-def _has(*names: str) -> Callable[[Path, Mapping[str, Any] | None], bool]:
-    return lambda path, first: first is not None and any(name in first for name in names)
+def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
+    return first is not None and (
+        "messages" in first or {"request", "response"} <= first.keys() or {"role", "content"} <= first.keys()
+    )
+
+
+def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
+    return first is not None and ("task_id" in first or "attempt_id" in first) and "messages" not in first
 
 
 for _reader in (
@@ -92,12 +98,10 @@ for _reader in (
     Reader(
         "chats",
         "Messages in the form of OpenAI's, one conversation a line: text-only nodes.",
-        _has("messages"),
-        foreign.read_chats,
+        _is_chat,
+        chats.read_chats,
     ),
-    Reader(
-        "steps", "Step records, one a line: an observation and an action each.", _has("task_id", "attempt_id"), foreign.read_steps
-    ),
+    Reader("steps", "Step records, one a line: an observation and an action each.", _is_step, foreign.read_steps),
 ):
     registry.register("reader", _reader.name)(_reader)
 

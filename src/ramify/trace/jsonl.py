@@ -24,7 +24,7 @@ from ramify.base.files import refusal, whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.connect import take_lock
 from ramify.trace.db import Entry, Run, TreeInfo
-from ramify.trace.lines import field, read_lines
+from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json, make_node
 from ramify.trace.schema import SCHEMA
 
@@ -75,7 +75,7 @@ def read_exported(path: Path, folder: Path) -> int:
             kind = field(record, "kind", str, place)
             if kind not in _READERS:
                 raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
-            with _at(place):
+            with at_place(place):
                 _READERS[kind](run, {name: value for name, value in record.items() if name != "kind"})
     return count
 
@@ -179,19 +179,6 @@ _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "verdict": lambda run, r: run.add(Verdict(**r)),
     "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
 }
-
-
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Every fault of a record, as one sentence that starts with ``place``."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from error
-    except KeyError as error:
-        raise UserError(f"{place}: the field {error} is missing") from error
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{place}: {error}") from error
 
 
 def _floats(values: np.ndarray) -> list[float | str]:

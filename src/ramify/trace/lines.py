@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,35 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
     (1, None) where there is none: a folder, a file that cannot be read, a document above 16 MiB, or anything but JSON.
     """
     try:
-        with path.open("rb") as file:
-            number, line = 1, file.readline(MAX_LINE + 1)
-            while line and not line.strip():
-                number, line = number + 1, file.readline(MAX_LINE + 1)
-            try:
-                found = json.loads(line.decode("utf-8-sig"))
-            except ValueError:
-                rest = file.read(MAX_LINE + 1 - len(line)) if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"{", b"[") else b""
-                found = json.loads((line + rest).decode("utf-8-sig"))
+        number, found, _ = _start(path)
     except (OSError, ValueError, RecursionError):
         return 1, None
     if isinstance(found, list) and found:
         found = found[0]
     return number, found if isinstance(found, dict) else None
+
+
+def read_document(path: Path) -> Any:
+    """The content of a file that is one JSON document over several lines, or one list; None of JSON lines and of anything else."""
+    try:
+        _, found, whole = _start(path)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if whole or isinstance(found, list) else None
+
+
+def _start(path: Path) -> tuple[int, Any, bool]:
+    """The line of the first that is not blank, its JSON value, or else that of the whole file, and whether it took the whole."""
+    with path.open("rb") as file:
+        number, line = 1, file.readline(MAX_LINE + 1)
+        while line and not line.strip():
+            number, line = number + 1, file.readline(MAX_LINE + 1)
+        try:
+            return number, json.loads(line.decode("utf-8-sig")), False
+        except ValueError:
+            if line.lstrip(b"\xef\xbb\xbf \t")[:1] not in (b"{", b"["):
+                raise
+        return number, json.loads((line + file.read(MAX_LINE + 1 - len(line))).decode("utf-8-sig")), True
 
 
 def field(record: dict[str, Any], name: str, kinds: type | tuple[type, ...], place: str, default: Any = ...) -> Any:
@@ -64,6 +80,19 @@ def field(record: dict[str, Any], name: str, kinds: type | tuple[type, ...], pla
         wanted = " or ".join(_NAMES[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
         raise UserError(f"{place}: '{name}' must be {wanted}" + (", and it is missing" if name not in record else ""))
     return value
+
+
+@contextmanager
+def at_place(place: str) -> Iterator[None]:
+    """Every fault of a record, as one sentence that starts with ``place``."""
+    try:
+        yield
+    except UserError as error:
+        raise error if str(error).startswith(place) else UserError(f"{place}: {error}") from error
+    except KeyError as error:
+        raise UserError(f"{place}: the field {error} is missing") from error
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 _NAMES: dict[type, str] = {

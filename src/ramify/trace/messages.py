@@ -1,0 +1,132 @@
+"""Messages as other tools write them: roles, text apart from other parts, tool calls; and how they hang in a tree.
+
+A tool call is kept in a node's data in OpenAI's form: ``{"id", "type", "function": {"name", "arguments": JSON text}}`` under
+``tool_calls``; its answer is a node of role tool with ``tool_call_id``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+from ramify.trace.db import Run
+from ramify.trace.node import Node, make_node
+
+_ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
+
+
+def message(value: Any, spot: str) -> tuple[str, str, dict[str, Any]]:
+    """(role, text, everything else) of a message in OpenAI's form or near it. Raises UserError naming ``spot``.
+
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest.
+    """
+    if not isinstance(value, Mapping):
+        raise UserError(f"{spot} is no object")
+    role = value.get("role")
+    if not isinstance(role, str):
+        raise UserError(f"{spot}: 'role' must be text" + (", and it is missing" if role is None else ""))
+    role = _ROLES.get(role, role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise UserError(f"{spot} has the role '{role}', which is none of system, user, assistant, tool")
+    text, parts = content_of(value.get("content"), spot)
+    data = {k: v for k, v in value.items() if k not in ("role", "content", "tool_calls") and v is not None}
+    if parts is not None:
+        data["content"] = parts
+    if value.get("tool_calls") is not None:
+        data["tool_calls"] = calls_of(value["tool_calls"], spot)
+    return role, text, plain(data)
+
+
+def content_of(content: Any, spot: str) -> tuple[str, list[Any] | None]:
+    """The text of a content (text, null, or a list of parts), and the parts where one of them is not text."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
+        texts = [part if isinstance(part, str) else part.get("text") or "" for part in content]
+        if all(isinstance(text, str) for text in texts):
+            told = all(
+                isinstance(part, str) or part.get("type", "text") in ("text", "input_text", "output_text") for part in content
+            )
+            return "".join(texts), None if told else content
+    raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
+
+
+def calls_of(calls: Any, spot: str) -> list[Any]:
+    """Tool calls in OpenAI's form; those that some tools write flat, or as JSON text, are brought into it."""
+    if not isinstance(calls, list):
+        raise UserError(f"{spot}: 'tool_calls' must be a list")
+    return [_call(call, f"{spot}: tool call {at}") for at, call in enumerate(calls)]
+
+
+def _call(call: Any, spot: str) -> dict[str, Any]:
+    if isinstance(call, str):
+        try:
+            call = json.loads(call)
+        except (ValueError, RecursionError):
+            raise UserError(f"{spot} is text that is no JSON") from None
+    if not isinstance(call, Mapping):
+        raise UserError(f"{spot} is no object")
+    if isinstance(call.get("name"), str) and "function" not in call:
+        rest = {k: v for k, v in call.items() if k not in ("name", "arguments") and v is not None}
+        return {"type": "function", **rest, "function": {"name": call["name"], "arguments": as_text(call.get("arguments", {}))}}
+    return dict(call)
+
+
+def as_text(value: Any) -> str:
+    """Text as it is; anything else as canonical JSON."""
+    return value if isinstance(value, str) else canonical_json(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numbers that are none become text ("nan"), keys become text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: what a score is worth to a verdict."""
+    if isinstance(value, (bool, int, float)):
+        try:
+            return float(value) if math.isfinite(value) else None
+        except OverflowError:
+            return None
+    return None
+
+
+class Thread:
+    """One attempt as it is hung in its tree, message by message.
+
+    Given messages that are equal are one node for all attempts; drawn ones are each a node. ``draw`` tells the attempt's draws from
+    those of others below the same prefix.
+    """
+
+    def __init__(self, run: Run, tree: str, draw: int, at: Node | None = None) -> None:
+        self.run, self.tree, self.draw = run, tree, draw
+        self.node = root(run, tree) if at is None else at
+
+    def hang(self, role: str, text: str, data: Mapping[str, Any], drawn: bool, last: bool = False, **fields: Any) -> Node:
+        """Add a message below the last one. The attempt's last is its own even where it was given: what is known of the end is on it.
+
+        So is one with parts that are no text, since the text alone does not tell it from another.
+        """
+        own = drawn or last or "content" in data
+        index = self.draw if own else -1
+        self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=dict(data), **fields)
+        self.run.add(self.node)
+        return self.node
+
+
+def root(run: Run, tree: str) -> Node:
+    """The empty first node of a tree, added where it is not there yet."""
+    node = make_node(tree, None, 0, "root", "")
+    run.add(node)
+    return node
