@@ -26,6 +26,7 @@ KINDS = {
     "sandbox": "runs code nobody trusts",
     "reader": "reads another tool's traces into a run",
     "writer": "writes a run for another tool",
+    "backend": "workers that attempts are played on",
     "method": "a published method",
 }
 
@@ -45,6 +46,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact",),
     "sandbox": ("ramify.sandbox",),
+    "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (
         "ramify.trace.formats",
         "ramify.integrations.inspect",

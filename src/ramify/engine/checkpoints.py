@@ -9,12 +9,15 @@ from importlib import resources
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.base import registry
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import refusal, whole_file
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.protocol import Model
 from ramify.model.tokenizer import HfTokenizer
 
 
@@ -23,12 +26,39 @@ def model_folder(spec: str) -> Path:
     if spec == "builtin":
         return Path(str(resources.files("ramify") / "assets" / "household"))
     kind, _, path = spec.partition(":")
+    if kind in ("chat", "completions"):
+        raise NeedsError(f"'{kind}:...' is a model behind an endpoint; this needs weights in this process: builtin or hf:PATH")
     if kind != "hf" or not path:
-        raise UserError(f"model '{spec}' is neither 'builtin' nor 'hf:PATH'")
+        raise UserError(f"model '{kind}' is neither 'builtin' nor 'hf:PATH'")
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"model '{spec}': there is no folder {folder}")
     return folder
+
+
+def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
+    """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
+
+    With it the template that lays chats out as tokens for it, None where it takes messages. Raises UserError where there is no such
+    model; only its kind is repeated, since a URL may hold a secret.
+    """
+    kind, colon, argument = spec.partition(":")
+    if kind in ("builtin", "hf"):
+        return load_model(model_folder(spec))
+    known = registry.names("model")
+    if kind not in known:
+        raise UserError(f"unknown model '{kind}' ({nearest(kind, ['builtin', 'hf', *known])})")
+    make = registry.get("model", kind)
+    model: Model = make(argument) if colon else make()
+    return model, template_of(model)
+
+
+def template_of(model: Model) -> ChatTemplate | None:
+    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages."""
+    template: ChatTemplate | None = getattr(model, "template", None)
+    if template is None and "tokens" in model.capabilities:
+        return TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
+    return template
 
 
 def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:
@@ -57,6 +87,22 @@ def save_model(model: LocalModel, start: Path, folder: Path) -> None:
         raise refusal(f"cannot write the checkpoint {folder}", error) from error
     except SafetensorError as error:  # what the library makes of a failed write
         raise RamifyError(f"cannot write the checkpoint {folder}: {error}") from error
+
+
+def weights_of(model: LocalModel) -> bytes:
+    """The weights as they are now, as safetensors: what a worker takes with :func:`set_weights`."""
+    return bytes(save({name: value.detach().clone().contiguous() for name, value in model.module.state_dict().items()}))
+
+
+def set_weights(model: Model, weights: bytes) -> None:
+    """Take over weights that :func:`weights_of` wrote. Raises UserError where they are not those of such a model."""
+    if not isinstance(model, LocalModel):
+        raise UserError(f"the weights of '{model.identity.name}' cannot be set")
+    try:
+        model.module.load_state_dict(load(weights))
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(f"these are no weights of '{model.name}': {error}") from error
+    model.refresh()
 
 
 def _write(model: LocalModel, start: Path, folder: Path) -> None:

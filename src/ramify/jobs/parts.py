@@ -8,6 +8,9 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import Panel, World, read_panel
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Model
+from ramify.rollout.worker import find_attribute
 
 AGENT = "agent"
 """Folder of the improved checkpoint inside a run."""
@@ -17,13 +20,30 @@ HELD_OUT = 4
 
 def find_world(spec: str) -> World:
     """The world that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
+    ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns.
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
     name, colon, argument = spec.partition(":")
+    if name == "factory":
+        own: World = find_attribute(argument)()
+        return own
     make = registry.get("env", name)
     world: World = make(argument) if colon else make()
     return world
+
+
+def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
+    """The model a text names (see :func:`ramify.engine.checkpoints.find_model`), and how chats are laid out for it.
+
+    ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns. Raises UserError where there is no such model.
+    """
+    from ramify.engine import checkpoints
+
+    if spec.startswith("factory:"):
+        own: Model = find_attribute(spec.removeprefix("factory:"))()
+        return own, checkpoints.template_of(own)
+    return checkpoints.find_model(spec)
 
 
 def panels(world: World, tasks: str | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.engine.checkpoints import load_model, model_folder
+from ramify.engine.checkpoints import load_model, template_of
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
-from ramify.model.chat import ChatTemplate, TagTemplate
+from ramify.model.chat import ChatTemplate
+from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Model, Sampling
+from ramify.rollout.backends import Players, Unit
 from ramify.rollout.fork import Fork, fork
+from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -30,25 +33,47 @@ def rollout(
     seed: int = 0,
     sampling: Sampling | None = None,
     template: ChatTemplate | None = None,
+    backend: str = "local",
+    concurrency: int = 64,
 ) -> list[Attempt]:
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` and ``world`` are objects of the protocols, or names as in ``ramify improve``. ``template`` lays chats out as tokens; by
-    default the model's own (tags), or none for a model that takes messages. ``tasks`` default to eight of the world's own. Raises
-    UserError where ``out`` holds a run already.
+    default the model's own (tags), or none for a model that takes messages. ``tasks`` default to eight of the world's own.
+    ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
+    and world by name. At most ``concurrency`` attempts are under way. Raises UserError where ``out`` holds a run already.
     """
     place = parts.find_world(world) if isinstance(world, str) else world
     panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
     agent = _agent(model, template, sampling)
+    if template is not None and backend != "local":
+        raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
     config = {"model": model if isinstance(model, str) else None, "env": world if isinstance(world, str) else None, "seed": seed}
-    with Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
-        episodes = Episodes(agent, place, run, seed)
+    players = open_players(backend, config["model"], config["env"], agent, seed, concurrency)
+    with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
+        player = players.player(Episodes(agent, place, run, seed))
+        units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
 
         async def play() -> list[Attempt]:
-            work = (episodes.attempt(task.id, task, index) for task in panel for index in range(attempts))
-            return list(await asyncio.gather(*work))
+            return [attempt async for _, attempt in player.in_order(units)]
 
-        return asyncio.run(play())
+        return players.run(play())
+
+
+def open_players(backend: str, model: Any, world: Any, agent: Agent, seed: int, concurrency: int) -> Players:
+    """The back end of that name, with workers that make agent and world by their names. Raises UserError where one has none."""
+    if backend != "local" and not (isinstance(model, str) and isinstance(world, str)):
+        raise UserError(
+            f"workers of the back end '{backend}' make model and world themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
+        )
+    settings = {"model": model, "env": world, "sampling": agent.sampling.to_json()}
+    setup = setup_message("ramify.jobs.play:worker_parts", settings, seed, agent.model.identity.weights)
+    return Players(backend, setup, concurrency)
+
+
+def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
+    """What a worker plays with, from names."""
+    return _agent(settings["model"], None, _sampling(settings["sampling"])), parts.find_world(settings["env"])
 
 
 def fork_run(
@@ -91,12 +116,11 @@ def open_episodes(
         )
         if model is None:
             improved = Path(path) / parts.AGENT
-            first = model_folder(spec)
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
-            model, template = load_model(first)
+            model, template = parts.find_model(spec)
             if improved.is_dir() and model.identity.weights != drawn_by:
                 model, template = load_model(improved)
-            settings["stop_tokens"] = template.stop_tokens
+            settings["stop_tokens"] = () if template is None else template.stop_tokens
             agent = _agent(model, template, _sampling(settings))
         else:
             agent = _agent(model, None, _sampling(settings))
@@ -108,12 +132,14 @@ def open_episodes(
 
 def _agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
     if isinstance(model, str):
-        local, own = load_model(model_folder(model))
-        return Agent(local, template or own, sampling or Sampling(max_tokens=64, stop_tokens=(template or own).stop_tokens))
-    if template is None and "tokens" in model.capabilities:
-        template = TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
-    stops = () if template is None else template.stop_tokens
-    return Agent(model, template, sampling or Sampling(max_tokens=64, stop_tokens=stops))
+        model, own = parts.find_model(model)
+    else:
+        own = template_of(model) if template is None else None
+    template = template or own
+    sampling = sampling or Sampling(max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
+    if isinstance(model, HttpModel):
+        model.check(sampling)
+    return Agent(model, template, sampling)
 
 
 def _sampling(record: Mapping[str, Any]) -> Sampling:

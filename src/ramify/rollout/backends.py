@@ -1,0 +1,256 @@
+"""Back ends: where attempts are played. In this process, in processes on this machine, or wherever a registered back end has workers.
+
+Whoever plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that one process
+writes a run holds. A draw is keyed by its place, so a tree does not depend on who drew which of its attempts, or on who died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from ramify.base import registry
+from ramify.base.budget import Budget
+from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
+from ramify.env.protocol import Task
+from ramify.rollout.pool import Pool, ProcessWorker, Start
+from ramify.rollout.run import Attempt, Episodes, as_turn
+from ramify.rollout.wire import Record, add_records, pack, read_records, unpack_answer, write_records
+from ramify.trace.node import Context, Node, Span
+from ramify.trace.tree import Tree
+
+WORKERS = 2
+"""Workers where a back end's name gives no number."""
+AHEAD = 4
+"""Attempts may be played this many times ``concurrency`` ahead of the one that is stored next."""
+
+T = TypeVar("T")
+
+
+class Backend(Protocol):
+    """A family of workers; registered under the kind ``backend``."""
+
+    name: str
+
+    def open(self, workers: int) -> tuple[Start, int, Callable[[], None]]:
+        """How a worker is started, how many there will be, and what to call at the end. ``workers`` 0: the back end's own number.
+
+        Raises NeedsError where its tool is not installed, RamifyError where it cannot be reached.
+        """
+        ...
+
+
+class Processes:
+    """Worker processes on this machine, one thread of arithmetic each."""
+
+    name = "processes"
+
+    def open(self, workers: int) -> tuple[Start, int, Callable[[], None]]:
+        """See :class:`Backend`."""
+        return ProcessWorker.start, workers or WORKERS, lambda: None
+
+
+registry.register("backend", "processes")(Processes())
+
+
+def parse(spec: str) -> tuple[str, int]:
+    """``NAME`` or ``NAME:WORKERS`` as name and number (0: not given); ``local`` is this process. Raises UserError."""
+    name, colon, number = spec.partition(":")
+    known = ["local", *registry.names("backend")]
+    if name not in known:
+        raise UserError(f"unknown back end '{name}' ({', '.join(known)}; with a number of workers: processes:4)")
+    if colon and (name == "local" or not number.isdecimal() or not 1 <= int(number) <= 10_000):
+        raise UserError(
+            f"back end '{spec}': {'local takes no number' if name == 'local' else f'{number!r} is no number of workers'}"
+        )
+    return name, int(number) if colon else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One attempt to play: from the beginning of ``task``, or from observation ``node`` of its tree."""
+
+    tree: str
+    task: Task
+    index: int
+    node: str | None = None
+
+
+Drawn = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
+"""An attempt that is not stored yet, or one that stored itself."""
+
+
+class Players:
+    """A back end in use: an event loop and, unless the back end is ``local``, a pool of workers. A context manager.
+
+    ``setup`` is the first message to each worker (see ``pool.setup_message``). ``concurrency`` bounds the attempts under way, over
+    all workers.
+    """
+
+    def __init__(self, spec: str, setup: bytes, concurrency: int = 64) -> None:
+        name, workers = parse(spec)
+        self.spec, self.concurrency = spec, concurrency
+        self.pool: Pool | None = None
+        self._finish: Callable[[], None] = lambda: None
+        self._loop = asyncio.Runner()
+        if name != "local":
+            backend: Backend = registry.get("backend", name)
+            start, workers, self._finish = backend.open(workers)
+            self.pool = Pool(start, workers, -(-concurrency // workers), setup)
+
+    def __enter__(self) -> Players:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self.pool is not None:
+                self._loop.run(self.pool.close())
+        finally:
+            self._loop.close()
+            self._finish()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` on the loop the workers are reached from."""
+        return self._loop.run(work)
+
+    def set_weights(self, weights: str, body: bytes) -> None:
+        """Give the workers weights (safetensors) of this identity; ``local`` has them already."""
+        if self.pool is not None:
+            self.run(self.pool.set_weights(pack({"do": "weights", "weights": weights}, body)))
+
+    def player(self, episodes: Episodes, budget: Budget | None = None) -> Player:
+        """What plays attempts of ``episodes`` here. Once ``budget`` is spent no attempt starts (BudgetSpentError); those under way end."""
+        return Player(self, episodes, budget or Budget())
+
+
+class Player:
+    """Plays attempts of one agent for one run, here or on workers. Offers the sampler's ``attempt`` and ``branch``."""
+
+    def __init__(self, players: Players, episodes: Episodes, budget: Budget) -> None:
+        self.episodes, self._budget, self._pool = episodes, budget, players.pool
+        self._gate = asyncio.Semaphore(players.concurrency)
+        self._window = AHEAD * players.concurrency
+        self._stored = {info.name for info in episodes.run.trees()}
+
+    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
+        """As :meth:`Episodes.attempt`."""
+        return self.store(await self.draw(Unit(tree, task, index)))
+
+    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
+        """As :meth:`Episodes.branch`."""
+        return self.store(await self.draw(Unit(tree, task, index, node_id)))
+
+    async def draw(self, unit: Unit) -> Drawn:
+        """Play one attempt. Raises BudgetSpentError before it, else as :meth:`Episodes.attempt`."""
+        if self._pool is None:
+            async with self._gate:
+                self._budget.require()
+                play = self.episodes
+                if unit.node is None:
+                    attempt = await play.attempt(unit.tree, unit.task, unit.index)
+                else:
+                    attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index)
+                self._charge(attempt.drawn, len(attempt.turns))
+                return attempt
+        header, body = unpack_answer(await self._pool.call(lambda: self._message(unit)))
+        records = tuple(read_records(body))
+        header["unit"] = unit
+        self._charge(header["drawn"], len(header["turns"]))
+        return header, records
+
+    def store(self, drawn: Drawn) -> Attempt:
+        """Add a played attempt to the run, whole or not at all; one played here is there already."""
+        if isinstance(drawn, Attempt):
+            return drawn
+        header, records = drawn
+        unit: Unit = header["unit"]
+        with self.episodes.run.transaction() as run:
+            add_records(run, records)
+        if unit.tree not in self.episodes.trees and unit.tree not in self._stored:
+            self.episodes.trees[unit.tree] = Tree(unit.tree)
+        known = self.episodes.load(unit.tree)
+        for record in records:
+            if isinstance(record, Node):
+                known.add(record)
+        turns = [as_turn(known.node(node), known.node(answer)) for node, answer in header["turns"]]
+        told = {
+            name: header[name] for name in ("index", "start", "reward", "outcome", "truncated", "failure", "leaf", "replayed")
+        }
+        return Attempt(unit.tree, unit.task, turns=tuple(turns), **told)
+
+    async def in_order(self, units: Iterable[Unit]) -> AsyncIterator[tuple[Unit, Attempt]]:
+        """Play all units and store them in their order, whoever finished first. A failure at a boundary is an attempt without turns.
+
+        Raises BudgetSpentError at the end, when the budget kept some from starting.
+        """
+        waiting: deque[tuple[Unit, asyncio.Task[Drawn]]] = deque()
+        rest, spent = iter(units), None
+        try:
+            while True:
+                while spent is None and len(waiting) < self._window and (unit := next(rest, None)) is not None:
+                    waiting.append((unit, asyncio.ensure_future(self.draw(unit))))
+                if not waiting:
+                    break
+                unit, task = waiting.popleft()
+                try:
+                    yield unit, self.store(await task)
+                except BoundaryError as error:
+                    yield unit, self._failed(unit, error)
+                except BudgetSpentError as error:
+                    spent = error
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+        if spent is not None:
+            raise spent
+
+    def _failed(self, unit: Unit, error: BoundaryError) -> Attempt:
+        start = None if unit.node is None else self.episodes.load(unit.tree).node(unit.node)
+        return self.episodes.failed(unit.tree, unit.task, start, unit.index, str(error))
+
+    def _charge(self, tokens: int, turns: int) -> None:
+        self._budget.charge(calls=turns, tokens=tokens, turns=turns)
+
+    def _message(self, unit: Unit) -> bytes:
+        """What a worker is told: the attempt, and what is stored on its path already."""
+        self._budget.require()
+        header = {
+            "do": "play",
+            "group": self.episodes.group,
+            "tree": unit.tree,
+            "task": unit.task.id,
+            "data": dict(unit.task.data),
+        }
+        known: list[Record] = []
+        if unit.tree in self.episodes.trees or unit.tree in self._stored:
+            known += stored(self.episodes.load(unit.tree), unit, self.episodes.run.context)
+        snapshots = {node.snapshot for node in known if isinstance(node, Node) and node.snapshot is not None}
+        known += [self.episodes.run.get_blob(name[5:]) for name in sorted(snapshots) if name.startswith("blob:")]
+        return pack(header | {"index": unit.index, "node": unit.node}, write_records(known))
+
+
+def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list[Node | Context]:
+    """What a tree holds of a unit: the path to where it starts, what an earlier, interrupted call drew from there, and the contexts
+    these name with the messages they show."""
+    if not len(tree):
+        return []
+    if unit.node is None:
+        start = tree.root
+        while start.role in ("root", "system") and (below := tree.children(start.id)):
+            start = below[0]
+    else:
+        start = tree.node(unit.node)
+    wanted = [node for node, _ in tree.path(start.id).segments]
+    below = [child for child in tree.children(start.id) if child.index == unit.index]
+    while below:
+        wanted += below
+        below = [child for node in below for child in tree.children(node.id)]
+    contexts = {node.context: context_of(node.context) for node in wanted if node.context is not None}
+    shown = [part.node for context in contexts.values() for part in context.parts if isinstance(part, Span)]
+    nodes = {node.id: node for last in shown for node, _ in tree.path(last).segments} | {node.id: node for node in wanted}
+    return [*contexts.values(), *nodes.values()]
