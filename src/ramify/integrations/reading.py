@@ -1,0 +1,159 @@
+"""Rows of other people's trainers as trees: reading JSON lines and Parquet alike, and hanging completions under shared prompts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.trace.db import Run
+from ramify.trace.lines import read_lines
+from ramify.trace.node import Stream, Verdict, make_node
+
+_BATCH = 256
+_ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant"}
+
+
+class Forest:
+    """Completions under their prompts: rows with one prompt (and one step of a training) share a tree."""
+
+    def __init__(self, run: Run, maker: str) -> None:
+        self.run, self.maker = run, maker
+        self._drawn: dict[str, int] = {}
+
+    def add(
+        self,
+        prompt: Sequence[Mapping[str, Any]],
+        completion: Sequence[Mapping[str, Any]],
+        place: str,
+        *,
+        step: int | None = None,
+        scores: Mapping[str, Any] | None = None,
+        advantage: Any = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add one completion. ``scores``: scorer -> number, or None where it was not scored; ``record``: what else the row held.
+
+        Raises UserError naming ``place`` on messages that are none and on scores that are no numbers.
+        """
+        given = [message(m, f"{place}: message {i} of the prompt") for i, m in enumerate(prompt)]
+        said = [message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]
+        if not said:
+            raise UserError(f"{place}: the completion holds no message")
+        key = stable_hash("prompt", canonical_json([list(m) for m in given]))[:16]
+        group = "" if step is None else f"step-{step:06d}"
+        tree = f"{group}/prompt-{key}" if group else f"prompt-{key}"
+        self.run.add_tree(tree, {"id": f"prompt-{key}"}, group)
+        node = make_node(tree, None, 0, "root", "")
+        self.run.add(node)
+        for role, text, data in given:
+            node = make_node(tree, node.id, len(node), role, text, data=data)
+            self.run.add(node)
+        index = self._drawn[tree] = self._drawn.get(tree, -1) + 1
+        for i, (role, text, data) in enumerate(said):
+            if i == len(said) - 1 and record:
+                data = data | {"record": plain(record)}
+            # a completion was one draw, whatever it says: two that are equal stay two, also where they end in a tool's answer
+            drawn = index if role == "assistant" or i == len(said) - 1 else -1
+            node = make_node(tree, node.id, len(node), role, text, index=drawn, data=data)
+            self.run.add(node)
+        for scorer, value in (scores or {}).items():
+            self.run.add(Verdict(node.id, scorer, number(value, f"{place}: '{scorer}'")))
+        credit = number(advantage, f"{place}: 'advantage'")
+        if credit is not None:
+            self.run.add(Stream(node.id, "advantage", self.maker, np.asarray([credit], np.float32)))
+
+
+def message(value: Any, spot: str) -> tuple[str, str, dict[str, Any]]:
+    """(role, text, everything else) of a chat message. Raises UserError naming ``spot``."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{spot} is no object with 'role' and 'content'")
+    role, content = value.get("role"), value.get("content")
+    role = _ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in ("system", "user", "assistant", "tool"):
+        raise UserError(f"{spot} has the role {role!r}, which is none of system, user, assistant, tool")
+    if isinstance(content, list):
+        texts = [part.get("text") or "" if isinstance(part, Mapping) else part for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    if content is not None and not isinstance(content, str):
+        raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
+    return role, content or "", plain({k: v for k, v in value.items() if k not in ("role", "content") and v is not None})
+
+
+def messages(value: Any, role: str, spot: str) -> list[Mapping[str, Any]]:
+    """A text, or a list of messages, as messages; a text is one message of ``role``. Raises UserError naming ``spot``."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        raise UserError(f"{spot} must be text or a list of messages" + (", and it is missing" if value is None else ""))
+    return value
+
+
+def number(value: Any, spot: str) -> float | None:
+    """A finite number, or None for null and for NaN (not scored). Raises UserError naming ``spot`` on anything else."""
+    if isinstance(value, bool):
+        return float(value)
+    if value is not None and not isinstance(value, (int, float)):
+        raise UserError(f"{spot} must be a number, not {str(value)[:40]!r}")
+    try:
+        found = math.nan if value is None else float(value)
+    except OverflowError:
+        found = math.inf
+    if math.isinf(found):
+        raise UserError(f"{spot} is infinite")
+    return None if math.isnan(found) else found
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON: dates and bytes of a Parquet file as text, numbers that are none as text."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=str))
+    except ValueError:
+        return json.loads(json.dumps(_finite(value), default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, record) of each row of a ``.parquet`` file or, by any other name, of JSON lines. Raises UserError naming the place."""
+    if path.suffix.lower() != ".parquet":
+        for number, record in read_lines(path):
+            yield f"{path}:{number}", record
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", record
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+
+
+def parquet_columns(path: Path) -> set[str]:
+    """Names of the columns of a Parquet file; none for anything else."""
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return set()
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return set(pyarrow.parquet.read_schema(path).names)
+    except (OSError, pyarrow.ArrowException):
+        return set()

@@ -1,0 +1,303 @@
+"""Attempts of a run as rows for other people's trainers, and other people's rows as trees: what the doors of TRL and verl share.
+
+Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was drawn from an explicit context (compaction,
+a truncated view) its row shows that context, not the history.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config
+from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.files import whole_file
+from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
+from ramify.score.steps import run_columns
+from ramify.trace.db import Run
+from ramify.trace.node import Stream, Verdict
+from ramify.trace.path import Path as TracePath
+from ramify.trace.path import Said
+from ramify.trace.tree import Tree
+
+Messages = list[dict[str, Any]]
+_BATCH = 256
+
+
+class Selection(Config):
+    """Which attempts of a run become rows."""
+
+    group: str | None = None
+    """Only trees of this group."""
+    scorer: str | None = None
+    """Whose verdict ends an attempt and is its reward; by default env, or the only scorer there is."""
+    min_reward: float | None = None
+    """Only attempts with at least this reward."""
+    successful: bool = False
+    """Only attempts that succeeded: by the world's outcome, or, where it told none, by a reward above 0."""
+    max_rows: int | None = Field(None, ge=1)
+    """Stop after this many rows."""
+
+
+class StepSelection(Selection):
+    """Which attempts become rows of tokens, and where their credit comes from."""
+
+    stream: str = "credit"
+    """The stream that holds the advantage of each drawn token."""
+    maker: str | None = None
+    """Who made the stream; needed where several did."""
+    rule: Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"] | None = None
+    """Credit the attempts now by this rule of graph-credit, instead of reading a stream."""
+    clip: float | None = Field(None, gt=0)
+    """Cut advantages at plus and minus this."""
+    shared: Literal["once", "every"] = "once"
+    """Train what several attempts share in the first one's row only, or in every row."""
+    zeros: bool = False
+    """Keep rows whose advantages are all 0."""
+
+
+def settings_of(cls: type[Config]) -> dict[str, str]:
+    """The settings of a writer, for its options: name -> one line of help."""
+    return {name: (info.description or "").replace("\n", " ") for name, info in cls.model_fields.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """One attempt: the path to its leaf, and how it ended. ``reward`` and ``outcome`` are None where nobody scored it."""
+
+    tree: Tree
+    task: str
+    path: TracePath
+    reward: float | None
+    outcome: bool | None
+
+    @property
+    def leaf(self) -> str:
+        """Id of the attempt's last node."""
+        return self.path.segments[-1][0].id
+
+
+def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
+    """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
+
+    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves. Raises UserError when the scorer
+    or group is unknown.
+    """
+    infos = sorted(run.trees(selection.group), key=lambda info: info.name)
+    if not infos:
+        known = nearest(selection.group or "", {info.group for info in run.trees() if info.group})
+        where = "" if selection.group is None else f" in group '{selection.group}' ({known})"
+        raise UserError(f"{run.folder} holds no tree{where}")
+    scorer = _scorer(run, selection)
+    for info in infos:
+        tree = run.tree(info.name)
+        found = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)} if scorer else {}
+        for leaf in sorted(found) if scorer else sorted(node.id for node in tree.leaves()):
+            reward, outcome = _judged(found.get(leaf))
+            if selection.min_reward is not None and (reward is None or reward < selection.min_reward):
+                continue
+            if selection.successful and not (outcome if outcome is not None else (reward or 0.0) > 0):
+                continue
+            yield Ended(tree, str(info.task.get("id", info.name)), tree.path(leaf), reward, outcome)
+
+
+def _scorer(run: Run, selection: Selection) -> str | None:
+    known = {verdict.scorer for verdict in run.each(Verdict)}
+    if selection.scorer is not None:
+        if selection.scorer not in known:
+            raise UserError(f"{run.folder} has no verdict of scorer '{selection.scorer}' ({nearest(selection.scorer, known)})")
+        return selection.scorer
+    if not known and (selection.successful or selection.min_reward is not None):
+        raise UserError(f"{run.folder} has no verdicts, so no attempt can be chosen by its reward")
+    if len(known) > 1 and "env" not in known:
+        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with scorer ({', '.join(sorted(known))})")
+    return "env" if "env" in known else next(iter(known), None)
+
+
+def _judged(verdict: Verdict | None) -> tuple[float | None, bool | None]:
+    if verdict is None or verdict.value is None:
+        return None, None
+    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
+    outcome = evidence.get("outcome")
+    return verdict.value, outcome if isinstance(outcome, bool) else None
+
+
+def as_json(said: Sequence[Said]) -> Messages:
+    """Messages in the form of OpenAI's; tool calls that came with them are kept."""
+    kept = ("name", "tool_calls", "tool_call_id")
+    return [{"role": m.role, "content": m.text} | {k: m.data[k] for k in kept if k in m.data} for m in said]
+
+
+# --- rows of tokens ---------------------------------------------------------------------------------------------------
+
+
+def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]]:
+    """Rows of tokens with an advantage for each, one an attempt (more where its context was compacted on the way).
+
+    A row has ``tree``, ``task``, ``leaf``, ``reward``, ``prompt`` (messages before the first reply), ``prompt_ids`` (tokens before the
+    first drawn one), ``completion_ids`` (from there to the last trained one, observations included), and per completion token, shape
+    (T,): ``env_mask`` (1 where it is trained: drawn, and credited), ``logprobs`` (under the sampling distribution) and
+    ``advantages``. Raises UserError where the run has no credit, NeedsError on nodes without tokens or log-probs.
+    """
+    from ramify.train.batch import rows_from_path
+
+    credit_in = _credit(run, selection)
+    done: dict[str, int] = {}
+    for ended in attempts(run, selection):
+        streams = _streams(ended.path, credit_in(ended.tree.name), done if selection.shared == "once" else {}, selection.clip)
+        said = as_json(ended.path.messages())
+        prompt = said[: next((i for i, m in enumerate(said) if m["role"] == "assistant"), len(said))]
+        for row in rows_from_path(ended.path, run.node, run.context, streams):
+            trained = row.mask & (row.streams["trained"] > 0)
+            trained[:1] = False  # nothing precedes the first token, so nothing predicts it
+            advantages = row.streams["advantages"]
+            if not trained.any() or not (selection.zeros or advantages[trained].any()):
+                continue
+            start = max(1, int(np.argmax(row.mask)))
+            shown = slice(start, int(np.flatnonzero(trained)[-1]) + 1)
+            yield {
+                "tree": ended.tree.name,
+                "task": ended.task,
+                "leaf": ended.leaf,
+                "reward": ended.reward,
+                "prompt": prompt,
+                "prompt_ids": row.tokens[:start].tolist(),
+                "completion_ids": row.tokens[shown].tolist(),
+                "env_mask": trained[shown].astype(np.int64).tolist(),
+                "logprobs": row.streams["logprobs"][shown].tolist(),
+                "advantages": (advantages * trained)[shown].tolist(),
+            }
+
+
+def _streams(
+    path: TracePath, credit: Mapping[str, np.ndarray], done: dict[str, int], clip: float | None
+) -> dict[str, dict[str, np.ndarray]]:
+    """By node id: which tokens this attempt trains (those not ``done`` before it), and their advantages. Marks them as done."""
+    trained, advantages = {}, {}
+    for node, kept in path.segments:
+        if node.id not in credit or node.sampled is None:
+            continue
+        fresh = node.sampled.copy()
+        fresh[: done.get(node.id, 0)] = False
+        if fresh[:kept].any() and node.logprobs is None:
+            raise NeedsError(
+                f"node {node.id} carries no log-probs of its drawn tokens: record the run with a model that gives them"
+            )
+        done[node.id] = max(kept, done.get(node.id, 0))
+        trained[node.id] = fresh.astype(np.float32)
+        advantages[node.id] = np.clip(credit[node.id], -clip, clip) if clip is not None else credit[node.id]
+    return {"trained": trained, "advantages": advantages}
+
+
+def _credit(run: Run, selection: StepSelection) -> Callable[[str], dict[str, np.ndarray]]:
+    """Tree name -> node id -> credit along its tokens."""
+    if selection.rule is not None:
+        return _credit_now(run, selection, selection.rule)
+    makers = {stream.maker for stream in run.each(Stream) if stream.name == selection.stream}
+    if selection.maker is not None and selection.maker not in makers:
+        makers = set()
+    if not makers:
+        by = "" if selection.maker is None else f" by '{selection.maker}'"
+        raise UserError(
+            f"{run.folder} holds no stream '{selection.stream}'{by}: `ramify improve` stores one as it trains; "
+            "for any other run give --rule g2po, which credits the attempts now"
+        )
+    if len(makers) > 1 and selection.maker is None:
+        raise UserError(f"stream '{selection.stream}' has several makers: choose one with maker ({', '.join(sorted(makers))})")
+
+    def of_tree(tree: str) -> dict[str, np.ndarray]:
+        found = {s.node: s.values for s in run.streams(tree=tree, name=selection.stream, maker=selection.maker)}
+        for node, values in found.items():
+            if not np.isfinite(values).all():
+                raise UserError(f"stream '{selection.stream}' of node {node} holds a value that is no finite number")
+        return found
+
+    return of_tree
+
+
+def _credit_now(run: Run, selection: StepSelection, rule: str) -> Callable[[str], dict[str, np.ndarray]]:
+    graph = StateGraph(run_columns(run, selection.group, scorer=_scorer(run, selection) or "env"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `ramify graph-credit report` says what the credit is worth
+        found = node_credit(graph.columns, graph.advantages(CreditConfig.model_validate({"rule": rule})))
+
+    def of_tree(tree: str) -> dict[str, np.ndarray]:
+        return {n.id: node_records(n, found[n.id])[1].values for n in run.nodes(tree) if n.id in found}
+
+    return of_tree
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_table(path: Path, rows: Iterator[dict[str, Any]], columns: Mapping[str, str], limit: int | None = None) -> int:
+    """Write rows as ``.jsonl`` or ``.parquet``, whole or not at all; returns how many.
+
+    ``columns``: name -> text, number, ints, floats, messages or json (JSON lines: the value itself, Parquet: a nested column).
+    Raises UserError where there is no row, or the ending is neither.
+    """
+    if path.suffix.lower() not in (".jsonl", ".parquet"):
+        raise UserError(f"cannot write {path}: these rows go into a file that ends in .jsonl or .parquet")
+    rows = islice(rows, limit)
+    first = next(rows, None)
+    if first is None:
+        raise UserError("nothing to write: no attempt of the run fits the selection, or none has any credit to give")
+    rows = chain([first], rows)
+    with whole_file(path) as part:
+        return _write_parquet(part, rows, columns) if path.suffix.lower() == ".parquet" else _write_jsonl(part, rows)
+
+
+def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n")
+            count += 1
+    return count
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]], columns: Mapping[str, str]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    types = {
+        "text": pa.string(),
+        "number": pa.float64(),
+        "ints": pa.list_(pa.int64()),
+        "floats": pa.list_(pa.float32()),
+        "messages": pa.list_(message),
+        "task": pa.struct([("task", pa.string()), ("index", pa.int64())]),
+        "truth": pa.struct([("style", pa.string()), ("ground_truth", pa.string())]),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
+    spoken = [name for name, kind in columns.items() if kind == "messages"]
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := list(islice(rows, _BATCH)):
+            for row in batch:
+                if any(m.keys() - {"role", "content"} for name in spoken for m in row[name]):
+                    raise UserError("messages with tool calls do not fit one Parquet column: write JSON lines (.jsonl)")
+            writer.write_table(pa.Table.from_pylist(_utf8(batch), schema=schema))
+            count += len(batch)
+    return count
+
+
+def _utf8(value: Any) -> Any:
+    """``value`` with text that UTF-8 cannot express replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {k: _utf8(v) for k, v in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], (str, dict)):
+        return [_utf8(v) for v in value]
+    return value

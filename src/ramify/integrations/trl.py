@@ -1,0 +1,230 @@
+"""TRL's rows in and out: conversations for SFT, tokens with an advantage each for GRPO; completions with rewards, and preferences, in.
+
+Training on what is written here is in :mod:`ramify.integrations.trl_trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ramify.base.config import check
+from ramify.base.errors import UserError
+from ramify.base.registry import register
+from ramify.integrations.reading import Forest, messages, number, parquet_columns, read_records
+from ramify.integrations.rows import (
+    Selection,
+    StepSelection,
+    as_json,
+    attempts,
+    credited_rows,
+    settings_of,
+    write_table,
+)
+from ramify.trace.db import Run
+from ramify.trace.foreign import IMPORTED
+from ramify.trace.formats import Reader, Writer
+from ramify.trace.jsonl import new_run
+from ramify.trace.lines import field
+
+PREFERENCE = "preference"
+"""Scorer of the verdicts that a preference row becomes: 1 for the chosen completion, 0 for the rejected one."""
+STEP_COLUMNS = {
+    **dict.fromkeys(("tree", "task", "leaf"), "text"),
+    "reward": "number",
+    "prompt": "messages",
+    **dict.fromkeys(("prompt_ids", "completion_ids", "env_mask"), "ints"),
+    **dict.fromkeys(("logprobs", "advantages"), "floats"),
+}
+"""Columns of a per-step-advantage row. The token columns have the names that a ``rollout_func`` of TRL's GRPOTrainer returns."""
+
+
+class SftSettings(Selection):
+    """Settings of ``trl-sft``."""
+
+    form: Literal["messages", "prompt-completion"] = "messages"
+    """One row an attempt (messages), or one row a reply, with what was shown before it (prompt-completion)."""
+
+
+def write_sft(run: Run, out: Path, **settings: Any) -> int:
+    """Write conversational rows for TRL's SFTTrainer; returns how many. ``settings`` are those of :class:`SftSettings`.
+
+    Raises UserError on bad settings and where nothing fits them.
+    """
+    chosen = check(SftSettings, settings, "trl-sft")
+    columns = {"messages": "messages"} if chosen.form == "messages" else {"prompt": "messages", "completion": "messages"}
+    return write_table(out, _conversations(run, chosen), columns, chosen.max_rows)
+
+
+def _conversations(run: Run, chosen: SftSettings) -> Iterator[dict[str, Any]]:
+    for ended in attempts(run, chosen):
+        said = as_json(ended.path.messages())
+        replies = [i for i, m in enumerate(said) if m["role"] == "assistant"]
+        if not replies:
+            continue
+        if chosen.form == "messages":
+            yield {"messages": said[: replies[-1] + 1]}
+            continue
+        contexts = _contexts(run, ended.path.segments)
+        for reply, context in zip(replies, contexts, strict=True):
+            yield {"prompt": said[:reply] if context is None else context, "completion": [said[reply]]}
+
+
+def _contexts(run: Run, segments: Any) -> list[list[dict[str, Any]] | None]:
+    """For each reply on a path what it was shown, None where that is the path itself."""
+    found: list[list[dict[str, Any]] | None] = []
+    for node, _ in segments:
+        if node.role == "assistant" and (node.opens or not found):
+            found.append(None if node.context is None else as_json(run.shown(node.id).messages))
+    return found
+
+
+def write_steps(run: Run, out: Path, **settings: Any) -> int:
+    """Write rows of tokens with an advantage each; returns how many. ``settings`` are those of :class:`StepSelection`.
+
+    Raises UserError where the run has no credit or nothing fits, NeedsError on attempts without tokens or log-probs.
+    """
+    chosen = check(StepSelection, settings, "trl-steps")
+    return write_table(out, credited_rows(run, chosen), STEP_COLUMNS, chosen.max_rows)
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Rows written by ``trl-steps``, checked. Raises UserError naming the file, the row and the column that is wrong."""
+    rows = []
+    for place, row in read_records(path):
+        check_steps(row, place)
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} holds no row")
+    return rows
+
+
+def check_steps(row: Mapping[str, Any], place: str) -> None:
+    """Raises UserError unless ``row`` has tokens, mask, log-probs and advantages that fit together and are finite numbers."""
+    record = dict(row)
+    if not field(record, "prompt_ids", list, place):
+        raise UserError(f"{place}: 'prompt_ids' is empty")
+    length = len(field(record, "completion_ids", list, place))
+    if not length:
+        raise UserError(f"{place}: 'completion_ids' is empty")
+    for name in ("prompt_ids", "completion_ids", "env_mask"):
+        if any(type(value) is not int or value < 0 for value in field(record, name, list, place)):
+            raise UserError(f"{place}: '{name}' holds something that is no token id" + " (0 or 1)" * (name == "env_mask"))
+    if set(record["env_mask"]) - {0, 1}:
+        raise UserError(f"{place}: 'env_mask' holds something else than 0 and 1")
+    for name in ("logprobs", "advantages"):
+        for at, value in enumerate(field(record, name, list, place)):
+            if isinstance(value, bool) or number(value, f"{place}: '{name}'[{at}]") is None:
+                raise UserError(f"{place}: '{name}'[{at}] is no finite number")
+    for name in ("env_mask", "logprobs", "advantages"):
+        if len(record[name]) != length:
+            raise UserError(f"{place}: '{name}' has {len(record[name])} entries for {length} completion tokens")
+
+
+def read_trl(path: Path, folder: Path) -> int:
+    """Make a run in ``folder`` from rows of TRL: prompt and completion, chosen and rejected, messages; returns how many.
+
+    Texts become one message each. ``reward``, ``rewards`` (by name or in order), ``label`` and, in the logs of ``log_completions``,
+    every other column of numbers become verdicts; ``advantage`` becomes a stream. Raises UserError naming file and row.
+    """
+    count = 0
+    with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
+        forest = Forest(run, "trl")
+        for place, record in read_records(path):
+            try:
+                _add(forest, record, place)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{place}: {error}") from error
+            count += 1
+        if not count:
+            raise UserError(f"{path} holds no record")
+    return count
+
+
+_TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")
+
+
+def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
+    step = field(record, "step", int, place, None)
+    rest = {k: v for k, v in record.items() if k not in _TAKEN and v is not None}
+    if "chosen" in record or "rejected" in record:
+        sides = {side: messages(record.get(side), "assistant", f"{place}: '{side}'") for side in ("chosen", "rejected")}
+        shared = 0
+        prompt = messages(record["prompt"], "user", f"{place}: 'prompt'") if record.get("prompt") is not None else []
+        if not prompt:  # the prompt is what both begin with
+            pairs = zip(sides["chosen"][:-1], sides["rejected"][:-1], strict=False)
+            shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, sides.values())) - 1)
+            prompt = sides["chosen"][: max(0, shared)]
+        for side, value in (("chosen", 1.0), ("rejected", 0.0)):
+            scores: dict[str, Any] = {PREFERENCE: value}
+            if f"score_{side}" in rest:
+                scores[IMPORTED] = number(rest[f"score_{side}"], f"{place}: 'score_{side}'")
+            forest.add(prompt, sides[side][len(prompt) if shared else 0 :], place, step=step, scores=scores, record=rest)
+        return
+    if "completion" in record:
+        prompt = messages(record.get("prompt") or [], "user", f"{place}: 'prompt'")
+        completion = messages(record["completion"], "assistant", f"{place}: 'completion'")
+    elif "messages" in record:
+        said = messages(record["messages"], "assistant", f"{place}: 'messages'")
+        first = next(
+            (i for i, m in enumerate(said) if isinstance(m, Mapping) and m.get("role") == "assistant"), max(0, len(said) - 1)
+        )
+        prompt, completion = said[:first], said[first:]
+    else:
+        raise UserError(
+            f"{place}: a TRL row has 'prompt' and 'completion', 'chosen' and 'rejected', or 'messages'; "
+            f"this one has {', '.join(map(repr, list(record)[:8])) or 'nothing'}"
+        )
+    found, rest = _scores(record, rest, place)
+    forest.add(prompt, completion, place, step=step, scores=found, advantage=record.get("advantage"), record=rest)
+
+
+def _scores(record: dict[str, Any], rest: dict[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scorer -> value, and what is left of the row."""
+    scores: dict[str, Any] = {}
+    if "reward" in record:
+        scores[IMPORTED] = number(record["reward"], f"{place}: 'reward'")
+    rewards = record.get("rewards")
+    if isinstance(rewards, Mapping):
+        scores |= {str(name): value for name, value in rewards.items()}
+    elif isinstance(rewards, list):
+        scores |= {f"reward-{i}": value for i, value in enumerate(rewards)}
+    elif rewards is not None:
+        scores[IMPORTED] = number(rewards, f"{place}: 'rewards'")
+    if record.get("label") is not None:
+        scores["label"] = field(record, "label", bool, place)
+    if "advantage" in record and "step" in record:  # a log of completions: TRL writes one column of numbers a reward function
+        named = {k for k, v in rest.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        scores |= {k: rest[k] for k in rest if k in named}
+        rest = {k: v for k, v in rest.items() if k not in named}
+    return scores, rest
+
+
+def _is_trl(path: Path, first: Mapping[str, Any] | None) -> bool:
+    names = set(first) if first is not None else parquet_columns(path)
+    if {"data_source", "reward_model"} & names or "attempt_id" in names or "kind" in names:
+        return False
+    return "completion" in names or {"chosen", "rejected"} <= names or (first is None and "messages" in names)
+
+
+register("reader", "trl")(
+    Reader(
+        "trl",
+        "Rows of TRL, JSON lines or Parquet: prompt and completion (with rewards), chosen and rejected, logged completions.",
+        _is_trl,
+        read_trl,
+    )
+)
+register("writer", "trl-sft")(
+    Writer("trl-sft", "conversations for TRL's SFTTrainer (.jsonl or .parquet)", write_sft, (), settings_of(SftSettings))
+)
+register("writer", "trl-steps")(
+    Writer(
+        "trl-steps",
+        "the tree's own tokens with an advantage each, for TRL's GRPOTrainer (.jsonl or .parquet)",
+        write_steps,
+        (),
+        settings_of(StepSelection),
+    )
+)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from trainer_cases import household_run, token_tree
+
+from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.integrations import trl_trainer
+from ramify.integrations.trl import read_steps, read_trl, write_sft, write_steps
+from ramify.score.match import ExactMatch
+from ramify.trace.db import Run
+from ramify.trace.formats import pick_reader
+from ramify.trace.node import Context, Span, Stream, Verdict, make_node
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return household_run(tmp_path_factory.mktemp("played") / "run")
+
+
+@pytest.fixture
+def hand(tmp_path: Path) -> Iterator[tuple[Run, str, str]]:
+    with Run.create(tmp_path / "hand", {}) as run:
+        _, reply, fork = token_tree(run)
+        run.add(Stream(reply, "credit", "me", np.array([0, 2, -3], np.float32)), Stream(fork, "credit", "me", np.array([7.0])))
+        yield run, reply, fork
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- out: conversations
+
+
+def test_conversations_are_the_paths_messages_up_to_the_last_reply(played: Path, tmp_path: Path) -> None:
+    with Run.open(played) as run:
+        assert write_sft(run, tmp_path / "a.jsonl") == 16
+        rows = lines(tmp_path / "a.jsonl")
+        leaf = min(v.node for v in run.verdicts(tree=min(info.name for info in run.trees())))
+        said = [{"role": m.role, "content": m.text} for m in run.path(leaf).messages()]
+        good = write_sft(run, tmp_path / "good.parquet", successful="true")
+        wins = sum(v.value > 0 for v in run.verdicts(scorer="env"))
+        replies = sum(m["role"] == "assistant" for row in rows for m in row["messages"])
+        assert write_sft(run, tmp_path / "p.jsonl", form="prompt-completion") == replies
+    assert rows[0]["messages"] == said[:-1]
+    assert {row["messages"][-1]["role"] for row in rows} == {"assistant"}
+    assert 0 < good == wins < 16
+    table = pq.read_table(tmp_path / "good.parquet").to_pylist()
+    assert all(row in rows for row in table)
+    for row in lines(tmp_path / "p.jsonl")[:2]:
+        assert row["prompt"][-1]["role"] == "user"
+        assert [m["role"] for m in row["completion"]] == ["assistant"]
+
+
+def test_a_reply_from_another_context_shows_that_context(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        prompt, reply, _ = token_tree(run)
+        context = Context((Span(prompt, 0, 2),))
+        run.add(context)
+        seen = make_node("t", reply, 3, "user", "more", tokens=[9])
+        drawn: dict[str, Any] = {"sampled": [1, 1], "logprobs": [-1, -2], "ends": [1, 2]}
+        late = make_node("t", seen.id, 1, "assistant", "zz", tokens=[7, 7], context=context.hash, index=0, **drawn)
+        run.add(seen, late, Verdict(late.id, "env", 3.0))
+        run.add(Stream(late.id, "credit", "me", np.array([1, 2], np.float32)))
+        write_steps(run, tmp_path / "s.jsonl")
+        write_sft(run, tmp_path / "p.jsonl", form="prompt-completion", min_reward="3")
+    (row,) = lines(tmp_path / "s.jsonl")
+    assert (row["prompt_ids"], row["completion_ids"], row["advantages"]) == ([1, 2], [7, 7], [1, 2])
+    first, second = lines(tmp_path / "p.jsonl")
+    assert first["prompt"] == second["prompt"] == [{"role": "user", "content": "do"}]
+    assert second["completion"] == [{"role": "assistant", "content": "zz"}]
+
+
+# --- out: tokens
+
+
+def test_rows_of_tokens_are_the_trees_own_and_train_shared_ones_once(hand: tuple[Run, str, str], tmp_path: Path) -> None:
+    run, _, fork = hand
+    write_steps(run, tmp_path / "once.parquet")
+    write_steps(run, tmp_path / "every.jsonl", shared="every", clip="2.5")
+    once = {row["leaf"]: row for row in read_steps(tmp_path / "once.parquet")}
+    every = {row["leaf"]: row for row in read_steps(tmp_path / "every.jsonl")}
+    forked = every[fork]
+    assert (forked["prompt_ids"], forked["completion_ids"]) == ([1, 2, 3], [4, 6])
+    assert (forked["env_mask"], forked["advantages"], forked["logprobs"]) == ([1, 1], [2, 2.5], [-0.5, -1.0])
+    (other,) = every.keys() - {fork}
+    assert (every[other]["completion_ids"], every[other]["advantages"]) == ([4, 5], [2, -2.5])
+    assert every[other]["prompt"] == [{"role": "user", "content": "do"}]
+    trained = {leaf: sum(row["env_mask"]) for leaf, row in once.items()}
+    assert sum(trained.values()) == 3  # tokens 4, 5 and 6, once each, whichever row came first
+    assert once[fork]["advantages"][-1] == 7
+    assert [row["reward"] for row in (once[fork], once[other])] == [0, 1]
+
+
+def test_credit_made_now_is_that_of_graph_credit(played: Path, tmp_path: Path) -> None:
+    from ramify.methods.graph_credit.run import StateGraph, node_credit
+
+    with Run.open(played) as run:
+        write_steps(run, tmp_path / "s.jsonl", rule="g2po")
+        graph = StateGraph.from_run(run)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = node_credit(graph.columns, graph.advantages())
+        rows = read_steps(tmp_path / "s.jsonl")
+        for row in rows:
+            path = run.path(row["leaf"])
+            start, end = len(row["prompt_ids"]), len(row["prompt_ids"]) + len(row["completion_ids"])
+            assert row["prompt_ids"] + row["completion_ids"] == path.tokens[:end].tolist()
+            whole = path.along({n.id: n.sampled * np.float32(found[n.id]["A"]) for n, _ in path.segments if n.id in found})
+            assert row["advantages"] == pytest.approx(whole[start:end].tolist())
+            assert row["env_mask"] == path.sampled[start:end].astype(int).tolist()
+            assert row["env_mask"][-1] == 1
+    assert rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({}, "ramify improve"), ({"stream": "credti"}, "no stream 'credti'"), ({"rule": "g2poo"}, "rule"),
+     ({"min_reward": "much"}, "min_reward"), ({"rule": "g2po", "min_reward": "99"}, "no attempt of the run fits"),
+     ({"scorer": "evn", "rule": "g2po"}, "did you mean 'env'"), ({"group": "x", "rule": "g2po"}, "in group 'x'"),
+     ({"max_rows": "0"}, "max_rows"), ({"sream": "x"}, "did you mean 'stream'")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_one_sentence_and_no_file(
+    played: Path, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    with Run.open(played) as run, pytest.raises(UserError, match=message):
+        write_steps(run, tmp_path / "s.jsonl", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_only_runs_and_bad_credit_are_refused(hand: tuple[Run, str, str], tmp_path: Path) -> None:
+    run, reply, _ = hand
+    run.add(Stream(reply, "credit", "me", np.array([0, np.nan, 1], np.float32)))
+    with pytest.raises(UserError, match=f"node {reply} holds a value that is no finite number"):
+        write_steps(run, tmp_path / "s.jsonl")
+    run.add(Stream(reply, "credit", "you", np.array([0, 1, 1], np.float32)))
+    with pytest.raises(UserError, match="several makers: choose one with maker \\(me, you\\)"):
+        write_steps(run, tmp_path / "s.jsonl")
+    with pytest.raises(UserError, match=r"ends in \.jsonl or \.parquet"):
+        write_steps(run, tmp_path / "s.csv", maker="you")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"prompt": "p", "completion": "c", "reward": 1}))
+    read_trl(tmp_path / "c.jsonl", tmp_path / "text")
+    with Run.open(tmp_path / "text") as text, pytest.raises(NeedsError, match="text only"):
+        write_steps(text, tmp_path / "s.jsonl", rule="g2po")
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+GOOD = {"prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 0], "logprobs": [-1.0, 0.0], "advantages": [0.5, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"advantages": [0.5]}, "'advantages' has 1 entries for 2"), ({"advantages": [float("nan"), 0]}, r"'advantages'\[0\]"),
+     ({"advantages": None}, "'advantages' must be a list"), ({"completion_ids": ["x", 1]}, "'completion_ids'"),
+     ({"completion_ids": []}, "'completion_ids' is empty"), ({"prompt_ids": []}, "'prompt_ids' is empty"),
+     ({"env_mask": [1, 2]}, "'env_mask'"), ({"env_mask": [True, False]}, "'env_mask'"), ({"logprobs": [0, "a"]}, r"'logprobs'\[1\]"),
+     ({"prompt_ids": [-1]}, "'prompt_ids'"), ({"logprobs": [None, 0]}, r"'logprobs'\[0\]")],
+)  # fmt: skip
+def test_rows_of_tokens_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "s.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change))
+    with pytest.raises(UserError, match=f"s.jsonl:2: {message}"):
+        read_steps(tmp_path / "s.jsonl")
+
+
+# --- in
+
+
+def test_completions_with_rewards_become_siblings_under_their_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "2+2", "completion": "4", "reward": 1.0, "source": "math"},
+        {"prompt": "2+2", "completion": "4", "rewards": {"exact": 1, "style": None}},
+        {"prompt": [{"role": "user", "content": "2+2"}], "completion": [{"role": "assistant", "content": "5"}], "label": False},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]},
+    ]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert pick_reader(tmp_path / "r.jsonl").name == "trl"
+    assert read_trl(tmp_path / "r.jsonl", tmp_path / "run") == 4
+    with Run.open(tmp_path / "run") as run:
+        first, second = run.trees()
+        leaves = run.tree(first.name).leaves()
+        assert [leaf.text for leaf in leaves] == ["4", "4", "5"]
+        assert leaves[0].data["record"] == {"source": "math"}
+        verdicts = {(v.node, v.scorer): v.value for v in run.verdicts()}
+        ids = [leaf.id for leaf in leaves]
+        assert verdicts == {(ids[0], "imported"): 1, (ids[1], "exact"): 1, (ids[1], "style"): None, (ids[2], "label"): 0}
+        assert [m.text for m in run.path(run.tree(second.name).leaves()[0].id).messages()] == ["hi", "ho"]
+
+
+def test_preferences_become_two_siblings(tmp_path: Path) -> None:
+    shared = [{"role": "user", "content": "q"}]
+    rows = [
+        {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 9},
+        {
+            "chosen": [*shared, {"role": "assistant", "content": "a"}],
+            "rejected": [*shared, {"role": "assistant", "content": "b"}],
+        },
+    ]
+    pq.write_table(pa.Table.from_pylist(rows[1:] * 2), tmp_path / "p.parquet")
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, count in (("p.jsonl", 2), ("p.parquet", 2)):
+        assert pick_reader(tmp_path / name).name == "trl"
+        assert read_trl(tmp_path / name, tmp_path / f"run-{name}") == count
+        with Run.open(tmp_path / f"run-{name}") as run:
+            (tree,) = run.trees()
+            by_text = {leaf.id: leaf.text for leaf in run.tree(tree.name).leaves()}
+            found = [(by_text[v.node], v.value) for v in run.verdicts(scorer="preference")]
+            assert sorted(found) == [("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 0.0)]
+            assert all(run.tree(tree.name).node(leaf).parent == run.path(leaf).segments[1][0].id for leaf in by_text)
+
+
+def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> None:
+    log = [
+        {"step": 7, "prompt": "p", "completion": "a", "exact": 1.0, "length": 3.5, "advantage": 0.7},
+        {"step": 7, "prompt": "p", "completion": "b", "exact": float("nan"), "length": 1.0, "advantage": -0.7},
+    ]
+    pq.write_table(pa.Table.from_pylist(log), tmp_path / "completions_00007.parquet")
+    assert read_trl(tmp_path / "completions_00007.parquet", tmp_path / "run") == 2
+    with Run.open(tmp_path / "run") as run:
+        assert [tree.group for tree in run.trees()] == ["step-000007"]
+        assert [s.values.tolist() for s in run.streams(name="advantage")] == [[pytest.approx(0.7)], [pytest.approx(-0.7)]]
+        assert sorted(v.value for v in run.verdicts(scorer="length")) == [1.0, 3.5]
+        assert {v.value for v in run.verdicts(scorer="exact")} == {1.0, None}
+        with pytest.raises(UserError, match="choose one with scorer \\(exact, length\\)"):
+            write_sft(run, tmp_path / "x.jsonl")
+        assert write_sft(run, tmp_path / "x.jsonl", scorer="length", min_reward="2") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"prompt": "p"}, "this one has 'prompt'"), ({"prompt": 3, "completion": "c"}, "'prompt' must be text or a list"),
+     ({"prompt": "p", "completion": []}, "holds no message"), ({"prompt": "p", "completion": None}, "'completion' must be"),
+     ({"prompt": "p", "completion": [{"role": "robot", "content": ""}]}, "role 'robot'"), ({"chosen": "a"}, "'rejected' must be"),
+     ({"prompt": "p", "completion": "c", "reward": "high"}, "'reward' must be a number"), ({}, "this one has nothing"),
+     ({"prompt": "p", "completion": "c", "reward": float("inf")}, "infinite"), ({"completion": [7]}, "no object"),
+     ({"prompt": "p", "completion": "c", "reward": 10**400}, "infinite"), ({"messages": []}, "holds no message"),
+     ({"prompt": [{"role": "user", "content": 5}], "completion": "c"}, "neither text nor"), ({"completion": "c", "step": "x"}, "'step'"),
+     ({"chosen": [], "rejected": []}, "holds no message"), ({"completion": "c", "label": 1}, "'label'")],
+)  # fmt: skip
+def test_bad_rows_name_their_line_and_leave_nothing(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    (tmp_path / "r.jsonl").write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n" + json.dumps(row))
+    with pytest.raises(UserError, match=f"r.jsonl:2.*({message})"):
+        read_trl(tmp_path / "r.jsonl", tmp_path / "run")
+    assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no such thing PAR1")
+    with pytest.raises(UserError, match=r"cannot read .*x.parquet"):
+        read_trl(tmp_path / "x.parquet", tmp_path / "run")
+    with pytest.raises(RamifyError):
+        pick_reader(tmp_path / "x.parquet")
+
+
+# --- rewards, and trainers that cannot be made
+
+
+def test_a_scorer_is_a_reward_function_and_its_failures_are_none() -> None:
+    class Broken(ExactMatch):
+        def agrees(self, said: str, task: Any) -> bool:
+            raise RuntimeError("no judge")
+
+    reward = trl_trainer.reward_function(ExactMatch())
+    prompts: list[Any] = ["2+2", [{"role": "user", "content": "1+1"}]]
+    completions: list[Any] = ["4", [{"role": "assistant", "content": "3"}]]
+    rows: dict[str, Any] = {"prompts": prompts, "completions": completions, "answer": ["4", "2"], "trainer_state": object()}
+    assert asyncio.run(reward(**rows)) == [1.0, 0.0]
+    assert reward.__name__ == "exact"
+    assert asyncio.run(trl_trainer.reward_function(Broken())(**rows)) == [None, None]
+    with pytest.raises(UserError, match="no 'answer'"):
+        asyncio.run(reward(prompts=["a"], completions=["b"]))
+
+
+def test_a_missing_trl_and_a_moved_seam_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(NeedsError, match=r"pip install 'ramify\[rl\]'"):
+        trl_trainer.step_trainer(None, [GOOD])
+    moved = types.SimpleNamespace(__version__="9.0", GRPOTrainer=type("GRPOTrainer", (), {}))
+    monkeypatch.setitem(sys.modules, "trl", moved)
+    with pytest.raises(NeedsError, match=r"trl 9\.0 no longer has the seam '_generate_and_score_completions'"):
+        trl_trainer.step_trainer(None, [GOOD])
