@@ -31,7 +31,7 @@ def value(scorer, text: str, answer: object = "42") -> float:
 @pytest.mark.parametrize("name", ["exact", "number"])
 def test_builtin_graders_pass_the_battery(name):
     scorer = registry.get("scorer", name)()
-    assert asyncio.run(check_scorer(scorer, said("42"), TASK)) == []
+    assert check_scorer(scorer) == []
 
 
 class Bad:
@@ -47,6 +47,14 @@ class Bad:
     async def score(self, path, task):
         self.looks += 1
         node = "elsewhere" if self.fault == "place" else path.segments[-1][0].id
+        if self.fault == "answer":
+            assert task.data["answer"]
+        if self.fault == "edits":
+            path.segments[0][0].data["seen"] = True
+        if self.fault == "refuses":
+            raise UserError("not my task")
+        if self.fault == "number":
+            return [1.0]
         if self.fault == "crash" and "Ignore" in path.text:
             raise KeyError("x")
         if self.fault == "stream":
@@ -73,16 +81,32 @@ class Bad:
         ("draws", "different values"),
         ("confidence", "confidence 2.0"),
         ("judge", "does not name the judge"),
+        ("answer", "a task without data raises KeyError"),
+        ("edits", "changed the path"),
+        ("refuses", "judges none of the attempts (not my task): give it a method examples()"),
+        ("number", "returned a float"),
     ],
 )
 def test_battery_finds_broken_promises(fault, sentence):
-    faults = asyncio.run(check_scorer(Bad(fault), said("42"), TASK))
-    assert any(sentence in line for line in faults)
-    assert asyncio.run(check_scorer(Bad(""), said("42"), TASK)) == []
+    assert any(sentence in problem.message for problem in check_scorer(Bad(fault)))
+    assert check_scorer(Bad("")) == []
 
 
 def test_not_a_scorer():
-    assert asyncio.run(check_scorer(object(), said("42"), TASK)) == ["it lacks a name, a judge identity or a score method"]
+    assert check_scorer(object())[0].message == "it lacks a name, a judge identity or a score method"
+
+
+def test_a_scorer_brings_attempts_it_can_judge():
+    class Picky(Bad):
+        async def score(self, path, task):
+            if "colour" not in task.data:
+                raise UserError("no colour")
+            return await super().score(path, task)
+
+        def examples(self):
+            return [(said("blue"), Task("t", {"colour": "blue"}))]
+
+    assert check_scorer(Picky("")) == []
 
 
 def test_failures_become_unscored():

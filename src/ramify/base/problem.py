@@ -1,8 +1,12 @@
-"""What a conformance battery finds."""
+"""What a conformance battery finds, and how one runs its checks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +15,18 @@ class Problem:
 
     check: str
     message: str
+
+
+def run_checks(checks: Sequence[Callable[[P], Iterable[str]]], probe: P) -> list[Problem]:
+    """Every check on ``probe``: each yields one sentence a fault, and is named after its function. What it raises is a fault, too."""
+    problems = []
+    for check in checks:
+        name = check.__name__.removeprefix("_")
+        messages: dict[str, None] = {}
+        try:
+            for message in check(probe):
+                messages[message] = None
+        except Exception as error:  # a stranger's part may raise anything; that is the finding
+            messages[f"it raised {type(error).__name__}: {error}"] = None
+        problems += [Problem(name, message) for message in messages]
+    return problems

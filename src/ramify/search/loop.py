@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from ramify.base.errors import BoundaryError
 
 State = TypeVar("State")
 Pick = TypeVar("Pick")
@@ -45,3 +48,77 @@ async def search(
         for _, future in flying:
             future.cancel()
         await asyncio.gather(*(future for _, future in flying), return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What came of expanding one candidate."""
+
+    value: float | None
+    """How good it is; None where expanding it failed: not known, which is not bad."""
+    found: Mapping[str, float] = field(default_factory=dict)
+    """Candidates it leads to, each with its prior: how promising it looks before it is expanded."""
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Chooses what to expand. Its rules are pure: they change nothing they are given, and the same arguments give the same answer."""
+
+    name: str
+
+    def start(self, candidates: Mapping[str, float]) -> Any:
+        """The state of a search among ``candidates``: id -> prior."""
+        ...
+
+    def select(self, state: Any, flying: Sequence[str]) -> str | None:
+        """The candidate to expand next, none of ``flying`` (being expanded already); None where there is nothing to choose now.
+
+        It is asked again after every result; a search ends when it chooses nothing and nothing is flying. Places worth several
+        looks are given as several candidates.
+        """
+        ...
+
+    def absorb(self, state: Any, pick: str, result: Expansion) -> Any:
+        """The state once ``pick`` was expanded. Raises UserError on a value that is not a number."""
+        ...
+
+    def best(self, state: Any) -> list[str]:
+        """The expanded candidates of known value, best first."""
+        ...
+
+
+async def run_searcher(
+    searcher: Searcher,
+    candidates: Mapping[str, float],
+    expand: Callable[[str], Awaitable[Expansion]],
+    budget: int,
+    *,
+    width: int = 1,
+    tau: int | None = None,
+) -> Any:
+    """Search with a registered searcher for at most ``budget`` expansions; returns its last state. ``width``, ``tau`` as in :func:`search`.
+
+    A BoundaryError of one expansion is a result without a value; the others go on.
+    """
+    flying: list[str] = []
+    begun = 0
+
+    def select(state: Any) -> str | None:
+        nonlocal begun
+        pick = None if begun >= budget else searcher.select(state, tuple(flying))
+        if pick is not None:
+            begun += 1
+            flying.append(pick)
+        return pick
+
+    async def tried(pick: str) -> Expansion:
+        try:
+            return await expand(pick)
+        except BoundaryError:
+            return Expansion(None)
+
+    def absorb(state: Any, pick: str, result: Expansion) -> Any:
+        flying.remove(pick)
+        return searcher.absorb(state, pick, result)
+
+    return await search(searcher.start(candidates), select, tried, absorb, width=width, tau=tau)

@@ -1,0 +1,85 @@
+"""Which battery checks which kind of part. ``ramify check`` and the pytest plug-in ask here; nothing is imported before it is needed.
+
+A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module whose ``CHECKS`` lists its checks. A later kind adds a row.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ramify.base import registry
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.problem import Problem
+
+#: Kind -> module and function of its battery.
+BATTERIES = {
+    "model": "ramify.model.battery:check_model",
+    "env": "ramify.env.battery:check_env",
+    "scorer": "ramify.score.battery:check_scorer",
+    "searcher": "ramify.search.battery:check_searcher",
+    "loss": "ramify.train.battery:check_loss",
+    "compactor": "ramify.rollout.battery:check_compactor",
+    "sandbox": "ramify.sandbox.battery:check_sandbox",
+}
+#: Kinds whose registered object is the part itself; of the others it is a class or function that makes one.
+AS_THEY_ARE = ("loss",)
+
+
+def known_kind(kind: str) -> str:
+    """``kind``, where it has a battery. Raises UserError with the nearest that has."""
+    if kind not in BATTERIES:
+        raise UserError(f"there are no checks for kind '{kind}' ({nearest(kind, BATTERIES)})")
+    return kind
+
+
+def make(kind: str, part: Any, argument: str | None = None) -> Any:
+    """The part that a registered object stands for: what its class or function makes, of ``argument`` where one is given.
+
+    Raises UserError where it cannot be made so.
+    """
+    if kind in AS_THEY_ARE or not (isinstance(part, type) or (callable(part) and hasattr(part, "__qualname__"))):
+        if argument is not None:
+            raise UserError(f"this {kind} takes no argument, and was given '{argument}'")
+        return part
+    try:
+        return part() if argument is None else part(argument)
+    except TypeError as error:
+        name = getattr(part, "__qualname__", str(part))
+        how = "without an argument" if argument is None else f"with the argument '{argument}'"
+        raise UserError(f"{kind} '{name}' cannot be made {how}: {error}") from error
+
+
+def named(kind: str, name: str) -> Any:
+    """The part registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
+    plain, colon, argument = name.partition(":")
+    return make(kind, registry.get(kind, plain), argument if colon else None)
+
+
+def checks(kind: str) -> list[str]:
+    """Names of the checks of one kind, in the order in which they run. Raises NeedsError where its battery is not there."""
+    found = getattr(_battery(kind)[0], "CHECKS", ())
+    return [check.__name__.removeprefix("_") for check in found]
+
+
+def check(kind: str, part: Any, **options: Any) -> list[Problem]:
+    """What ``part`` gets wrong; nothing where it conforms. ``options`` are those of the kind's battery.
+
+    Raises UserError on a kind without a battery.
+    """
+    battery = _battery(kind)[1]
+    try:
+        return list(battery(part, **options))
+    except RamifyError:
+        raise
+    except Exception as error:  # something so far from its kind that the battery itself stumbles over it
+        return [Problem("protocol", f"it is no {kind}: {type(error).__name__}: {error}")]
+
+
+def _battery(kind: str) -> tuple[Any, Any]:
+    module, _, function = BATTERIES[known_kind(kind)].partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise NeedsError(f"the checks of kind '{kind}' need '{error.name}', which is not installed") from error
+    return loaded, getattr(loaded, function)
