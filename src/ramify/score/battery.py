@@ -210,9 +210,9 @@ class _Broken:
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
     _protocol,
+    _leaves_the_path,  # before any other judges: the first judgement is the one that changes it
     _judges,
     _records,
-    _leaves_the_path,
     _repeats,
     _hostile,
     _failure,
