@@ -1,0 +1,316 @@
+"""Logs of inspect (``inspect_ai``) into a run: each sample one tree, its epochs attempts in it.
+
+Samples are read one at a time, their events and stores left out, so memory holds one sample. What a log says is checked by inspect's
+own records (which bring older logs up to date), after its size was: a log is a stranger's file.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ramify.base import registry
+from ramify.base.config import redact
+from ramify.base.errors import UserError
+from ramify.integrations.inspect_out import require_inspect, worth, write_log
+from ramify.trace.db import Run
+from ramify.trace.foreign import import_records
+from ramify.trace.formats import Reader, Writer
+from ramify.trace.messages import Thread, as_text, content_of, plain
+from ramify.trace.node import Producer, Verdict
+
+#: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
+MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
+#: Inspect's JSON logs are streamed. Where they hold NaN, which no streaming reader takes, they are read whole up to this size.
+MAX_DOCUMENT = 1 << 26
+#: Parts of a sample that are not read: they are as large as the rest together, and the messages tell the same.
+_LEFT_OUT = ("events", "events_data", "store", "timelines", "error_retries")
+_LIMITS = {"operator": "cancelled", "custom": "truncated", "context": "length"}
+_FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length", "tool_calls": "stop", "content_filter": "stop"}
+_ABOUT = {
+    *("uuid", "started_at", "completed_at", "total_time", "working_time", "turn_count"),
+    *("model_usage", "role_usage", "error", "limit", "metadata"),
+}
+T = TypeVar("T")
+
+
+def read_log(path: Path, folder: Path) -> int:
+    """Make a run in ``folder`` from an inspect log, ``.eval`` or ``.json``. Returns how many samples.
+
+    Raises NeedsError where inspect is not installed, UserError naming file, sample and field; nothing is left in ``folder`` then.
+    """
+    logs = require_inspect()
+    head, samples = _zipped(path) if zipfile.is_zipfile(path) else _document(path)
+    version = head.get("version")
+    newest = logs.EvalLog.model_fields["version"].default
+    if type(version) is not int or not 1 <= version <= newest:
+        raise UserError(f"{path}: 'version' is {version!r}; the inspect_ai that is installed reads logs of version 1 to {newest}")
+    header = _checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
+    importer = _Samples(header, logs)
+    told = header.model_dump(
+        mode="json", exclude_none=True, include={"version", "status", "eval", "plan", "results", "stats", "error"}
+    )
+    records = ((i, sample) for i, sample in enumerate(samples, 1))
+    try:
+        return import_records(path, folder, "inspect", importer.add, records, redact(plain(told)))
+    except UserError as error:
+        if str(error) != f"{path} holds no record":
+            raise
+        why = f" ({header.error.message})" if header.error else ""
+        raise UserError(f"{path} holds no sample: the evaluation's status is '{header.status}'{why}") from None
+
+
+class _Samples:
+    """Turns samples into trees. Remembers which it has seen, a few words each."""
+
+    def __init__(self, header: Any, logs: Any) -> None:
+        self.header, self.logs = header, logs
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._seen: set[tuple[str, int]] = set()
+        config = header.eval.model_generate_config.model_dump(mode="json", exclude_none=True)
+        self._settings = redact(plain(config | {"args": header.eval.model_args} if header.eval.model_args else config))
+        self._seed = config.get("seed") or 0
+
+    def add(self, run: Run, raw: dict[str, Any], place: str, number_: int) -> None:
+        who = f"{place}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
+        for name in _LEFT_OUT:
+            raw.pop(name, None)
+        sample = _checked(who, lambda: self.logs.EvalSample.model_validate(raw, context={"deserializing": True}))
+        sample = _checked(who, lambda: self.logs.resolve_sample_attachments(sample, "full"))
+        if (str(sample.id), sample.epoch) in self._seen:
+            raise UserError(f"{who} is there twice")
+        self._seen.add((str(sample.id), sample.epoch))
+        tree = self._tree(run, sample)
+        thread = Thread(run, tree, sample.epoch)
+        for at, said in enumerate(sample.messages):
+            drawn = said.role == "assistant" and said.source != "input"
+            fields = self._drawn(run, said.model or sample.output.model) if drawn else {}
+            last = at == len(sample.messages) - 1
+            data = _data(said, f"{who}: message {at}")
+            if last:
+                fields["stop"] = _stop(sample)
+                data["sample"] = self._about(sample, tree)
+            thread.hang(said.role, content_of(_parts(said.content), who)[0], data, drawn, last, **fields)
+        if not sample.messages:
+            thread.hang("user", "", {"sample": self._about(sample, tree)}, False, True, stop=_stop(sample))
+        for name, score in (sample.scores or {}).items():
+            for verdict in _verdicts(thread.node.id, name, score):
+                run.add(verdict)
+
+    def _tree(self, run: Run, sample: Any) -> str:
+        """The tree of a sample. Its task is what the first epoch tells; ids 1 and "1" are two samples, which inspect's files mix up."""
+        name = str(sample.id) or "sample"
+        if name not in self._tasks:
+            told = sample.model_dump(
+                mode="json", include={"input", "target", "choices", "files", "setup", "sandbox"}, exclude_none=True
+            )
+            self._tasks[name] = {"id": sample.id}
+            run.add_tree(name, {"id": sample.id, "data": plain(told)})
+        elif self._tasks[name]["id"] != sample.id:
+            raise UserError(f"two samples are called {name!r}, one as text and one as a number")
+        return name
+
+    def _drawn(self, run: Run, model: str | None) -> dict[str, Any]:
+        producer = Producer(model or self.header.eval.model, "", self._settings, self._seed)
+        run.add(producer)
+        return {"producer": producer.hash}
+
+    def _about(self, sample: Any, tree: str) -> dict[str, Any]:
+        about = sample.model_dump(mode="json", include=_ABOUT, exclude_none=True)
+        output = sample.output.model_dump(mode="json", include={"model", "usage", "time", "error"}, exclude_none=True)
+        found: dict[str, Any] = plain(
+            {"id": sample.id, "epoch": sample.epoch, "messages": len(sample.messages), **about}
+            | {"output": output | {"stop_reason": sample.output.stop_reason if sample.output.choices else None}}
+        )
+        (found.get("error") or {}).pop("traceback_ansi", None)
+        return found
+
+
+def _stop(sample: Any) -> str:
+    if sample.error is not None:
+        return "failed"
+    if sample.limit is not None:
+        return _LIMITS.get(sample.limit.type, "budget")
+    last = sample.messages[-1].role if sample.messages else ""
+    return _FINISHED.get(sample.output.stop_reason, "") if sample.output.choices and last == "assistant" else ""
+
+
+def _parts(content: Any) -> Any:
+    return content if isinstance(content, str) else [part.model_dump(mode="json", exclude_none=True) for part in content]
+
+
+def _data(said: Any, spot: str) -> dict[str, Any]:
+    """What a message says beyond role and text, tool calls in OpenAI's form."""
+    data = said.model_dump(mode="json", exclude_none=True, exclude={"role", "content", "tool_calls", "function"})
+    if not isinstance(said.content, str):
+        data["content"] = _parts(said.content)
+    if getattr(said, "function", None):
+        data["name"] = said.function
+    if calls := getattr(said, "tool_calls", None):
+        data["tool_calls"] = [
+            {"id": call.id, "type": call.type, "function": {"name": call.function, "arguments": as_text(call.arguments)}}
+            | ({"parse_error": call.parse_error} if call.parse_error else {})
+            for call in calls
+        ]
+    found: dict[str, Any] = plain(data)
+    return found
+
+
+def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:
+    """A score as verdicts: one that keeps the whole of it, and one for each number in a score of several."""
+    whole = plain(score.model_dump(mode="json", exclude_none=True) | {"value": score.value})
+    yield Verdict(node, name, worth(score.value), "score", evidence={"score": whole})
+    parts = score.value.items() if isinstance(score.value, Mapping) else ()
+    for key, value in parts:
+        yield Verdict(node, name, worth(value), f"score.{key}")
+
+
+def _checked(who: str, make: Callable[[], T]) -> T:
+    """What inspect makes of a stranger's record, whose validators raise whatever they stumble over, as one sentence."""
+    try:
+        return make()
+    except Exception as error:
+        errors = getattr(error, "errors", None)
+        if callable(errors):
+            first = errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{who}: '{where}': {first['msg']}") from None
+        raise UserError(f"{who}: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+# Files
+
+
+def _zipped(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """The header of an ``.eval`` file and its samples, one at a time. A log that was cut off has its header where it began."""
+    require_inspect()  # teaches zipfile the compression of these files
+    with _opened(path) as archive:
+        names = archive.NameToInfo
+        header = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
+        if header is None:
+            raise UserError(f"{path} is no inspect log: it holds neither header.json nor _journal/start.json")
+        head = _member(archive, header, path)
+    return head, _members(path)
+
+
+def _members(path: Path) -> Iterator[dict[str, Any]]:
+    with _opened(path) as archive:
+        for name in archive.NameToInfo:  # of members written twice, the last
+            if name.startswith("samples/") and name.endswith(".json"):
+                yield _member(archive, name, path)
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(f"{path} is no readable zip: {error}") from error
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Any]:
+    """A member's JSON. Raises UserError when it unpacks to too much, is damaged, or is no JSON object."""
+    info = archive.NameToInfo[name]
+    if info.file_size > MAX_SAMPLE or (info.file_size > SMALL and info.file_size > MAX_RATIO * info.compress_size):
+        raise UserError(f"{path}: {name} would unpack from {info.compress_size} to {info.file_size} bytes, which is too much")
+    raw = bytearray()
+    try:
+        with archive.open(info) as stream:
+            while piece := stream.read(1 << 16):  # in pieces: a header that lies of the size must not decide how much is unpacked
+                raw += piece
+    except Exception as error:  # whatever a decompressor makes of damaged bytes
+        raise UserError(f"{path}: {name} is damaged: {error}") from error
+    if len(raw) != info.file_size:
+        raise UserError(f"{path}: {name} is damaged: it ends after {len(raw)} of {info.file_size} bytes")
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {name} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: {name} holds no object")
+    return found
+
+
+def _document(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """The header of a ``.json`` log (what stands before its samples) and its samples, one at a time."""
+    import ijson  # type: ignore[import-untyped,unused-ignore]
+
+    head = ijson.ObjectBuilder()
+    try:
+        with path.open("rb") as file:
+            for prefix, event, value in ijson.parse(file, use_float=True):
+                if (prefix, event, value) == ("", "map_key", "samples"):
+                    break
+                head.event(event, value)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ijson.JSONError, ValueError, RecursionError) as error:
+        return _whole(path, error), _streamed(path)
+    found = getattr(head, "value", None)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is no inspect log: it holds no JSON object")
+    return found, _streamed(path)
+
+
+def _streamed(path: Path) -> Iterator[dict[str, Any]]:
+    import ijson
+
+    count = 0
+    try:
+        with path.open("rb") as file:
+            for sample in ijson.items(file, "samples.item", use_float=True):
+                if not isinstance(sample, dict):
+                    raise UserError(f"{path}: item {count + 1} of 'samples' is no object")
+                count += 1
+                yield sample
+    except (ijson.JSONError, ValueError) as error:
+        samples = _whole(path, error).get("samples")
+        yield from (samples if isinstance(samples, list) else [])[count:]
+
+
+def _whole(path: Path, error: Exception) -> dict[str, Any]:
+    """A log that streaming did not take, read at once: Python's reader takes NaN. Raises UserError where it does not take it either."""
+    if path.stat().st_size > MAX_DOCUMENT:
+        raise UserError(
+            f"{path} is not strict JSON ({str(error).splitlines()[0]}), and too large to be read at once: "
+            "`inspect log convert --to eval` makes a log that is"
+        ) from error
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as fault:
+        raise UserError(f"{path} is not JSON ({fault})") from fault
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is no inspect log: it holds no JSON object")
+    return found
+
+
+def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
+    """An ``.eval`` file by its name; a JSON log by how inspect begins one."""
+    if path.suffix == ".eval":
+        return path.is_file()
+    if first is not None:
+        return {"version", "status", "eval"} <= first.keys()
+    try:
+        with path.open("rb") as file:
+            start = b"".join(file.read(4096).split())
+    except OSError:
+        return False
+    return start.startswith(b'{"version":') and b'"status":' in start and b'"eval":{' in start
+
+
+registry.register("reader", "inspect")(
+    Reader(
+        "inspect", "Logs of inspect_ai, .eval or .json: a tree for each sample, an attempt for each epoch.", _matches, read_log
+    )
+)
+registry.register("writer", "inspect")(
+    Writer(
+        "inspect",
+        "a log that inspect_ai opens: a sample for each tree, an epoch for each attempt, verdicts as scores",
+        write_log,
+        (".eval",),
+        {"task": "name of the task the log is of (default: the run's)"},
+    )
+)

@@ -1,0 +1,275 @@
+"""A run as a log of inspect (``inspect_ai``), which its own reader, ``inspect view`` and ``inspect log`` open.
+
+A tree is a sample, a path to a leaf one epoch of it. Ids come from the run, so a run written twice is the same log: a sample's uuid is
+the id of the attempt's last node, a message's id that of the node that opened it. The log is made in memory before it is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import whole_file
+from ramify.base.ids import stable_hash
+from ramify.trace.connect import FILE
+from ramify.trace.db import Run, TreeInfo
+from ramify.trace.messages import number, plain
+from ramify.trace.node import Node, Verdict
+from ramify.trace.path import Path as TracePath
+
+_REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}
+_SAID = ("id", "source", "metadata", "model", "tool_call_id", "error")
+_TOLD = ("content", "tool_calls", "name", "sample")
+
+
+def require_inspect() -> Any:
+    """inspect's module of logs. Raises NeedsError where it is not installed."""
+    try:
+        import inspect_ai.log
+    except ImportError as error:
+        raise NeedsError("inspect logs need inspect_ai: pip install 'ramify[serve]'") from error
+    return inspect_ai.log
+
+
+def worth(value: Any) -> float | None:
+    """A score's value as a number: C, P, I and N as inspect counts them, None where it is none."""
+    if isinstance(value, str):
+        known = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+        if value in known or value.lower() in known:
+            return known[value if value in known else value.lower()]
+        try:
+            return number(float(value))
+        except ValueError:
+            return None
+    return number(value)
+
+
+def write_log(run: Run, out: Path, task: str | None = None) -> int:
+    """Write ``run`` as an inspect log, JSON where ``out`` ends so, whole or not at all. Returns how many samples.
+
+    Raises NeedsError where inspect is not installed, UserError when the run holds no attempt or the file cannot be written.
+    """
+    logs = require_inspect()
+    samples = [sample for info in run.trees() for sample in _samples(run, info, logs)]
+    if not samples:
+        raise UserError(f"{run.folder} holds no attempt to write")
+    imported = (run.meta.get("config") or {}).get("imported") or {}
+    told = imported if imported.get("form") == "inspect" else {}
+    log = logs.EvalLog(
+        status=told.get("status", "success"),
+        eval=_spec(run, samples, task, told.get("eval") or {}, logs),
+        results=_results(samples, logs),
+        samples=samples,
+        **({"error": {"traceback_ansi": "", **told["error"]}} if told.get("error") else {}),
+        **({"stats": told["stats"]} if told.get("stats") else {}),
+    )
+    with whole_file(out) as part:
+        logs.write_eval_log(log, str(part), format="json" if out.suffix.lower() == ".json" else "eval")
+    return len(samples)
+
+
+def _spec(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
+    """What the log says it is of: what an imported run was of, or what is known of this one."""
+    ids = list(dict.fromkeys(sample.id for sample in samples))
+    models = sorted({sample.output.model for sample in samples} - {"", "unknown"})
+    seed = stable_hash(*sorted(sample.uuid for sample in samples))
+    known = {
+        "created": datetime.fromtimestamp(int((run.folder / FILE).stat().st_mtime), UTC).isoformat(),
+        "task": run.folder.resolve().name,
+        "model": ", ".join(models) or "unknown",
+        "dataset": {"samples": len(ids), "sample_ids": ids, "shuffled": False},
+        "config": {"epochs": max(sample.epoch for sample in samples)},
+        **{name: stable_hash(name, seed)[:22] for name in ("eval_id", "run_id", "task_id")},
+    }
+    return logs.EvalSpec.model_validate(known | dict(told) | ({"task": task} if task else {}))
+
+
+def _results(samples: list[Any], logs: Any) -> Any:
+    """The mean of each score over the samples where it is a number."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, score in (sample.scores or {}).items():
+            if (value := worth(score.value)) is not None:
+                values.setdefault(name, []).append(value)
+    means = {name: {"mean": logs.EvalMetric(name="mean", value=sum(found) / len(found))} for name, found in values.items()}
+    return logs.EvalResults(
+        total_samples=len(samples),
+        completed_samples=sum(sample.error is None for sample in samples),
+        scores=[
+            logs.EvalScore(name=name, scorer=name, scored_samples=len(values[name]), metrics=metrics)
+            for name, metrics in means.items()
+        ],
+    )
+
+
+def _samples(run: Run, info: TreeInfo, logs: Any) -> Iterator[Any]:
+    tree = run.tree(info.name)
+    verdicts: dict[str, list[Verdict]] = {}
+    for verdict in run.verdicts(tree=info.name):
+        verdicts.setdefault(verdict.node, []).append(verdict)
+    leaves = [leaf for leaf in tree.leaves() if leaf.role != "root" or leaf.text]
+    taken = {epoch for leaf in leaves if (epoch := _imported(leaf).get("epoch")) is not None}
+    free = (epoch for epoch in range(1, len(leaves) + len(taken) + 1) if epoch not in taken)
+    for leaf in leaves:
+        epoch = _imported(leaf).get("epoch")
+        yield _sample(run, info, tree.path(leaf.id), next(free) if epoch is None else epoch, verdicts.get(leaf.id, []), logs)
+
+
+def _imported(leaf: Node) -> Mapping[str, Any]:
+    """What inspect told of the sample that ends here, "" where it did not come from there."""
+    found = leaf.data.get("sample")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _sample(run: Run, info: TreeInfo, path: TracePath, epoch: int, verdicts: list[Verdict], logs: Any) -> Any:
+    leaf = path.segments[-1][0]
+    told = _imported(leaf)
+    messages = [] if told.get("messages") == 0 else list(_messages(path))
+    data = info.task.get("data")
+    given = data if isinstance(data, Mapping) else {}
+    opening = messages[: next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))]
+    plain_input = opening[0].content if len(opening) == 1 and isinstance(opening[0].content, str) else opening
+    fields: dict[str, Any] = {
+        "id": told.get("id", info.task.get("id") if isinstance(info.task.get("id"), (str, int)) else info.name),
+        "epoch": epoch,
+        "uuid": told.get("uuid", leaf.id),
+        "input": given.get("input", plain_input) if told else plain_input,
+        "target": given.get("target", "") if told else "",
+        "messages": messages,
+        "output": _output(run, path, messages, told),
+        "scores": _scores(path, verdicts) or None,
+        "metadata": told["metadata"]
+        if "metadata" in told
+        else {"task": plain(info.task), "group": info.group, "tree": info.name},
+    }
+    copied = ("started_at", "completed_at", "total_time", "working_time", "model_usage", "role_usage", "limit", "turn_count")
+    fields |= {name: told[name] for name in copied if name in told}
+    if told.get("choices") or given.get("choices"):
+        fields["choices"] = given.get("choices")
+    if told.get("error"):
+        fields["error"] = {"traceback_ansi": "", **told["error"]}
+    elif leaf.stop == "failed":
+        failure = leaf.data.get("failure", "the attempt failed")
+        fields["error"] = {
+            "message": failure if isinstance(failure, str) else json.dumps(failure),
+            "traceback": "",
+            "traceback_ansi": "",
+        }
+    elif leaf.stop in ("budget", "truncated", "cancelled") and not told:
+        fields["limit"] = {"type": "operator" if leaf.stop == "cancelled" else "custom", "limit": 0, "reason": leaf.stop}
+    return logs.EvalSample.model_validate(fields)
+
+
+def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    drawn = next((node for node, _ in reversed(path.segments) if node.producer is not None), None)
+    model = "" if drawn is None or drawn.producer is None else run.producer(drawn.producer).model
+    output = {k: v for k, v in (told.get("output") or {}).items() if k in ("model", "usage", "time", "error")}
+    reply = next((m for m in reversed(messages) if m.role == "assistant"), None)
+    if reply is not None:
+        reason = (told.get("output") or {}).get("stop_reason") or _REASONS.get(path.segments[-1][0].stop, "unknown")
+        output["choices"] = [{"message": reply, "stop_reason": reason}]
+    return {"model": model, **output}
+
+
+def _scores(path: TracePath, verdicts: list[Verdict]) -> dict[str, dict[str, Any]]:
+    """Verdicts on an attempt's last node as scores; the reward a world paid on the way is one of its own."""
+    scores: dict[str, dict[str, Any]] = {}
+    whole = {verdict.scorer for verdict in verdicts if _score_of(verdict)}
+    for verdict in verdicts:
+        told = _score_of(verdict)
+        value = float("nan") if verdict.value is None else verdict.value
+        if told:
+            scores[verdict.scorer] = _unplain(told)
+        elif verdict.scorer not in whole:
+            name = verdict.scorer if verdict.scorer not in scores else f"{verdict.scorer}/{verdict.unit}"
+            about = {"unit": verdict.unit, "confidence": verdict.confidence, "evidence": verdict.evidence}
+            about |= {"cost": dict(verdict.cost), "judges": dict(verdict.judges)}
+            scores[name] = {"value": value, "metadata": {"ramify": {k: v for k, v in about.items() if v not in (None, {})}}}
+    rewards = [node.reward for node, _ in path.segments if node.reward is not None]
+    if rewards and "reward" not in scores:
+        scores["reward"] = {"value": sum(rewards), "metadata": {"ramify": {"unit": "reward"}}}
+    return scores
+
+
+def _score_of(verdict: Verdict) -> dict[str, Any]:
+    """The score of inspect that a verdict was made from."""
+    found = verdict.evidence.get("score") if isinstance(verdict.evidence, Mapping) and verdict.unit == "score" else None
+    return dict(found) if isinstance(found, Mapping) and "value" in found else {}
+
+
+def _unplain(score: dict[str, Any]) -> dict[str, Any]:
+    value = score["value"]
+    return score | {"value": float(value)} if value in ("nan", "inf", "-inf") else score
+
+
+def _messages(path: TracePath) -> Iterator[Any]:
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageTool, ChatMessageUser
+
+    kinds: dict[str, Any] = {
+        "system": ChatMessageSystem,
+        "assistant": ChatMessageAssistant,
+        "tool": ChatMessageTool,
+        "user": ChatMessageUser,
+    }
+    shown = [
+        node for node, kept in path.segments if (node.role != "root" or node.text) and (kept or not node.opens or not len(node))
+    ]
+    ids = chain((node.id for node in shown if node.opens), repeat(shown[-1].id if shown else ""))
+    for said, node in zip(path.messages(), ids, strict=False):
+        kind = kinds.get(said.role, ChatMessageSystem)
+        fields = {name: said.data[name] for name in _SAID if name in said.data and name in kind.model_fields}
+        rest = {name: value for name, value in said.data.items() if name not in _SAID and name not in _TOLD}
+        if rest:
+            fields["metadata"] = {**(fields.get("metadata") or {}), "ramify": rest}
+        fields |= {"id": fields.get("id") or node, "content": _content(said.data.get("content"), said.text)}
+        if said.role == "assistant" and isinstance(said.data.get("tool_calls"), list):
+            fields["tool_calls"] = [_call(call) for call in said.data["tool_calls"]]
+        if said.role == "tool" and isinstance(said.data.get("name"), str):
+            fields["function"] = said.data["name"]
+        yield kind.model_validate(fields)
+
+
+def _content(parts: Any, text: str) -> Any:
+    """Parts as inspect has them, OpenAI's images among them; the text alone where one is of another kind."""
+    if not isinstance(parts, list):
+        return text
+    from inspect_ai.model import ChatMessageUser
+    from pydantic import ValidationError
+
+    found = []
+    for part in parts:
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            url = part.get("image_url")
+            part = {"type": "image", "image": url.get("url") if isinstance(url, Mapping) else url}
+        found.append({"type": "text", "text": part} if isinstance(part, str) else part)
+    try:
+        return ChatMessageUser.model_validate({"content": found}).content
+    except ValidationError:
+        return text
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """A tool call as inspect has it. Arguments that are no JSON object are told as the call's fault, as inspect does."""
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function") if isinstance(call.get("function"), Mapping) else {}
+    arguments, error = function.get("arguments", {}), call.get("parse_error")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments, error = {"raw": arguments}, error or "the arguments are not JSON"
+    if not isinstance(arguments, Mapping):
+        arguments, error = {"raw": arguments}, error or "the arguments are no object"
+    kind = call.get("type") if call.get("type") in ("function", "custom") else "function"
+    named = {
+        "id": str(call.get("id") or ""),
+        "function": str(function.get("name") or ""),
+        "arguments": dict(arguments),
+        "type": kind,
+    }
+    return named | ({"parse_error": str(error)} if error else {})
