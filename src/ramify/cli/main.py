@@ -22,12 +22,16 @@ from ramify.cli.methods import method_app, summary
 #: Verb -> (module under ramify.cli, one line of help).
 VERBS = {
     "improve": ("improve", "Make an agent better: branching rollouts, credit per step, training, a before/after report."),
+    "rollout": ("rollout", "Play tasks with any agent in any world, here or on workers, and keep the trees."),
     "resume": ("resume", "Go on with an interrupted run."),
     "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),
     "fork": ("fork", "Rewind a run to a token, change one thing, go on n times, compare the outcomes."),
     "import": ("import_", "Read traces of other tools into a run."),
     "export": ("export", "Write a run for other tools: JSON lines, Parquet, Graphviz, HTML."),
     "list": ("list", "What there is: worlds, models, scorers, methods."),
+    "check": ("check", "Check that a world, model, scorer or other part does what its kind promises."),
+    "new": ("new", "Write the skeleton of a part of your own, with its test and plug-in entry."),
+    "doctor": ("doctor", "Say what works here: versions, hardware, extras, plug-ins, endpoints, sandbox."),
     "repro": ("repro", "Reproduce a method's headline result and print its table of checks."),
 }
 

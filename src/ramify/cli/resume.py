@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from ramify.cli.common import Json, RunArgument, find_improved
+from ramify.cli.common import Json, RunArgument, find_improved, find_run
 from ramify.cli.improve import finish
+from ramify.cli.rollout import collected
 
 app = typer.Typer(add_completion=False)
 
@@ -16,7 +17,14 @@ def resume(run: RunArgument, as_json: Json = False) -> None:
 
     A run that is done already prints its result again.
     """
-    folder = find_improved(run)
+    from ramify.jobs import collect
     from ramify.jobs import improve as job
+    from ramify.trace.db import Run
 
+    with Run.open(find_run(run)) as opened:
+        rollouts = collect.is_collection(opened.meta.get("config"))
+    if rollouts:
+        collected(find_run(run), as_json, lambda bar: collect.resume(find_run(run), bar))
+        return
+    folder = find_improved(run)
     finish(folder, as_json, lambda bar: job.resume(folder, bar))

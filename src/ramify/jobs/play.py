@@ -45,7 +45,7 @@ def rollout(
     """
     place = parts.find_world(world) if isinstance(world, str) else world
     panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
-    agent = _agent(model, template, sampling)
+    agent = make_agent(model, template, sampling)
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
     config = {"model": model if isinstance(model, str) else None, "env": world if isinstance(world, str) else None, "seed": seed}
@@ -73,7 +73,7 @@ def open_players(backend: str, model: Any, world: Any, agent: Agent, seed: int, 
 
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
     """What a worker plays with, from names."""
-    return _agent(settings["model"], None, _sampling(settings["sampling"])), parts.find_world(settings["env"])
+    return make_agent(settings["model"], None, _sampling(settings["sampling"])), parts.find_world(settings["env"])
 
 
 def fork_run(
@@ -121,16 +121,17 @@ def open_episodes(
             if improved.is_dir() and model.identity.weights != drawn_by:
                 model, template = load_model(improved)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = _agent(model, template, _sampling(settings))
+            agent = make_agent(model, template, _sampling(settings))
         else:
-            agent = _agent(model, None, _sampling(settings))
+            agent = make_agent(model, None, _sampling(settings))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
         yield episodes, Task(tree.task["id"], tree.task["data"])
         run.commit()
 
 
-def _agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
+def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
+    """An agent from an object or a name; template and sampling default to the model's own. Raises UserError or NeedsError."""
     if isinstance(model, str):
         model, own = parts.find_model(model)
     else:

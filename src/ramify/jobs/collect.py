@@ -1,0 +1,226 @@
+"""Collect attempts: play a panel of tasks with any agent on any back end, in a run that the same call goes on with."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ramify.base.budget import Budget
+from ramify.base.config import Config, check
+from ramify.base.errors import BudgetSpentError, UserError
+from ramify.base.ids import stable_hash
+from ramify.env.protocol import Panel, read_panel
+from ramify.jobs import parts, play
+from ramify.jobs.improve import Progress
+from ramify.model.protocol import Sampling
+from ramify.rollout.backends import Unit, parse
+from ramify.rollout.run import Attempt, Episodes
+from ramify.stats.intervals import wilson
+from ramify.trace.connect import FILE
+from ramify.trace.db import Run
+
+
+class Limits(Config):
+    """What a whole run may spend, interrupted calls included. Once one is reached no attempt starts; those under way end."""
+
+    calls: int | None = Field(None, ge=0)
+    """Replies drawn from the model."""
+    tokens: int | None = Field(None, ge=0)
+    """Tokens drawn from the model."""
+    turns: int | None = Field(None, ge=0)
+    """Turns of the agent."""
+    seconds: float | None = Field(None, ge=0)
+    """Seconds of work."""
+
+
+class RolloutConfig(Config):
+    """Settings of ``ramify rollout``."""
+
+    model: str = "builtin"
+    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or factory:MODULE:ATTRIBUTE."""
+    env: str = "household"
+    """World the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or factory:MODULE:ATTRIBUTE."""
+    tasks: str | None = None
+    """JSON lines of your own tasks. Default: tasks the world generates."""
+    panel: int = Field(8, ge=1)
+    """Tasks to generate where no file is given."""
+    attempts: int = Field(1, ge=1)
+    """Attempts at every task."""
+    seed: int = 0
+    """Decides every draw, together with its place."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Draw from the most likely tokens with this much probability in all."""
+    max_reply: int = Field(64, ge=1)
+    """Longest reply of the agent, in tokens."""
+    backend: str = "local"
+    """Where attempts are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
+    concurrency: int = Field(64, ge=1)
+    """Attempts under way at once, over all workers; changes no result."""
+    budget: Limits = Limits()
+    """What the run may spend."""
+
+
+FREE = {"attempts", "backend", "concurrency", "budget"}
+"""Settings that may change between calls on one run: they change no attempt that is there."""
+
+
+def resume(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since."""
+    with Run.open(path) as run:
+        stored = {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
+    return Collection(check(RolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
+
+
+def is_collection(config: Any) -> bool:
+    """Whether a run with these stored settings was made by ``ramify rollout``."""
+    return isinstance(config, dict) and config.keys() == {*RolloutConfig.model_fields, "sampling"}
+
+
+class Collection:
+    """One collection: its parts, and the run they are played into."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        """Raises UserError or NeedsError on parts that do not exist or do not fit together."""
+        self.config = config
+        parse(config.backend)
+        self.world = parts.find_world(config.env)
+        own = None if config.tasks is None else read_panel(Path(config.tasks))
+        self.panel: Panel = own or self.world.panel("train", config.panel, config.seed)
+        model, template = parts.find_model(config.model)
+        stops = () if template is None else template.stop_tokens
+        sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_reply, stop_tokens=stops)
+        self.agent = play.make_agent(model, template, sampling)
+        self.weights = model.identity.weights
+
+    def plan(self) -> dict[str, Any]:
+        """The bill before anything runs: upper bounds."""
+        attempts = len(self.panel) * self.config.attempts
+        calls = attempts * self.world.make().max_turns
+        limits = self.config.budget
+        return {
+            "tasks": len(self.panel),
+            "attempts": attempts,
+            "calls": calls if limits.calls is None else min(calls, limits.calls),
+            "tokens": calls * self.config.max_reply
+            if limits.tokens is None
+            else min(calls * self.config.max_reply, limits.tokens),
+        }
+
+    def collect(self, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+        """Play what the run in ``folder`` lacks and say what came out. ``spent`` names the budget that ended it, if one did.
+
+        Raises UserError where the run was begun with other parts.
+        """
+        stored = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
+        with self._open(folder, stored) as run:
+            self._check_start(run, stored)
+            done = {entry.key: entry.payload for entry in run.journal("attempt")}
+            budget = Budget(self.config.budget.model_dump())
+            for entry in done.values():
+                budget.charge(calls=entry["turns"], tokens=entry["tokens"], turns=entry["turns"])
+            earlier = sum(float(entry.payload["seconds"]) for entry in run.journal("stretch"))
+            budget.charge(seconds=earlier)
+            begun = time.monotonic()
+            try:
+                spent = self._play(run, done, budget, progress)
+            finally:
+                seconds = time.monotonic() - begun
+                run.log("stretch", stable_hash(str(time.time_ns())), {"seconds": seconds})
+            return {**self._report(done), "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
+
+    def _open(self, folder: Path, stored: Mapping[str, Any]) -> Run:
+        return Run.open(folder, write=True) if (folder / FILE).exists() else Run.create(folder, stored)
+
+    def _check_start(self, run: Run, stored: Mapping[str, Any]) -> None:
+        """Refuse to mix parts: a run goes on only with the agent, world, tasks and sampling it began with."""
+        begun = run.meta["config"]
+        if not is_collection(begun):
+            raise UserError(f"{run.folder} was not made by `ramify rollout`: choose another --out")
+        now = {name: value for name, value in stored.items() if name not in FREE}
+        parts_now = {"weights": self.weights, "panel": self.panel.hash}
+        for entry in run.journal("start"):
+            begun = {**begun, **entry.payload}
+            now |= parts_now
+        changed = [f"{name} was {begun[name]}, is {value}" for name, value in now.items() if begun[name] != value]
+        if changed:
+            raise UserError(f"{run.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
+        run.log("start", "parts", parts_now)
+
+    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress | None) -> str | None:
+        """Play what ``done`` lacks, add it there, and return the budget that ended it early."""
+        c = self.config
+        wanted = [Unit(task.id, task, index) for task in self.panel for index in range(c.attempts)]
+        units = [unit for unit in wanted if _key(unit) not in done]
+        count = len(wanted) - len(units)
+        outcomes = Counter(payload["outcome"] for payload in done.values())
+        if progress is not None:
+            progress.begin(len(wanted), count)
+        if not units:
+            return None
+        with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency) as players:
+            episodes = Episodes(self.agent, self.world, run, c.seed)
+            player = players.player(episodes, budget)
+
+            async def work() -> None:
+                nonlocal count
+                async for unit, attempt in player.in_order(units):
+                    done[_key(unit)] = payload = summary_of(attempt)
+                    if attempt.failure is None:  # a failed one is tried again by the next call
+                        run.log("attempt", _key(unit), payload)
+                    run.commit()
+                    if unit.index == c.attempts - 1:
+                        episodes.trees.pop(unit.tree, None)  # its last: memory does not grow with the panel
+                    count += 1
+                    outcomes[attempt.outcome] += 1
+                    if progress is not None:
+                        progress.at(count, f"{outcomes[True]} succeeded, {outcomes[False]} did not")
+
+            try:
+                players.run(work())
+            except BudgetSpentError:
+                return budget.spent_out
+        return None
+
+    def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        attempts = [done[key] for task in self.panel for i in range(self.config.attempts) if (key := f"{task.id}#{i}") in done]
+        scored = [a["outcome"] for a in attempts if a["outcome"] is not None]
+        failures = Counter(str(a["failure"]) for a in attempts if a["failure"] is not None)
+        solved = {a["task"] for a in attempts if a["outcome"]}
+        return {
+            "success": sum(scored) / len(scored) if scored else None,
+            "interval": list(wilson(sum(scored), len(scored))) if scored else [0.0, 1.0],
+            "successes": sum(scored),
+            "n": len(scored),
+            "tasks": len(self.panel),
+            "solved": len(solved),
+            "failed": failures.total(),
+            "failures": dict(failures.most_common(5)),
+            "missing": len(self.panel) * self.config.attempts - len(attempts),
+            "tokens": sum(a["tokens"] for a in attempts),
+            "turns": sum(a["turns"] for a in attempts),
+        }
+
+
+def summary_of(attempt: Attempt) -> dict[str, Any]:
+    """What the journal keeps of an attempt."""
+    return {
+        "task": attempt.task.id,
+        "outcome": attempt.outcome,
+        "reward": attempt.reward,
+        "truncated": attempt.truncated,
+        "failure": attempt.failure,
+        "turns": len(attempt.turns),
+        "tokens": attempt.drawn,
+        "leaf": attempt.leaf,
+    }
+
+
+def _key(unit: Unit) -> str:
+    return f"{unit.tree}#{unit.index}"
