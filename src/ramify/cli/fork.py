@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.errors import UserError
-from ramify.cli.common import Json, RunArgument, find_improved
+from ramify.cli.common import Json, RunArgument, find_improved, find_run
 from ramify.render import terminal
 
 app = typer.Typer(add_completion=False)
@@ -31,7 +31,7 @@ def fork(
     as_json: Json = False,
 ) -> None:
     """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
-    folder = find_improved(run)
+    folder = find_played(run)
     name, offset = parse_place(node)
     from ramify.rollout.fork import AFTER, check_edit, fork
 
@@ -47,6 +47,17 @@ def fork(
         result = asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))
     record = result.to_json()
     terminal.emit(record, as_json, table(record))
+
+
+def find_played(text: str) -> Path:
+    """The folder of a run whose agent and world are known by name, so that one can go on in it. Raises UserError for any other."""
+    folder = find_run(text)
+    from ramify.trace.db import Run
+
+    with Run.open(folder) as run:
+        config = run.meta.get("config")
+    named = isinstance(config, dict) and "updates" not in config and all(isinstance(config.get(k), str) for k in ("model", "env"))
+    return folder if named else find_improved(text)
 
 
 def parse_place(text: str) -> tuple[str, int | None]:

@@ -25,6 +25,7 @@ from ramify.engine.sampling import check, plain
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.scripted import refuse_real_calls
 from ramify.model.tokenizer import HfTokenizer
 
 TURN = 0.005
@@ -252,6 +253,7 @@ class LocalModel:
     # -- checks
 
     def _checked(self, tokens: np.ndarray | None, room: int) -> np.ndarray:
+        refuse_real_calls(f"'{self.name}'")
         if tokens is None:
             raise UserError(f"'{self.name}' continues token ids, and the prefix has none")
         row = np.ascontiguousarray(tokens, dtype=np.int32)

@@ -51,6 +51,7 @@ class ProviderError(BoundaryError):
         self, kind: str, message: str, *, status: int = 0, final: bool = False, again: bool = False, wait: float | None = None
     ) -> None:
         super().__init__("provider", message)
+        self.args = (f"provider ({kind}): {message}",)  # what is recorded says the kind
         self.kind, self.status, self.final = kind, status, final
         self.again = again
         """Whether the same request may succeed a little later."""

@@ -19,7 +19,7 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
-from ramify.env.protocol import Env, Observation, Task, Volatile, World, close
+from ramify.env.protocol import Env, Observation, Task, Volatile, World, close, tools_of
 from ramify.model.chat import assistant_node_parts
 from ramify.model.protocol import Message, Prefix
 from ramify.rollout.agent import Agent as Agent
@@ -418,7 +418,7 @@ class Episodes:
         pieces = list(place.tokens)
         if template is not None and place.begun is None:
             pieces.append(np.asarray(template.open("assistant", after), np.int32))
-        prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages))
+        prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages), tuple(tools_of(self.world)))
         key = place_key(self.seed, place.parent.id, place.offset, index)
         draw = (await self.policy.call(lambda: model.sample(prefix, 1, sampling, [key])))[0]
 
@@ -426,8 +426,10 @@ class Episodes:
         fields: dict[str, Any] = {"text": draw.text}
         if template is not None:
             fields = assistant_node_parts(template, draw, opens=opens, after=after)
+        data = dict(draw.data or {})
         if draw.entropy is not None and len(draw.entropy):
-            fields["data"] = {"entropy": float(draw.entropy.mean())}
+            data["entropy"] = float(draw.entropy.mean())
+        fields["data"] = data
         fields |= {"producer": producer.hash, "index": index, "stop": draw.stop, "opens": opens}
         if place.shown is not None:
             context = context_of_parts(place.shown)
@@ -435,7 +437,8 @@ class Episodes:
             fields["context"] = context.hash
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
-        self.budget.charge(calls=1, tokens=node.drawn, turns=1)
+        told = data.get("usage", {}).get("completion_tokens", 0)  # all that is known of a text-only reply's length
+        self.budget.charge(calls=1, tokens=node.drawn or told, turns=1)
         return await self._answered(env, place, node)
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:

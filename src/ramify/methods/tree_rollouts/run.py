@@ -182,7 +182,7 @@ def sweep(
 def run(
     out: Annotated[Path, typer.Option(help="File to write, one tree a line.")],
     world: Annotated[str, typer.Option(help="World the agent acts in.")] = "household",
-    model: Annotated[str, typer.Option(help="The agent: builtin, or hf:FOLDER of a checkpoint.")] = "builtin",
+    model: Annotated[str, typer.Option(help="The agent: builtin, hf:FOLDER of a checkpoint, chat:MODEL@URL.")] = "builtin",
     budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
     unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
     tasks: Annotated[Path | None, typer.Option(help="Tasks as JSON lines; else the world makes some.")] = None,
@@ -213,7 +213,7 @@ def run(
     if not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {"tree": config.to_json()}) as store:
-        sampler = TreeSampler(Episodes(_agent(model, max_reply), place, store, seed), config, seed)
+        sampler = TreeSampler(Episodes(_agent(model, max_reply, unit), place, store, seed), config, seed)
         growing = BudgetAllocator(sampler, budget * len(panel)).run(panel) if allocate else sampler.run_all(panel, budget)
         trees = asyncio.run(growing)
     write_trees(out, trees)
@@ -221,11 +221,12 @@ def run(
     emit(found | {"out": str(out)}, as_json, report_text(found))
 
 
-def _agent(spec: str, max_reply: int) -> Agent:
-    """The agent that ``builtin`` or ``hf:FOLDER`` names, on the local engine."""
-    from ramify.engine.checkpoints import load_model, model_folder
-    from ramify.model.protocol import Sampling
+def _agent(spec: str, max_reply: int, unit: str) -> Agent:
+    """The agent of that name. Raises NeedsError where tokens are to be counted and it returns none."""
+    from ramify.engine.checkpoints import find_model
+    from ramify.model.protocol import Sampling, require
     from ramify.rollout.run import Agent
 
-    model, template = load_model(model_folder(spec))
-    return Agent(model, template, Sampling(max_tokens=max_reply, stop_tokens=template.stop_tokens))
+    model, template = find_model(spec)
+    require(model, ("tokens",) if unit == "tokens" else (), "a budget in tokens")
+    return Agent(model, template, Sampling(max_tokens=max_reply, stop_tokens=() if template is None else template.stop_tokens))
