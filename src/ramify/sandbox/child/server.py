@@ -1,0 +1,188 @@
+"""The sandbox server: started once per host process, it leaves the host's file system and privileges and forks one box per request.
+
+It is a small program with one thread, started by exec: the host interpreter, with its threads and memory, never forks itself, and a box
+inherits nothing of it. The server is process 1 of a process namespace of its own: when it ends, the kernel ends every box with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+from typing import Any
+
+from ramify.sandbox.child import box, kernel
+
+NOBODY = 65534
+_TOP = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ETC_FOLDERS = ("alternatives", "ssl/certs", "pki/tls/certs", "fonts", "ld.so.conf.d")
+_ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "resolv.conf", "services", "protocols", "mime.types", "ssl/openssl.cnf")
+_ETC_TEXT = {
+    "passwd": "root:x:0:0:root:/:/bin/false\nnobody:x:65534:65534:nobody:/box/work:/bin/sh\n",
+    "group": "root:x:0:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+def main(door: int, config: str) -> None:
+    """Serve requests on socket ``door``; ``config`` is the JSON object `ramify.sandbox.launch` writes."""
+    server = socket.socket(fileno=door)
+    options = json.loads(config)
+    os.umask(0o022)
+    if not options["namespaces"]:
+        base = tempfile.mkdtemp(prefix="ramify-sandbox-")
+        try:
+            _serve(server, {**options, "base": base})
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+        return
+    try:
+        _own_namespaces()
+    except OSError as error:
+        _say(server, {"failed": str(error)})
+        return
+    child = os.fork()
+    if child:
+        server.close()
+        os.waitpid(child, 0)
+        return
+    try:
+        kernel.die_with_parent()
+        _new_root(options)
+        _become_nobody()
+    except OSError as error:
+        _say(server, {"failed": str(error)})
+        os._exit(1)
+    _serve(server, options)
+    os._exit(0)
+
+
+def _say(server: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        server.send(json.dumps(message).encode())
+
+
+def _own_namespaces() -> None:
+    """Fresh mount and process namespaces: as root directly, else inside a user namespace of our own."""
+    flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID
+    if os.geteuid() == 0:
+        try:
+            kernel.unshare(flags)
+            return
+        except PermissionError:  # root of a container without the right to
+            pass
+    map_to_nobody(flags)
+
+
+def map_to_nobody(flags: int) -> None:
+    """Enter a user namespace in which this process's user is 65534 (nobody), with the other namespaces of ``flags``."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER | flags)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _new_root(options: dict[str, Any]) -> None:
+    """Leave the host's file system: a small read-only root with the system's programs, Python and nothing else of the host."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    trees = _copies(options)  # taken before anything covers their sources
+    kernel.mount("ramify", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,nr_inodes=2000,mode=755")
+    os.chdir("/tmp")
+    for folder in ("proc", "dev/shm", "etc", "tmp", "box", "ramify", "var"):
+        os.makedirs(folder)
+    os.symlink("/tmp", "var/tmp")
+    for name in _ETC_FILES:
+        with contextlib.suppress(OSError), open(f"/etc/{name}", "rb") as source:
+            _write(f"etc/{name}", source.read(1 << 20))
+    for name, text in _ETC_TEXT.items():
+        _write(f"etc/{name}", text.encode())
+    for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
+        os.symlink(f"/proc/self/fd{target}", f"dev/{name}")
+    for path in _TOP:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), path[1:])
+    for target, tree in trees:
+        kernel.move_mount(tree, _mount_point(target))
+    kernel.pivot_root("/tmp")
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    read_only = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY
+    kernel.mount("none", "/", None, read_only | kernel.MS_NOSUID | kernel.MS_NODEV)
+
+
+def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
+    """(place in the new root, detached read-only mount) of everything shown from the host, parents before children."""
+    wanted = {path: path for path in _TOP if os.path.isdir(path) and not os.path.islink(path)}
+    for path in options["readable"]:
+        for place in {path, os.path.realpath(path)}:
+            if not any(place == shown or place.startswith(shown + "/") for shown in wanted):
+                wanted[place] = path
+    wanted |= {f"/etc/{name}": f"/etc/{name}" for name in _ETC_FOLDERS if os.path.isdir(f"/etc/{name}")}
+    wanted["/ramify"] = options["inside"]
+    trees = []
+    for place, source in sorted(wanted.items()):
+        tree = kernel.open_tree(os.path.realpath(source))
+        kernel.restrict(tree, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+        trees.append((place, tree))
+    for name in _DEVICES:
+        if not stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode):
+            continue
+        tree = kernel.open_tree(f"/dev/{name}")
+        kernel.restrict(tree, kernel.MS_NOSUID | kernel.MS_NOEXEC)
+        trees.append((f"/dev/{name}", tree))
+    return trees
+
+
+def _mount_point(place: str) -> str:
+    path = place.lstrip("/")
+    if place.startswith("/dev/"):
+        _write(path, b"")
+    else:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(path)
+    return path
+
+
+def _write(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _become_nobody() -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        kernel.own_proc_files(True)  # a box writes its own user map there
+
+
+def _serve(server: socket.socket, options: dict[str, Any]) -> None:
+    """Fork a box for each request until the host closes the socket."""
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended boxes are reaped by the kernel
+    program = kernel.filter_program()
+    _say(server, {"ready": True})
+    while True:
+        data, handles, _, _ = socket.recv_fds(server, 65536, 4)
+        if not data:
+            return
+        if os.fork() == 0:
+            server.close()
+            try:
+                box.serve(json.loads(data), socket.socket(fileno=handles[0]), options, program)
+            except BaseException as error:
+                print(f"sandbox: {type(error).__name__}: {error}", file=sys.stderr)
+            finally:
+                os._exit(0)
+        for handle in handles:
+            os.close(handle)

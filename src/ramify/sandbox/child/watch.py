@@ -1,0 +1,110 @@
+"""What the processes of one command use together, read from its /proc, and ending them all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+_PAGE, _TICK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Group:
+    """The processes of a command. ``root`` is None where ``proc`` shows only them, else the process whose descendants they are."""
+
+    root: int | None
+    proc: int = -1
+    """An open /proc."""
+    peak_bytes: int = 0
+    cpu_seconds: float = 0.0
+    init_seconds: float = 0.0
+
+    def exceeds(self, limits: dict[str, Any]) -> str | None:
+        """Sample the group; the name of the limit it breaks, if any: memory (all processes together), cpu, processes."""
+        if self.proc < 0:
+            return None
+        init = 1 if self.root is None else self.root
+        pids = [pid for pid in self._pids() if pid != init]
+        ticks = memory = 0
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                ticks += sum(self._times(pid))
+                memory += int(self._read(f"{pid}/statm").split()[1]) * _PAGE
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            own, waited = self._times(init)
+            self.init_seconds = own / _TICK
+            ticks += waited
+        self.cpu_seconds = max(self.cpu_seconds, ticks / _TICK)
+        if memory > limits["memory_bytes"]:
+            memory = self._shared_once(pids)
+        self.peak_bytes = max(self.peak_bytes, memory)
+        if memory > limits["memory_bytes"]:
+            return "memory"
+        if limits["cpu_seconds"] is not None and self.cpu_seconds > limits["cpu_seconds"]:
+            return "cpu"
+        return "processes" if self.root is not None and len(pids) > limits["processes"] else None
+
+    def _pids(self) -> list[int]:
+        if self.root is None:
+            return [int(name) for name in os.listdir(self.proc) if name.isdigit()]
+        return [self.root, *descendants(self.root)]
+
+    def _times(self, pid: int) -> tuple[int, int]:
+        """Clock ticks used by the process, and by its children that ended and were waited for."""
+        fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+
+    def _shared_once(self, pids: list[int]) -> int:
+        """Resident bytes with a page shared by n processes counted 1/n in each (PSS)."""
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):
+                rollup = self._read(f"{pid}/smaps_rollup")
+                total += 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        return total
+
+    def _read(self, path: str) -> str:
+        handle = os.open(path, os.O_RDONLY, dir_fd=self.proc)
+        try:
+            return os.read(handle, 65536).decode(errors="replace")
+        finally:
+            os.close(handle)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below ``pid`` in this /proc, nearest first."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        parent = todo.pop()
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as file:
+                    children = [int(word) for word in file.read().split()]
+                    found += children
+                    todo += children
+    return found
+
+
+def end_all() -> None:
+    """End every other process of this process namespace; only its process 1 may ask."""
+    if os.getpid() != 1:
+        raise RuntimeError("not process 1")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def end_descendants() -> None:
+    """End everything below this process, which adopts orphans, until nothing is left."""
+    while below := descendants(os.getpid()):
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
