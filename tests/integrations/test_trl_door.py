@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from trainer_cases import household_run, token_tree
+from trainer_cases import hf_agent, household_run, token_tree
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.integrations import trl_trainer
@@ -24,7 +24,7 @@ from ramify.trace.node import Context, Span, Stream, Verdict, make_node
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return household_run(tmp_path_factory.mktemp("played") / "run")
+    return household_run(tmp_path_factory.mktemp("played") / "run", tasks=8)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_conversations_are_the_paths_messages_up_to_the_last_reply(played: Path, tmp_path: Path) -> None:
     with Run.open(played) as run:
-        assert write_sft(run, tmp_path / "a.jsonl") == 16
+        assert write_sft(run, tmp_path / "a.jsonl") == 32
         rows = lines(tmp_path / "a.jsonl")
         leaf = min(v.node for v in run.verdicts(tree=min(info.name for info in run.trees())))
         said = [{"role": m.role, "content": m.text} for m in run.path(leaf).messages()]
@@ -54,7 +54,7 @@ def test_conversations_are_the_paths_messages_up_to_the_last_reply(played: Path,
         assert write_sft(run, tmp_path / "p.jsonl", form="prompt-completion") == replies
     assert rows[0]["messages"] == said[:-1]
     assert {row["messages"][-1]["role"] for row in rows} == {"assistant"}
-    assert 0 < good == wins < 16
+    assert 0 < good == wins < 32
     table = pq.read_table(tmp_path / "good.parquet").to_pylist()
     assert all(row in rows for row in table)
     for row in lines(tmp_path / "p.jsonl")[:2]:
@@ -291,3 +291,194 @@ def test_a_missing_trl_and_a_moved_seam_are_one_sentence(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "trl", moved)
     with pytest.raises(NeedsError, match=r"trl 9\.0 no longer has the seam '_generate_and_score_completions'"):
         trl_trainer.step_trainer(None, [GOOD])
+
+
+# --- training, with TRL itself
+
+
+def needs_trl() -> Any:
+    return pytest.importorskip("trl", reason="trl is not installed: THE trl DOOR IS NOT TESTED")
+
+
+def grpo_config(out: Path, **options: Any) -> Any:
+    plain: dict[str, Any] = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "bf16": False}
+    plain |= {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1, "num_generations": 2, "learning_rate": 1e-3}
+    return needs_trl().GRPOConfig(output_dir=str(out), logging_steps=1, **plain | options)
+
+
+def one_step(rows: list[dict[str, Any]], out: Path, **options: Any) -> tuple[float, dict[str, Any], float]:
+    """Loss, gradient, and the largest change of a weight, of one step of TRL's GRPOTrainer on ``rows``."""
+    from transformers import TrainerCallback
+
+    model, tokenizer = hf_agent()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradient: dict[str, Any] = {}
+
+    class Keep(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            gradient.update({name: weight.grad.detach().clone() for name, weight in model.named_parameters()})
+
+    args = grpo_config(out, per_device_train_batch_size=len(rows), **options)
+    trainer = trl_trainer.step_trainer(model, rows, args=args, processing_class=tokenizer, callbacks=[Keep()])
+    loss = trainer.train().training_loss
+    moved = max(float((model.get_parameter(name) - weight).abs().max()) for name, weight in before.items())
+    return loss, gradient, moved
+
+
+@pytest.fixture(scope="module")
+def step_rows(played: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("rows") / "s.parquet"
+    with Run.open(played) as run:
+        write_steps(run, out, rule="g2po", shared="every")
+    rows = read_steps(out)[:8]
+    assert len(rows) == 8
+    rng = np.random.default_rng(0)
+    for row in rows:  # as if the policy had moved on since: ratios on both sides of the clip
+        row["logprobs"] = (np.array(row["logprobs"]) + 0.4 * rng.standard_normal(len(row["logprobs"]))).tolist()
+        row["env_mask"] = [int(m and rng.random() < 0.9) for m in row["env_mask"]]
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_grpo_step_of_trl_has_our_loss_and_gradient(step_rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    needs_trl()
+    import torch
+
+    from ramify.train.batch import Row, collate
+    from ramify.train.loop import token_logprobs
+    from ramify.train.losses import LossConfig, Scores, policy_gradient
+
+    loss, gradient, moved = one_step(step_rows, tmp_path / "out", loss_type="bnpo")
+    ours = []
+    for row in step_rows:
+        ahead = len(row["prompt_ids"])
+        advantage, logprobs, mask = (np.pad(np.float32(row[k]), (ahead, 0)) for k in ("advantages", "logprobs", "env_mask"))
+        tokens = np.int32(row["prompt_ids"] + row["completion_ids"])
+        ours.append(Row(tokens, mask > 0, {"advantage": advantage, "logprobs": logprobs}))
+    model, _ = hf_agent()
+    batch = collate(ours)
+    scores = Scores(token_logprobs(model, batch))
+    mine = policy_gradient(batch, scores, LossConfig())[batch.mask].sum() / batch.mask.sum()
+    mine.backward()
+    ratio = (scores.logprobs - batch.streams["logprobs"])[batch.mask].exp()
+    assert (ratio > 1.2).any()
+    assert (ratio < 0.8).any()
+    assert loss == pytest.approx(float(mine), abs=1e-5)
+    assert moved > 1e-4
+    assert gradient
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(gradient[name], weight.grad, atol=1e-5, rtol=0)
+    assert max(float(g.abs().max()) for g in gradient.values()) > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_tokens_that_are_masked_have_no_gradient_at_all(step_rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    needs_trl()
+    loss, gradient, _ = one_step(step_rows, tmp_path / "a")
+    wild = [
+        row
+        | {
+            "advantages": [a if m else 1000.0 for a, m in zip(row["advantages"], row["env_mask"], strict=True)],
+            "logprobs": [p if m else -9.0 for p, m in zip(row["logprobs"], row["env_mask"], strict=True)],
+        }
+        for row in step_rows
+    ]
+    assert wild != step_rows
+    other, same, _ = one_step(wild, tmp_path / "b")
+    assert other == loss
+    assert all(bool((same[name] == gradient[name]).all()) for name in gradient)
+    model, tokenizer = hf_agent()
+    args = grpo_config(tmp_path / "c", per_device_train_batch_size=8)
+    with pytest.raises(UserError, match="2 rows do not fill one generation batch of 8"):
+        trl_trainer.step_trainer(model, step_rows[:2], args=args, processing_class=tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_stored_rows_are_each_used_once_an_epoch(step_rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    needs_trl()
+    model, tokenizer = hf_agent()
+    args = grpo_config(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=-1, num_train_epochs=1)
+    trainer = trl_trainer.step_trainer(model, step_rows, args=args, processing_class=tokenizer)
+    batches: list[list[int]] = []
+    compute = trainer._compute_loss
+
+    def counted(model: Any, inputs: dict[str, Any]) -> Any:
+        batches.append((inputs["completion_mask"] * inputs["tool_mask"]).sum(dim=1).tolist())
+        return compute(model, inputs)
+
+    trainer._compute_loss = counted
+    trainer.train()
+    assert trainer.state.global_step == 2
+    used = [mask for batch in batches for mask in batch]
+    assert sorted(used) == sorted(sum(row["env_mask"]) for row in step_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_supervised_training_of_trl_learns_exported_conversations(played: Path, tmp_path: Path) -> None:
+    trl = needs_trl()
+    datasets = pytest.importorskip("datasets")
+    import torch
+
+    with Run.open(played) as run:
+        write_sft(run, tmp_path / "sft.parquet", successful="true")
+    data = datasets.Dataset.from_parquet(str(tmp_path / "sft.parquet"), cache_dir=str(tmp_path / "cache"))
+    model, tokenizer = hf_agent()
+    with torch.no_grad():  # an agent that has to learn again
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    args = trl.SFTConfig(
+        output_dir=str(tmp_path / "out"), max_steps=12, per_device_train_batch_size=4, learning_rate=3e-3, logging_steps=1,
+        report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, bf16=False,
+    )  # fmt: skip
+    trainer = trl.SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 12
+    assert np.mean(losses[-3:]) < 0.7 * np.mean(losses[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None:
+    needs_trl()
+    from ramify.engine.checkpoints import model_folder
+    from ramify.engine.local import LocalModel
+    from ramify.env.worlds.household import HouseholdWorld
+    from ramify.model.chat import TagTemplate
+    from ramify.model.protocol import Sampling
+    from ramify.model.tokenizer import HfTokenizer
+    from ramify.rollout.run import Agent
+
+    model, tokenizer = hf_agent()
+    words = HfTokenizer.load(model_folder("builtin"))
+    template = TagTemplate(words)
+    agent = Agent(LocalModel(model, words), template, Sampling(max_tokens=24, stop_tokens=template.stop_tokens))
+    world = HouseholdWorld()
+    args = grpo_config(tmp_path / "out", per_device_train_batch_size=12, num_generations=6, max_steps=2, loss_type="bnpo")
+    with Run.create(tmp_path / "run", {}) as run:
+        rollouts = trl_trainer.TreeRollouts(agent, world, run, roots=3)
+        data = rollouts.dataset(world.panel("train", 8, 0))
+        trainer = trl_trainer.step_trainer(
+            model, rollout_func=rollouts, train_dataset=data, args=args, processing_class=tokenizer
+        )
+        trainer.train()
+        assert [info.group for info in run.trees()] == ["call-000000"] * 2 + ["call-000001"] * 2
+        for info in run.trees():
+            starts = [v.evidence["start"] for v in run.verdicts(tree=info.name)]
+            assert len(starts) == 6
+            first = run.tree(info.name).root
+            assert sum(run.tree(info.name).node(start).parent == first.id for start in starts) >= 3
+            assert any(run.tree(info.name).node(start).parent != first.id for start in starts)
+        weights = {run.producer(node.producer).weights for info in run.trees() for node in run.nodes(info.name) if node.producer}
+        assert len(weights) == 2  # the second call drew with what the first step made
+    # drawn by the weights that are trained: every ratio is 1, so the loss is minus the mean advantage of the trained tokens
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses == pytest.approx(wanted, abs=1e-4)
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    with pytest.raises(UserError, match="either rows or a rollout_func"):
+        trl_trainer.step_trainer(model, [GOOD], rollout_func=rollouts)
