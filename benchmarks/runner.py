@@ -1,7 +1,9 @@
-"""CPU of the rollout runner itself: the scripted model, the store on, episodes of 1 and of 9 turns, in chat and in token mode.
+"""CPU of the rollout runner itself beside inspect-ai's: scripted models, both stores on, episodes of 1 and of 9 turns.
 
-The slope between the two lengths is the cost of a further turn. Targets: 1 ms a one-turn rollout, 0.5 ms a further turn. With
-``--inspect PYTHON`` (an interpreter that has inspect-ai) the same one-turn sample runs on inspect's mock model, in turn with ours.
+    python benchmarks/runner.py [--rounds 7] [--save]
+
+The slope between the two lengths is the cost of a further turn. Ours runs in chat and in token mode, inspect on its mock model with a solver
+that asks and answers; the two take turns and the median of the pair ratios (inspect / ours, chat) counts. Needs ``ramify[serve]``.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+from common import save, spread
 
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.chat import TagTemplate
@@ -27,15 +31,39 @@ INSPECT = """
 import json, time
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageUser, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import match
+from inspect_ai.solver import solver
+REPLY = "I look around the room and then I go north."
 N = 200
-def once(n):
+
+@solver
+def talk(turns):
+    async def solve(state, generate):
+        for turn in range(turns):
+            state = await generate(state)
+            if turn + 1 < turns:
+                state.messages.append(ChatMessageUser(content=f"You are at step {turn + 1} of the corridor."))
+        return state
+    return solve
+
+def reply():
+    output = ModelOutput.from_content("mockllm/model", REPLY)
+    output.usage = ModelUsage(input_tokens=20, output_tokens=10, total_tokens=30)  # else it counts with a tokenizer it would download
+    return output
+
+def once(n, turns):
+    model = get_model("mockllm/model", custom_outputs=[reply() for _ in range(n * turns)])
+    samples = [Sample(input=f"You stand in a corridor. Task {i}.", target="x") for i in range(n)]
     start = time.process_time()
-    eval(Task(dataset=[Sample(input=f"question {i}", target="x") for i in range(n)], scorer=match()),
-         model="mockllm/model", display="none", log_dir="logs")
-    return time.process_time() - start
-once(2)
-print(json.dumps((once(N) - once(2)) / (N - 2)))
+    log = eval(Task(dataset=samples, solver=talk(turns), scorer=match()), model=model, display="none", log_dir="logs", max_samples=50)[0]
+    spent = time.process_time() - start
+    assert log.status == "success" and len(log.samples) == n and len(log.samples[0].messages) == 2 * turns, log.status
+    return spent
+
+once(4, 1)
+one, nine = once(N, 1) / N, once(N, 9) / N
+print(json.dumps([one, (nine - one) / 8]))
 """
 
 
@@ -96,27 +124,49 @@ def per_rollout(turns: int, tokens: bool, rollouts: int = 500) -> float:
         return (time.process_time() - begun) / rollouts
 
 
+def inspect() -> tuple[float, float]:
+    """CPU seconds of a one-turn sample of inspect and of a further turn, its log written."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = subprocess.run([sys.executable, "-c", INSPECT], capture_output=True, text=True, check=True, cwd=folder)
+    one, further = json.loads(out.stdout.splitlines()[-1])
+    return one, further
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inspect", metavar="PYTHON", help="interpreter with inspect-ai installed")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     found: dict[str, list[float]] = {}
     per_rollout(1, True, 50)
     for _ in range(args.rounds):
+        now = {}
         for mode, tokens in (("chat", False), ("tokens", True)):
             one, nine = per_rollout(1, tokens), per_rollout(9, tokens)
-            found.setdefault(f"{mode}: one-turn rollout, ms", []).append(1e3 * one)
-            found.setdefault(f"{mode}: further turn, ms", []).append(1e3 * (nine - one) / 8)
-        if args.inspect:
-            with tempfile.TemporaryDirectory() as folder:
-                out = subprocess.run([args.inspect, "-c", INSPECT], capture_output=True, text=True, check=True, cwd=folder)
-            found.setdefault("inspect: one-turn sample, ms", []).append(1e3 * json.loads(out.stdout.splitlines()[-1]))
-            ratio = found["inspect: one-turn sample, ms"][-1] / found["chat: one-turn rollout, ms"][-1]
-            found.setdefault("inspect / ours", []).append(ratio)
-    for name, values in found.items():
-        print(f"{name:32s} {statistics.median(values):8.3f}  [{min(values):.3f}, {max(values):.3f}]")
-    print(json.dumps({name: round(statistics.median(values), 3) for name, values in found.items()}))
+            now[f"{mode} one"], now[f"{mode} further"] = one, (nine - one) / 8
+        now["inspect one"], now["inspect further"] = inspect()
+        for kind in ("one", "further"):
+            found.setdefault(f"ratio {kind}", []).append(now[f"inspect {kind}"] / now[f"chat {kind}"])
+        for name, value in now.items():
+            found.setdefault(name, []).append(1e3 * value)
+    names = {"one": "one-turn rollout", "further": "further turn"}
+    rows = [
+        [
+            names[kind],
+            *(spread(found[f"{who} {kind}"]) for who in ("chat", "tokens", "inspect")),
+            spread(found[f"ratio {kind}"], 1),
+        ]
+        for kind in names
+    ]
+    columns = ["CPU ms", "ramify, chat", "ramify, tokens", "inspect-ai", "inspect / ramify chat"]
+    for row in (columns, *rows):
+        print("  ".join(f"{cell:26}" for cell in row))
+    if args.save:
+        note = (
+            "Medians with quartiles over rounds in which the two took turns; 500 rollouts and 200 samples a round, store and log written. "
+            "Target: at least 5 times less than inspect."
+        )
+        save("runner", "The runner beside inspect-ai", columns, rows, note)
 
 
 if __name__ == "__main__":
