@@ -1,0 +1,296 @@
+"""Traces of verifiers into a run: version 1 (``traces.jsonl``, a graph of messages) and the older ``results.jsonl``.
+
+A task is a tree, each trace of it an attempt; where a trace's graph has branches (a compaction, a subagent) the tree has them too.
+Tokens, masks and log-probs are kept where the trace has them; its other numbers per token become streams. The file is read line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base import registry
+from ramify.base.config import redact
+from ramify.base.errors import UserError
+from ramify.base.ids import json_hash
+from ramify.trace.chats import FINISHED
+from ramify.trace.db import Run
+from ramify.trace.foreign import IMPORTED, import_records
+from ramify.trace.formats import Reader
+from ramify.trace.lines import field, first_record
+from ramify.trace.messages import Thread, message, number, plain, root
+from ramify.trace.node import Mark, Node, Producer, Stream, Verdict
+
+TRACE_VERSION = 1
+FILES = ("traces.jsonl", "results.jsonl")
+MAKER = "verifiers"
+#: Numbers a trace may hold for each drawn token, beside its log-probs.
+_STREAMS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies")
+
+
+def read_traces(path: Path, folder: Path) -> int:
+    """Make a run in ``folder`` from a file of verifiers, or the folder one is in. Returns how many episodes (or results) it holds.
+
+    Raises UserError naming file, line and field; nothing is left in ``folder`` then.
+    """
+    file = _file(path)
+    importer = _Traces()
+    return import_records(file, folder, "verifiers", importer.add)
+
+
+def _file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in FILES if (path / name).is_file()), None)
+    if found is None:
+        raise UserError(f"{path} holds none of verifiers' files ({', '.join(FILES)})")
+    return found
+
+
+def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:
+    if path.is_dir():
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        first = None if found is None else first_record(found)[1]
+    return first is not None and any(
+        names <= first.keys()
+        for names in ({"traces", "task"}, {"nodes", "task", "agent"}, {"example_id", "prompt", "completion"})
+    )
+
+
+class _Traces:
+    """Adds episodes, traces and results. Remembers the task of each tree, a few words each."""
+
+    def __init__(self) -> None:
+        self._draws = count()
+        self._trees: dict[str, str] = {}
+
+    def add(self, run: Run, record: dict[str, Any], place: str, _: int) -> None:
+        if "example_id" in record:
+            self._add_result(run, record, place)
+            return
+        if "nodes" in record:
+            self._add_trace(run, self._tree(run, record, place), record, {}, place)
+            return
+        traces = field(record, "traces", list, place)
+        tree = self._tree(run, record, place)
+        about = {k: v for k, v in record.items() if k not in ("traces", "task")}
+        for at, trace in enumerate(traces):
+            if not isinstance(trace, dict):
+                raise UserError(f"{place}: trace {at} is no object")
+            self._add_trace(run, tree, trace, about, f"{place}: trace {at}")
+        if not traces:  # it failed before an agent began
+            stop = "" if record.get("ok") else "failed"
+            Thread(run, tree, next(self._draws)).hang("user", "", {"episode": _about(about)}, False, True, stop=stop)
+
+    def _tree(self, run: Run, record: dict[str, Any], place: str) -> str:
+        """The tree of a record's task: called as the task is, and apart from another task of that name."""
+        task = field(record, "task", dict, place)
+        data = field(task, "data", dict, f"{place}: 'task'")
+        env = field(record, "env", dict, place, {}).get("id") or ""
+        key = str(task.get("key") or task.get("hash") or json_hash(plain(data)))
+        name = next((str(data[k]) for k in ("name", "id", "idx") if data.get(k) is not None), key[:12])
+        name = f"{env}/{name}" if env else name
+        return self._grow(run, name, key, {"id": name, "data": plain(data)}, str(env))
+
+    def _grow(self, run: Run, name: str, key: str, task: dict[str, Any], group: str) -> str:
+        if self._trees.get(name, key) != key:
+            name = f"{name}#{key[:12]}"
+        if name not in self._trees:
+            self._trees[name] = key
+            run.add_tree(name, task, group)
+            root(run, name)
+        return name
+
+    # version 1
+
+    def _add_trace(self, run: Run, tree: str, trace: dict[str, Any], episode: dict[str, Any], place: str) -> None:
+        version = field(trace, "version", int, place, TRACE_VERSION)
+        if version != TRACE_VERSION:
+            raise UserError(f"{place}: 'version' is {version}; only traces of version {TRACE_VERSION} are readable here")
+        raws = field(trace, "nodes", list, place)
+        calls = _calls(trace, len(raws), place)
+        parents = [_parent(raw, at, f"{place}: node {at}") for at, raw in enumerate(raws)]
+        leaves = sorted(set(range(len(raws))) - set(parents) - {None}, key=lambda at: (bool(raws[at].get("sampled")), at))
+        end = leaves[-1] if leaves else None
+        tokens = any(raw.get("token_ids") for raw in raws)
+        about = {k: v for k, v in trace.items() if k not in ("nodes", "calls", "task", "rewards", "metrics", "tools", "version")}
+        closing = {"trace": _about(about | ({"episode": _about(episode)} if episode else {}))}
+        nodes: list[Node] = []
+        for at, (raw, parent) in enumerate(zip(raws, parents, strict=True)):
+            spot = f"{place}: node {at}"
+            call = calls.get(at, {})
+            role, text, data = message(field(raw, "message", dict, spot), spot)
+            data |= _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
+            fields = _arrays(raw, spot) if tokens else {}
+            drawn = field(raw, "sampled", bool, spot, False)
+            if drawn:
+                fields |= {"producer": self._producer(run, call, trace), "stop": FINISHED.get(str(call.get("finish_reason")), "")}
+            if at == end:
+                data |= closing
+                fields["stop"] = _stop(trace) or fields.get("stop", "")
+            thread = Thread(run, tree, next(self._draws), None if parent is None else nodes[parent])
+            nodes.append(thread.hang(role, text, data, drawn, at == end, **fields))
+            for stream in _streams(raw, nodes[-1], fields.get("sampled"), spot):
+                run.add(stream)
+        if end is None:
+            nodes.append(Thread(run, tree, next(self._draws)).hang("user", "", closing, False, True, stop=_stop(trace)))
+        for mark in _links(raws, nodes, place):
+            run.add(mark)
+        for verdict in _judged(trace, nodes[-1 if end is None else end], place):
+            run.add(verdict)
+
+    def _producer(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
+        agent = trace.get("agent")
+        config = agent.get("config") if isinstance(agent, Mapping) else None
+        model = call.get("model") or (config.get("model") if isinstance(config, Mapping) else None)
+        settings = call.get("sampling") if isinstance(call.get("sampling"), Mapping) else {}
+        producer = Producer(str(model or "unknown"), "", redact(plain(settings)), 0)
+        run.add(producer)
+        return producer.hash
+
+    # results.jsonl
+
+    def _add_result(self, run: Run, record: dict[str, Any], place: str) -> None:
+        example = field(record, "example_id", (int, str), place)
+        task = field(record, "task", str, place, None)
+        told = {k: record[k] for k in ("answer", "info") if k in record}
+        name = f"{task}/{example}" if task else str(example)
+        tree = self._grow(run, name, json_hash(plain([example, told])), {"id": name, "data": plain(told)}, task or "")
+        given, said = _said(record, "prompt", "user", place), _said(record, "completion", "assistant", place)
+        metrics = field(record, "metrics", dict, place, {})
+        left_out = {"example_id", "task", "answer", "info", "prompt", "completion", "reward", "metrics", "trajectory", *metrics}
+        closing = {"result": _about({k: v for k, v in record.items() if k not in left_out and v is not None})}
+        stop = "failed" if record.get("error") else "truncated" if record.get("is_truncated") else ""
+        thread = Thread(run, tree, next(self._draws))
+        for at, (role, text, data) in enumerate([*given, *said]):
+            last = at == len(given) + len(said) - 1
+            ends = {"stop": stop} if last else {}
+            thread.hang(role, text, data | (closing if last else {}), role == "assistant" and at >= len(given), last, **ends)
+        if not given and not said:
+            thread.hang("user", "", closing, False, True, stop=stop)
+        reward = field(record, "reward", (int, float), place, None)
+        if reward is not None:
+            run.add(Verdict(thread.node.id, IMPORTED, number(reward)))
+        for metric, value in metrics.items():
+            run.add(Verdict(thread.node.id, metric, number(value), "metric"))
+
+
+def _said(record: dict[str, Any], name: str, role: str, place: str) -> list[tuple[str, str, dict[str, Any]]]:
+    value = field(record, name, (list, str), place, [])
+    if isinstance(value, str):
+        return [(role, value, {})] if value else []
+    return [message(said, f"{place}: '{name}', message {at}") for at, said in enumerate(value)]
+
+
+def _parent(raw: Any, at: int, spot: str) -> int | None:
+    if not isinstance(raw, dict):
+        raise UserError(f"{spot} is no object")
+    parent: int | None = field(raw, "parent", int, spot, None)
+    if parent is not None and not 0 <= parent < at:
+        raise UserError(f"{spot}: 'parent' is {parent}, which is no node before it")
+    return parent
+
+
+def _calls(trace: dict[str, Any], nodes: int, place: str) -> dict[int, dict[str, Any]]:
+    """The model call that made each node."""
+    found = {}
+    for at, call in enumerate(field(trace, "calls", list, place, [])):
+        if not isinstance(call, dict):
+            raise UserError(f"{place}: call {at} is no object")
+        node = field(call, "node", int, f"{place}: call {at}", None)
+        if node is not None and not 0 <= node < nodes:
+            raise UserError(f"{place}: call {at}: 'node' is {node}, and there are {nodes} nodes")
+        if node is not None:
+            found[node] = call
+    return found
+
+
+def _arrays(raw: dict[str, Any], spot: str) -> dict[str, Any]:
+    """Tokens, mask and log-probs of a node, shape (T,). Raises UserError where they do not fit each other."""
+    tokens = field(raw, "token_ids", list, spot, [])
+    if any(type(token) is not int or not 0 <= token < 1 << 31 for token in tokens):
+        raise UserError(f"{spot}: 'token_ids' holds something that is no token id")
+    mask = field(raw, "mask", list, spot, [])
+    if mask and (len(mask) != len(tokens) or any(type(drawn) is not bool for drawn in mask)):
+        raise UserError(f"{spot}: 'mask' must be true or false for each of {len(tokens)} tokens")
+    drawn = np.array(mask, np.bool_) if mask else np.zeros(len(tokens), np.bool_)
+    arrays = {"tokens": np.array(tokens, np.int32), "sampled": drawn if drawn.any() else None}
+    logprobs = _spread(raw, "logprobs", drawn, spot)
+    return arrays | ({} if logprobs is None else {"logprobs": logprobs})
+
+
+def _spread(raw: dict[str, Any], name: str, drawn: np.ndarray, spot: str) -> np.ndarray | None:
+    """float32 (T,): one number for each drawn token, 0 elsewhere; None where there are none."""
+    values = field(raw, name, list, spot, [])
+    if not values:
+        return None
+    if len(values) != int(drawn.sum()) or any(type(value) not in (int, float) for value in values):
+        raise UserError(f"{spot}: '{name}' must hold a number for each of {int(drawn.sum())} drawn tokens")
+    spread = np.zeros(len(drawn), np.float32)
+    spread[drawn] = np.array(values, np.float64)
+    return spread
+
+
+def _streams(raw: dict[str, Any], node: Node, drawn: np.ndarray | None, spot: str) -> Iterator[Stream]:
+    if drawn is None:
+        return
+    for name in _STREAMS:
+        values = _spread(raw, name, drawn, spot)
+        if values is not None:
+            yield Stream(node.id, name, MAKER, values)
+
+
+def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Mark]:
+    """What a harness declared of how turns caused each other, beyond who follows whom."""
+    for at, raw in enumerate(raws):
+        links = field(raw, "semantic_parents", list, f"{place}: node {at}", [])
+        for index, link in enumerate(links):
+            source = link.get("node") if isinstance(link, dict) else None
+            if type(source) is not int or not 0 <= source < len(raws):
+                raise UserError(f"{place}: node {at}: 'semantic_parents' names no node")
+            yield Mark(nodes[at].id, 0, f"link-{index}", MAKER, {"type": str(link.get("type")), "node": nodes[source].id})
+
+
+def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Verdict]:
+    """Rewards by name and their weighted sum, and metrics, as verdicts of the attempt's last node."""
+    total, any_ = 0.0, False
+    for name, reward in field(trace, "rewards", dict, place, {}).items():
+        spot = f"{place}: reward '{name}'"
+        if reward is None:
+            yield Verdict(node.id, name, None)
+            continue
+        if not isinstance(reward, dict):
+            raise UserError(f"{spot} is no object with 'score' and 'weight'")
+        score = number(field(reward, "score", (int, float), spot))
+        weight = number(field(reward, "weight", (int, float), spot, 1.0))
+        yield Verdict(node.id, name, score, evidence={"weight": weight})
+        if score is not None and weight is not None:
+            total, any_ = total + score * weight, True
+    if any_:
+        yield Verdict(node.id, IMPORTED, number(total))
+    for name, value in field(trace, "metrics", dict, place, {}).items():
+        yield Verdict(node.id, name, number(value), "metric")
+
+
+def _stop(trace: dict[str, Any]) -> str:
+    return "failed" if trace.get("errors") else "truncated" if trace.get("is_timeout") else ""
+
+
+def _about(value: dict[str, Any]) -> dict[str, Any]:
+    """What else was told, as JSON; a trace may hold an endpoint's settings, so without secrets."""
+    found: dict[str, Any] = redact(plain(value))
+    return found
+
+
+registry.register("reader", "verifiers")(
+    Reader(
+        "verifiers",
+        "Traces of verifiers: traces.jsonl of version 1 with its branches and tokens, the older results.jsonl, or the folder of one.",
+        _matches,
+        read_traces,
+    )
+)
