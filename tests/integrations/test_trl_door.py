@@ -144,7 +144,7 @@ def test_text_only_runs_and_bad_credit_are_refused(hand: tuple[Run, str, str], t
     with pytest.raises(UserError, match=f"node {reply} holds a value that is no finite number"):
         write_steps(run, tmp_path / "s.jsonl")
     run.add(Stream(reply, "credit", "you", np.array([0, 1, 1], np.float32)))
-    with pytest.raises(UserError, match="several makers: choose one with maker \\(me, you\\)"):
+    with pytest.raises(UserError, match="several makers: choose one with --maker \\(me, you\\)"):
         write_steps(run, tmp_path / "s.jsonl")
     with pytest.raises(UserError, match=r"ends in \.jsonl or \.parquet"):
         write_steps(run, tmp_path / "s.csv", maker="you")
@@ -230,7 +230,7 @@ def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> N
         assert [s.values.tolist() for s in run.streams(name="advantage")] == [[pytest.approx(0.7)], [pytest.approx(-0.7)]]
         assert sorted(v.value for v in run.verdicts(scorer="length")) == [1.0, 3.5]
         assert {v.value for v in run.verdicts(scorer="exact")} == {1.0, None}
-        with pytest.raises(UserError, match="choose one with scorer \\(exact, length\\)"):
+        with pytest.raises(UserError, match="choose one with --scorer \\(exact, length\\)"):
             write_sft(run, tmp_path / "x.jsonl")
         assert write_sft(run, tmp_path / "x.jsonl", scorer="length", min_reward="2") == 1
 
@@ -466,6 +466,15 @@ def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None
         trainer = trl_trainer.step_trainer(
             model, rollout_func=rollouts, train_dataset=data, args=args, processing_class=tokenizer
         )
+        wanted: list[float] = []
+        compute = trainer._compute_loss
+
+        def mean_advantage(model: Any, inputs: dict[str, Any]) -> Any:
+            mask = inputs["completion_mask"] * inputs["tool_mask"]
+            wanted.append(-float((inputs["advantages"] * mask).sum() / mask.sum()))
+            return compute(model, inputs)
+
+        trainer._compute_loss = mean_advantage
         trainer.train()
         assert [info.group for info in run.trees()] == ["call-000000"] * 2 + ["call-000001"] * 2
         for info in run.trees():

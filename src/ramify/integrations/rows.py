@@ -119,7 +119,7 @@ def _scorer(run: Run, selection: Selection) -> str | None:
     if not known and (selection.successful or selection.min_reward is not None):
         raise UserError(f"{run.folder} has no verdicts, so no attempt can be chosen by its reward")
     if len(known) > 1 and "env" not in known:
-        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with scorer ({', '.join(sorted(known))})")
+        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(known))})")
     return "env" if "env" in known else next(iter(known), None)
 
 
@@ -212,7 +212,7 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[str], dict[str, np.
             "for any other run give --rule g2po, which credits the attempts now"
         )
     if len(makers) > 1 and selection.maker is None:
-        raise UserError(f"stream '{selection.stream}' has several makers: choose one with maker ({', '.join(sorted(makers))})")
+        raise UserError(f"stream '{selection.stream}' has several makers: choose one with --maker ({', '.join(sorted(makers))})")
 
     def of_tree(tree: str) -> dict[str, np.ndarray]:
         found = {s.node: s.values for s in run.streams(tree=tree, name=selection.stream, maker=selection.maker)}
