@@ -47,6 +47,7 @@ def improve(
     """
     from ramify.base.config import load
     from ramify.jobs import improve as job
+    from ramify.trace.connect import holds_run
 
     settings = load(job.ImproveConfig, config or [], context.args)
     if dry_run:
@@ -60,7 +61,7 @@ def improve(
         emit(record, as_json, text)
         return
     folder = out or next_run("improve")
-    if (folder / DATABASE).exists():
+    if holds_run(folder):
         raise UserError(f"{folder} holds a run already: go on with `ramify resume {folder}`, or choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
@@ -48,12 +48,24 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
     return sqlite3.connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}", uri=True, timeout=30, isolation_level=None)
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a run was begun in ``folder``; what is left of one that was cut off while it was made is none."""
+    if not (folder / FILE).is_file():
+        return False
+    try:
+        db = connect(folder / FILE, write=False)
+        with closing(db):
+            return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+    except sqlite3.Error:
+        return True  # something is there that must not be written over
+
+
 def refused(what: str, error: Exception) -> RamifyError:
     """``what`` with the reason: a RamifyError where the disk refuses (full, failing, busy), a UserError where the file or path is wrong."""
     if isinstance(error, OSError):
         return refusal(what, error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number tells which call it was
-    disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
+    disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
     return (RamifyError if disk else UserError)(f"{what}: {error}")
 
 

@@ -136,6 +136,8 @@ class Run:
         folder = FilePath(path)
         if not (folder / FILE).is_file():
             raise UserError(f"{folder} is no run: it holds no {FILE}")
+        if not os.access(folder / FILE, os.R_OK):
+            raise UserError(f"cannot open the run {folder}: no permission to read {FILE}")
         try:
             lock = take_lock(folder) if write else None
         except OSError as error:

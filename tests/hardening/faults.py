@@ -1,0 +1,128 @@
+"""Makes every write call of a small job fail, one after another, and checks what is left: started by test_faults.py and full.py.
+
+Usage: LD_PRELOAD=fault_shim.so RAMIFY_SHIM=fault_shim.so python faults.py FOLDER JOB FAULT EVERY [FIRST]. Every EVERY-th call is
+struck. The job runs in forked children, so that a fault costs milliseconds and not a start of Python. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import fault_jobs as jobs
+
+FAULTS = {"count": 0, "full": 1, "io": 2, "io-ever": 3, "kill": 4}
+JOBS: dict[str, Any] = {
+    "store": jobs.Store,
+    "import": jobs.Import,
+    "export-jsonl": lambda: jobs.Export("jsonl"),
+    "export-parquet": lambda: jobs.Export("parquet"),
+    "export-dot": lambda: jobs.Export("dot", "--tree", "chat-000001"),
+    "export-html": lambda: jobs.Export("html"),
+    "checkpoint": jobs.Checkpoint,
+    "rollout": jobs.Rollout,
+    "fork": jobs.Fork,
+    "improve": jobs.Improve,
+}
+
+
+def arm(number: int, fault: str, folder: Path) -> None:
+    """From now on this process's writes under ``folder`` are counted, and the chosen one fails."""
+    shim = ctypes.CDLL(os.environ["RAMIFY_SHIM"])
+    shim.fault_arm(ctypes.c_long(number), FAULTS[fault], str(folder).encode())
+
+
+def calls() -> int:
+    """How many calls there were since :func:`arm`."""
+    shim = ctypes.CDLL(os.environ["RAMIFY_SHIM"])
+    shim.fault_calls.restype = ctypes.c_long
+    return int(shim.fault_calls())
+
+
+def run(job: jobs.Job, folder: Path, number: int = 0, fault: str | None = None) -> tuple[int, list[str], str, int]:
+    """Exit code (negative: killed), promises, standard error and number of calls of the job in a child process."""
+    reading, writing = os.pipe()
+    said, counted = folder.parent / "said", folder.parent / "counted"
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.close(reading)
+            jobs.promise_on(writing)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            sys.stdout, sys.stderr = open(os.devnull, "w"), said.open("w")
+            if fault is not None:
+                arm(number, fault, folder)
+            code = job.act(folder)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            counted.write_text(str(calls()))
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        promised = pipe.read().splitlines()
+    status = os.waitpid(child, 0)[1]
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    return code, promised, said.read_text(), 0 if code < 0 else int(counted.read_text())
+
+
+def strike(job: jobs.Job, root: Path, before: Path, number: int, fault: str, wanted: Any) -> None:
+    """One fault: what it leaves is whole, and the job done again ends as if nothing had been."""
+    folder = root / "work"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(before, folder)
+    code, promised, said, _ = run(job, folder, number, fault)
+    where = f"{job.name}: {fault} at call {number}: exit {code}: {said}"
+    assert "Traceback" not in said and "Exception ignored" not in said, where
+    if fault == "kill":
+        assert code == -signal.SIGKILL, where
+    else:
+        assert code in (0, 1), where  # 0: the call was one that the job can do without
+        sentences = [line for line in said.splitlines() if line.startswith("ramify: ")]
+        assert (len(sentences), said.count("\n")) == ((1, 1) if code else (0, 0)), where
+    try:
+        job.check(folder, promised)
+        code, _, said, _ = run(job, folder)
+        assert code == 0, f"again: exit {code}: {said}"
+        assert job.digest(folder) == wanted, "the result is another"
+    except Exception as error:
+        raise AssertionError(f"{where}\n{type(error).__name__}: {error}") from error
+
+
+def main(root: Path, name: str, fault: str, every: int, first: int = 1) -> None:
+    job = JOBS[name]()
+    before = root / "before"
+    before.mkdir(parents=True)
+    job.prepare(before)
+    undisturbed = root / "warm"
+    shutil.copytree(before, undisturbed)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert job.act(undisturbed) == 0  # in this process: the children then need import nothing
+    shutil.rmtree(undisturbed)
+    undisturbed = root / "work"
+    shutil.copytree(before, undisturbed)
+    code, _, said, total = run(job, undisturbed, 0, "count")
+    assert code == 0, said
+    assert total > 0
+    job.check(undisturbed, [])
+    wanted = job.digest(undisturbed)
+    struck = range(first, total + 1, every)
+    for number in struck:
+        strike(job, root, before, number, fault, wanted)
+    print(json.dumps({"job": name, "fault": fault, "calls": total, "struck": len(struck)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))

@@ -1,0 +1,78 @@
+"""A disk that is full, that fails, a process killed in the middle of a write: at write calls of every small job, one after another.
+
+The default run strikes a few calls of each kind, the slow one about every fifth; ``full.py`` strikes every single one (its figures
+are in ``repro/hardening.json``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FAST = [("store", "full", 41), ("store", "kill", 37), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
+SLOW = [
+    *[("store", fault, 7) for fault in ("full", "io", "io-ever", "kill")],
+    *[("import", fault, 17) for fault in ("full", "io", "kill")],
+    *[(f"export-{form}", fault, 2) for form in ("jsonl", "parquet", "dot", "html") for fault in ("full", "kill")],
+    *[("checkpoint", fault, 5) for fault in ("full", "io", "kill")],
+    *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full", 131), ("improve", "kill", 97)],
+]
+
+
+def build_shim(folder: Path) -> Path:
+    """The preloaded library that makes calls fail, compiled; skips where there is no compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("NOT CHECKED: no C compiler, so NO WRITE CALL WAS MADE TO FAIL")
+    shim = folder / "fault_shim.so"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", shim, HERE / "fault_shim.c", "-ldl"], check=True)
+    return shim
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+def strike(shim: Path, folder: Path, job: str, fault: str, every: int, first: int = 1) -> dict:
+    """Figures of one campaign; raises where a fault left what it must not."""
+    settings = {"LD_PRELOAD": str(shim), "RAMIFY_SHIM": str(shim), "PYTHONPATH": str(HERE), "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "faults.py"), str(folder / "faults"), job, fault, str(every), str(first)],
+        capture_output=True, text=True, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("job", "fault", "every"), FAST)
+def test_old_or_new_never_neither(shim: Path, tmp_path: Path, job: str, fault: str, every: int) -> None:
+    figures = strike(shim, tmp_path, job, fault, every)
+    assert figures["struck"] >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("job", "fault", "every"), SLOW)
+def test_old_or_new_never_neither_everywhere(shim: Path, tmp_path: Path, job: str, fault: str, every: int) -> None:
+    figures = strike(shim, tmp_path, job, fault, every, first=3)
+    assert figures["struck"] >= 3
+
+
+def test_the_shim_hits_sqlite_too(shim: Path, tmp_path: Path) -> None:
+    code = (
+        "import ctypes, os, sqlite3, sys\n"
+        "shim = ctypes.CDLL(os.environ['LD_PRELOAD']); shim.fault_arm(ctypes.c_long(4), 1, sys.argv[1].encode())\n"
+        "sqlite3.connect(sys.argv[1] + '/x.db').execute('CREATE TABLE t (a)')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": str(shim)}
+    )
+    assert "database or disk is full" in done.stderr or "unable to open" in done.stderr
