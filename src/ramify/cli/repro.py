@@ -9,7 +9,8 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,9 @@ def repro(
         bool, typer.Option("--quick", help="One seed, at most a minute, looser thresholds. The default for 'all'.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier, interrupted call did.")] = False,
+    backend: Annotated[
+        str, typer.Option(help="Where cells run: local (processes on this machine), ray or ray:CELLS_AT_ONCE.")
+    ] = "local",
     out: Annotated[Path | None, typer.Option(help="Also write the figures with commit, versions and machine as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -55,10 +59,11 @@ def repro(
     if out is not None and not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     reports = []
-    for name, module in known.items():
-        report = _reproduce(name, module, size, fresh, as_json)
-        reports.append(report)
-        _print(report, as_json)
+    with _runner(backend) as runner:
+        for name, module in known.items():
+            report = _reproduce(name, module, size, fresh, as_json, runner)
+            reports.append(report)
+            _print(report, as_json)
     if out is not None:
         figures = {"size": size, "versions": _versions(), "machine": _machine()}
         body = figures | (reports[0] if slug != "all" else {"reports": reports})
@@ -74,7 +79,26 @@ def _reproductions() -> dict[str, str]:
     return {slug: f"{registry.get('method', slug).__name__}.repro" for slug in registry.names("method")} | JOBS
 
 
-def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool) -> dict[str, Any]:
+@contextmanager
+def _runner(spec: str) -> Iterator[Any]:
+    """What runs cells on the back end ``spec``; None for this machine."""
+    if spec == "local":
+        yield None
+        return
+    from ramify.rollout.backends import parse
+
+    name, workers = parse(spec)
+    cells = getattr(registry.get("backend", name), "cells", None)
+    if cells is None:
+        raise UserError(f"the back end '{name}' runs no reproductions: leave --backend out, or choose ray")
+    runner, finish = cells(workers)
+    try:
+        yield runner
+    finally:
+        finish()
+
+
+def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool, runner: Any) -> dict[str, Any]:
     """Run one reproduction and return the report that ``--json`` prints."""
     from ramify.render import terminal
     from ramify.stats.checks import Cells
@@ -85,7 +109,9 @@ def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool) ->
     start = time.perf_counter()
     try:
         with terminal.progress(f"{slug} ({size})", 1, "cells", as_json) as bar:
-            cells = Cells(folder, progress=lambda done, total, key: bar.at(done / total, f"{done} of {total}: {key}"))
+            cells = Cells(
+                folder, progress=lambda done, total, key: bar.at(done / total, f"{done} of {total}: {key}"), runner=runner
+            )
             checks: Sequence[Check] = importlib.import_module(module).reproduce(size, cells)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; finished cells are kept, so the same command goes on ({folder})") from None

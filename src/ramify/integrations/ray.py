@@ -113,7 +113,7 @@ class RayBackend:
         at_once, share = _share(ray, workers)
         task = ray.remote(num_cpus=share, max_retries=2)(_call)
 
-        def run(function: Callable[..., Any], missing: Mapping[str, Any], _: int) -> Iterator[tuple[str, Any]]:
+        def run(function: Callable[..., Any], missing: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             waiting, under_way = list(missing.items()), dict[Any, str]()
             failure: CellError | None = None
             while under_way or (waiting and failure is None):

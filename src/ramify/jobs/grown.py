@@ -12,7 +12,8 @@ import numpy as np
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import is_mixed, l1_mass
 from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.rollout.run import Attempt, Episodes
+from ramify.methods.tree_rollouts.sampler import Grower
+from ramify.rollout.run import Attempt
 from ramify.trace.tree import Tree
 
 T = TypeVar("T")
@@ -48,8 +49,8 @@ class Grown:
 class Recorder:
     """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
 
-    def __init__(self, episodes: Episodes) -> None:
-        self.episodes = episodes
+    def __init__(self, grower: Grower) -> None:
+        self.grower = grower
         self._attempts: dict[str, dict[int, Attempt]] = {}
 
     @property
@@ -58,12 +59,12 @@ class Recorder:
         return {name: [group[i] for i in sorted(group)] for name, group in sorted(self._attempts.items())}
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
-        """See :class:`Episodes`."""
-        return self._keep(await self.episodes.attempt(tree, task, index))
+        """See :class:`Grower`."""
+        return self._keep(await self.grower.attempt(tree, task, index))
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """See :class:`Episodes`."""
-        return self._keep(await self.episodes.branch(tree, task, node_id, index))
+        """See :class:`Grower`."""
+        return self._keep(await self.grower.branch(tree, task, node_id, index))
 
     def _keep(self, attempt: Attempt) -> Attempt:
         self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt

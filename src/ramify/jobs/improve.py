@@ -7,7 +7,6 @@ stopped and ends where the undisturbed one would have.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import os
 import platform
@@ -16,6 +15,7 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -26,17 +26,19 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
-from ramify.engine.checkpoints import load_model, model_folder, save_model
+from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import Task, World
 from ramify.jobs import parts
 from ramify.jobs.credit import credit_group, imitation_rows, training_rows
 from ramify.jobs.grown import Grown, Recorder, gather_all
+from ramify.jobs.play import open_players
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.protocol import Sampling, require
+from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
 from ramify.trace.db import Run
@@ -100,6 +102,8 @@ class ImproveConfig(Config):
     """Longest reply of the agent, in tokens."""
     concurrency: int = Field(64, ge=1)
     """Episodes in flight at once; changes no result."""
+    backend: str = "local"
+    """Where episodes are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the starting agent."""
     clip_credit: float = Field(4.0, gt=0)
@@ -136,10 +140,9 @@ def plan(config: ImproveConfig) -> dict[str, Any]:
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        job = Job(few, path)
-        with Run.create(path, {}) as run:
+        with Job(few, path) as job, Run.create(path, {}) as run:
             trial = job.evaluate(run, "trial")
-    turns = job.world.make().max_turns
+        turns = job.world.make().max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
     expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
     return {
@@ -163,8 +166,8 @@ def improve(
     """
     config = config or ImproveConfig()
     folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
-    job = Job(config, folder)  # refuses bad parts before a run exists
-    with Run.create(folder, config.to_json()) as run:
+    # bad parts are refused before a run exists
+    with Job(config, folder) as job, Run.create(folder, config.to_json()) as run:
         return job.drive(run, progress)
 
 
@@ -172,11 +175,12 @@ def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]
     """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since."""
     with Run.open(Path(path), write=True) as run:
         config = check(ImproveConfig, run.meta["config"], f"the stored settings of {path}")
-        return Job(config, Path(path)).drive(run, progress)
+        with Job(config, Path(path)) as job:
+            return job.drive(run, progress)
 
 
 class Job:
-    """One run of the main job. Holds the parts; the run's file holds the state."""
+    """One run of the main job. Holds the parts; the run's file holds the state. A context manager: the back end ends with it."""
 
     def __init__(self, config: ImproveConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -187,7 +191,14 @@ class Job:
         self.train_panel, self.eval_panel = parts.panels(
             self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
-        self.weights = self.model.identity.weights
+        self.weights = self.played_with = self.model.identity.weights
+        self.players = open_players(config.backend, config.model, config.env, self.agent(), config.seed, config.concurrency)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.players.__exit__(kind, error, trace)
 
     def drive(self, run: Run, progress: Progress | None) -> dict[str, Any]:
         """Do what is not done yet, and report."""
@@ -253,11 +264,19 @@ class Job:
         """Back to the starting weights."""
         self.model, self.template = load_model(self.start, self.config.concurrency)
 
-    def episodes(self, run: Run, group: str) -> Episodes:
-        """Episodes of the agent as it is now."""
+    def agent(self) -> Agent:
+        """The agent as it is now."""
         c = self.config
         sampling = Sampling(temperature=c.temperature, max_tokens=c.max_reply, stop_tokens=self.template.stop_tokens)
-        return Episodes(Agent(self.model, self.template, sampling), self.world, run, c.seed, group)
+        return Agent(self.model, self.template, sampling)
+
+    def player(self, run: Run, group: str) -> Player:
+        """What plays episodes of the agent as it is now."""
+        weights = self.model.identity.weights
+        if weights != self.played_with:
+            self.players.set_weights(weights, weights_of(self.model))
+            self.played_with = weights
+        return self.players.player(Episodes(self.agent(), self.world, run, self.config.seed, group))
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -267,14 +286,14 @@ class Job:
         if when in known:
             return dict(known[when])
         begun = time.monotonic()
-        episodes = self.episodes(run, f"eval-{when}")
+        player = self.player(run, f"eval-{when}")
         tasks = list(self.eval_panel)
         plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
 
         async def play() -> list[Attempt]:
-            return await gather_all(episodes.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays)
+            return await gather_all(player.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays)
 
-        attempts = asyncio.run(play())
+        attempts = self.players.run(play())
         outcomes = [None if a.outcome is None else int(a.outcome) for a in attempts]
         scored = [o for o in outcomes if o is not None]
         if not scored:
@@ -322,7 +341,7 @@ class Job:
             if share < 0.5 * c.tokens / c.updates:
                 break
             times = {"sample": -time.monotonic()}
-            grown = asyncio.run(self._sample(run, name, update, share))
+            grown = self.players.run(self._sample(run, self.player(run, f"{name}-{update:04d}"), name, update, share))
             times["sample"] += time.monotonic()
             times["credit"] = -time.monotonic()
             rows, losses, warned = self._rows(run, f"{name}-{update:04d}", arm, grown)
@@ -352,12 +371,11 @@ class Job:
                 )
         return spent
 
-    async def _sample(self, run: Run, name: str, update: int, share: float) -> Grown:
+    async def _sample(self, run: Run, player: Player, name: str, update: int, share: float) -> Grown:
         """The trees of one update within ``share`` tokens."""
         arm, c = ARMS[name], self.config
         group = f"{name}-{update:04d}"
-        episodes = self.episodes(run, group)
-        recorder = Recorder(episodes)
+        recorder = Recorder(player)
         tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
         sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
         tasks = self._tasks(update, c.tasks_per_update)
@@ -368,7 +386,7 @@ class Job:
         else:
             trees = await sampler.run_all(tasks, share / len(tasks))
         run.commit()
-        return Grown(trees, recorder.attempts, episodes.trees)
+        return Grown(trees, recorder.attempts, player.episodes.trees)
 
     async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[GrownTree]:
         """Half of the share buys groups; what comes out uniform is dropped and the rest buys groups on fresh tasks (DAPO's rule)."""

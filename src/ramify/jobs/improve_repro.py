@@ -37,8 +37,7 @@ def cell(arm: str, seed: int, lr: float, size: str) -> dict[str, float]:
     config = check(ImproveConfig, settings)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        job = Job(config, path)
-        with Run.create(path, config.to_json()) as run:
+        with Job(config, path) as job, Run.create(path, config.to_json()) as run:
             spent = 0 if arm == "start" else job.learn(run, arm, None, 0)
             success = job.evaluate(run, "after")["success"]
             mixed = [entry.payload["mixed"] for entry in run.journal("update")]

@@ -97,12 +97,19 @@ class CellError(RamifyError):
 class Cells:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None).
 
-    ``progress(done, total, key)`` is called after every cell of :meth:`map`, cells found already done included.
+    ``progress(done, total, key)`` is called after every cell of :meth:`map`, cells found already done included. ``runner(function,
+    missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
     """
 
-    def __init__(self, folder: str | Path | None = None, progress: Callable[[int, int, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+        runner: Callable[[Callable[..., Any], Mapping[str, Any]], Iterator[tuple[str, Any]]] | None = None,
+    ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.progress = progress
+        self.runner = runner
         self._memory: dict[str, dict[str, Any]] = {}
 
     def get(self, key: str, function: Callable[..., Any], **kwargs: Any) -> Any:
@@ -130,8 +137,11 @@ class Cells:
                 results[key] = value
                 self._tell(len(results), len(cells), key)
         missing = {key: dict(kwargs) for key, kwargs in cells.items() if key not in results}
-        if workers <= 1 or len(missing) <= 1:
-            fresh: Iterator[tuple[str, Any]] = ((key, _run(key, function, kwargs)) for key, kwargs in missing.items())
+        fresh: Iterator[tuple[str, Any]]
+        if self.runner is not None:
+            fresh = self.runner(function, missing)
+        elif workers <= 1 or len(missing) <= 1:
+            fresh = ((key, _run(key, function, kwargs)) for key, kwargs in missing.items())
         else:
             fresh = _run_in_processes(function, missing, min(workers, len(missing)))
         for key, value in fresh:
