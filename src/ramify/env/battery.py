@@ -6,14 +6,14 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
 from ramify.base.problem import Problem
 from ramify.base.seeds import generator
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, World
+from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, close, tools_of
 
 #: Replies that mean nothing in any world, or try to break it.
 BAD_ACTIONS = ("", " ", "\n", "\x00", "take", "go nowhere at all", "{}[]\"'", "a" * 5000, "\u202eopen", "🗝", "-1", "None")
@@ -36,6 +36,8 @@ def check_env(world: World, actions: Actions | None = None, tasks: int = 3, turn
             problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
         except Exception as error:  # a stranger's world may raise anything; that is the finding
             problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
+        finally:
+            problems += [Problem(name, message) for message in probe.close_all()]
     return problems
 
 
@@ -60,12 +62,22 @@ class _Probe:
     count: int
     turns: int
     seed: int
+    opened: list[Env] = field(default_factory=list)
+
+    def close_all(self) -> Iterator[str]:
+        """Give back every environment that was started; what that raises."""
+        while self.opened:
+            try:
+                close(self.opened.pop())
+            except Exception as error:  # a stranger's
+                yield f"close raises {type(error).__name__}: {error}"
 
     def panel(self) -> Panel:
         return self.world.panel("train", self.count, self.seed)
 
     def start(self, task: Task) -> tuple[Env, Observation]:
         env = self.world.make()
+        self.opened.append(env)
         return env, env.reset(task, self.seed)
 
     def walk(self, task: Task, number: int) -> list[_Place]:
@@ -92,13 +104,21 @@ class _Probe:
 
 
 def _kept(snapshot: Snapshot | None) -> Snapshot | None:
-    """The snapshot as a store gives it back."""
-    return snapshot if snapshot is None or isinstance(snapshot, bytes) else json.loads(canonical_json(snapshot))
+    """The snapshot as a store gives it back; one that is kept in memory only, as it is."""
+    return snapshot if snapshot is None or isinstance(snapshot, bytes | Volatile) else json.loads(canonical_json(snapshot))
+
+
+def _told(snapshot: Snapshot | None) -> Snapshot | None:
+    """What of a snapshot can be compared: of one in memory only that it is one."""
+    return "volatile" if isinstance(snapshot, Volatile) else _kept(snapshot)
 
 
 def _panel(probe: _Probe) -> Iterator[str]:
     first, again = probe.panel(), probe.panel()
-    if len(first) != probe.count:
+    # a world whose tasks are a list may have fewer, but then it has no more of them
+    if len(first) > probe.count or (
+        len(first) < probe.count and len(probe.world.panel("train", probe.count + 1, probe.seed)) != len(first)
+    ):
         yield f"a panel of {probe.count} tasks has {len(first)}"
     if first.hash != again.hash:
         yield "the same split and seed give different panels"
@@ -109,9 +129,10 @@ def _panel(probe: _Probe) -> Iterator[str]:
 def _splits(probe: _Probe) -> Iterator[str]:
     panels = {}
     for split in SPLITS:
-        tasks = list(
-            itertools.chain(*(probe.world.panel(split, 10 * probe.count, seed) for seed in (probe.seed, probe.seed + 1)))
-        )
+        try:
+            tasks = [*itertools.chain(*(probe.world.panel(split, 10 * probe.count, probe.seed + more) for more in (0, 1)))]
+        except UserError:  # a list of tasks may have none for some split
+            tasks = []
         panels[split] = {task.id for task in tasks} | {canonical_json(dict(task.data)) for task in tasks if task.data}
     for left, right in itertools.combinations(SPLITS, 2):
         if panels[left] & panels[right]:
@@ -157,12 +178,12 @@ def _snapshots(probe: _Probe) -> Iterator[str]:
     for task in probe.panel():
         env, _ = probe.start(task)
         snapshot = env.snapshot()
-        if snapshot is None or isinstance(snapshot, bytes):
+        if snapshot is None or isinstance(snapshot, bytes | Volatile):
             continue
         try:
             canonical_json(snapshot)
         except (TypeError, ValueError) as error:
-            yield f"a snapshot is neither JSON nor bytes: {error}"
+            yield f"a snapshot is neither JSON nor bytes, nor declared Volatile: {error}"
 
 
 def _restore(probe: _Probe) -> Iterator[str]:
@@ -175,7 +196,7 @@ def _restore(probe: _Probe) -> Iterator[str]:
             used = probe.replay(task, places[-1].actions)
             for env, what in ((fresh, "a fresh"), (used, "a used")):
                 env.restore(place.snapshot)
-                if _kept(env.snapshot()) != place.snapshot or env.key() != place.key:
+                if _told(env.snapshot()) != _told(place.snapshot) or env.key() != place.key:
                     yield f"restore into {what} environment gives another snapshot or key than was taken"
                 yield from _follow(env, places, number, f"after restore into {what} environment, the same actions")
 
@@ -184,25 +205,28 @@ def _sharing(probe: _Probe) -> Iterator[str]:
     for task in probe.panel():
         places = probe.walk(task, 2)
         alone, company = probe.start(task)[0], probe.start(task)[0]
-        before = (_kept(company.snapshot()), company.key())
         for action in places[-1].actions:
             alone.step(action)
-        if (_kept(company.snapshot()), company.key()) != before:
+        if not _same(company, places[0].seen, places[0]):
             yield "two environments share state: steps in one show in the other"
+        yield from _follow(company, places, 0, "while another environment is open, the same actions")
         if places[0].snapshot is None:
             continue
         origin, _ = probe.start(task)
         snapshot = origin.snapshot()
-        left, right = probe.start(task)[0], probe.start(task)[0]
+        left, right, late = (probe.start(task)[0] for _ in range(3))
         left.restore(snapshot)
         right.restore(snapshot)
         for env in (origin, left):
             for action in places[-1].actions:
                 env.step(action)
-        if _kept(snapshot) != places[0].snapshot:
+        if _told(snapshot) != _told(places[0].snapshot):
             yield "a snapshot changes when an environment steps on"
-        if _kept(right.snapshot()) != places[0].snapshot or right.key() != places[0].key:
+        if not _same(right, places[0].seen, places[0]):
             yield "two environments restored from one snapshot share mutable state"
+        late.restore(snapshot)
+        for env, what in ((right, "beside"), (late, "after")):
+            yield from _follow(env, places, 0, f"in an environment restored {what} another from one snapshot, the same actions")
 
 
 def _keys(probe: _Probe) -> Iterator[str]:
@@ -242,8 +266,22 @@ def _bad_actions(probe: _Probe) -> Iterator[str]:
             yield f"the reply {action[:20]!r} is answered with {type(seen).__name__} in place of an observation"
 
 
+def _tools(probe: _Probe) -> Iterator[str]:
+    names = []
+    for tool in tools_of(probe.world):
+        function = tool.get("function", {})
+        names.append(function.get("name"))
+        if tool.get("type") != "function" or not isinstance(function.get("name"), str):
+            yield f"a tool is not of the form {{'type': 'function', 'function': {{'name': ...}}}}: {str(tool)[:80]}"
+        if function.get("parameters", {}).get("type") != "object":
+            yield f"the parameters of the tool {function.get('name')!r} are no JSON schema of an object"
+        canonical_json(tool)
+    if len(set(names)) < len(names):
+        yield "two tools have one name"
+
+
 def _same(env: Env, seen: Observation, place: _Place) -> bool:
-    return seen == place.seen and _kept(env.snapshot()) == place.snapshot and env.key() == place.key
+    return seen == place.seen and _told(env.snapshot()) == _told(place.snapshot) and env.key() == place.key
 
 
 def _follow(env: Env, places: Sequence[_Place], start: int, what: str) -> Iterator[str]:
@@ -263,4 +301,5 @@ CHECKS: tuple[Callable[[_Probe], Iterator[Any]], ...] = (
     _sharing,
     _keys,
     _bad_actions,
+    _tools,
 )

@@ -1,0 +1,146 @@
+"""Episodes in which the agent calls tools: what Python functions and MCP servers have in common.
+
+A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer, which
+is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an endpoint returns
+as calls of its own reaches the world in the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.env.protocol import Observation, Task
+from ramify.model.chat import parse_tool_calls
+from ramify.score.match import ExactMatch
+
+MOST = 16_000
+"""Characters of one tool result that are shown to the agent."""
+MOST_CALLS = 32
+"""Calls of one reply that are run."""
+PROMPTS = ("prompt", "question", "text")
+Grade = Callable[[Task, str, Any], float]
+"""(task, answer, state) -> a score from 0 to 1, or a truth value. What the state is, the world says."""
+Tools = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tool call gave. ``refused``: the call itself was wrong; ``failed``: the tool was run and failed."""
+
+    text: str
+    failed: bool = False
+    refused: bool = False
+
+
+def describe(tools: Tools, words: str = "") -> str:
+    """The system message: ``words``, the tools, and how to call them."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    how = (
+        "You can call tools. To call one, write\n"
+        '<tool_call>{"name": NAME, "arguments": {...}}</tool_call>\n'
+        "and you will be shown its result. A reply without a call is your final answer.\n"
+        f"Tools:\n{listed}"
+    )
+    return f"{words}\n\n{how}" if words else how
+
+
+def check_prompt(task: Task) -> str:
+    """The words of a task. Raises UserError where it has none."""
+    for name in PROMPTS:
+        if isinstance(task.data.get(name), str):
+            return str(task.data[name])
+    raise UserError(f"task '{task.id}' has no text: give it a field 'prompt'")
+
+
+class ToolEpisode:
+    """One episode; the kind of tools says what :meth:`call` does and what the state is."""
+
+    def __init__(self, tools: Tools, words: str, max_turns: int, grade: Grade | None) -> None:
+        self.system, self.max_turns, self._grade = describe(tools, words), max_turns, grade
+        self._task: Task | None = None
+        self._over = False
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+        """Run one tool."""
+        raise NotImplementedError
+
+    def judged(self) -> Any:
+        """The state as the grader is shown it."""
+        return None
+
+    def begin(self, task: Task) -> Observation:
+        """Show ``task``."""
+        text = check_prompt(task)
+        self._task, self._over = task, False
+        return Observation(text)
+
+    def step(self, action: str) -> Observation:
+        """Run the reply's calls, or take it as the answer."""
+        if self._task is None or self._over:
+            raise BoundaryError("env", "step without a running episode")
+        calls = parse_tool_calls(action)
+        if not calls:
+            return self._answer(self._task, action)
+        results = []
+        for call in calls[:MOST_CALLS]:
+            result = Result(f"error: {call.error}", refused=True) if call.error else self.call(call.name, call.arguments)
+            results.append((call.name, result))
+        results += [(call.name, Result(f"error: more than {MOST_CALLS} calls", refused=True)) for call in calls[MOST_CALLS:]]
+        told = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]
+        text = (
+            told[0]["text"]
+            if len(told) == 1
+            else "\n".join(f"{i}. {one['name']}: {one['text']}" for i, one in enumerate(told, 1))
+        )
+        data = {"tool_results": told}
+        return Observation(str(text), valid=not any(result.refused for _, result in results), role="tool", data=data)
+
+    def _answer(self, task: Task, answer: str) -> Observation:
+        self._over = True
+        score = self._score(task, answer)
+        if score is None:
+            return Observation("Your answer was taken.", terminated=True)
+        return Observation("Your answer was taken.", score, terminated=True, outcome=score >= 1)
+
+    def _score(self, task: Task, answer: str) -> float | None:
+        if self._grade is None:
+            return float(ExactMatch().agrees(answer, task)) if "answer" in task.data else None
+        try:
+            score = float(self._grade(task, answer, self.judged()))
+            if not math.isfinite(score):
+                raise ValueError(f"a score is {score}")
+            return score
+        except RamifyError:
+            raise
+        except Exception as error:  # a stranger's grader may raise anything
+            raise BoundaryError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
+
+
+def cut(text: str, most: int = MOST) -> str:
+    """``text``, or its first ``most`` characters and how many more there were."""
+    return text if len(text) <= most else f"{text[:most]}\n... ({len(text) - most:,} characters more)"
+
+
+def as_text(value: Any) -> str:
+    """A tool's return value as the agent reads it: text as it is, otherwise JSON where that is possible."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def tool_json(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool in OpenAI's JSON form."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
+
+
+def names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of tools in OpenAI's form."""
+    return [str(tool["function"]["name"]) for tool in tools]
