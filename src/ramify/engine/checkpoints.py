@@ -11,8 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ramify.base import registry
-from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
@@ -34,31 +33,6 @@ def model_folder(spec: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"model '{spec}': there is no folder {folder}")
     return folder
-
-
-def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
-    """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
-
-    With it the template that lays chats out as tokens for it, None where it takes messages. Raises UserError where there is no such
-    model; only its kind is repeated, since a URL may hold a secret.
-    """
-    kind, colon, argument = spec.partition(":")
-    if kind in ("builtin", "hf"):
-        return load_model(model_folder(spec))
-    known = registry.names("model")
-    if kind not in known:
-        raise UserError(f"unknown model '{kind}' ({nearest(kind, ['builtin', 'hf', *known])})")
-    make = registry.get("model", kind)
-    model: Model = make(argument) if colon else make()
-    return model, template_of(model)
-
-
-def template_of(model: Model) -> ChatTemplate | None:
-    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages."""
-    template: ChatTemplate | None = getattr(model, "template", None)
-    if template is None and "tokens" in model.capabilities:
-        return TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
-    return template
 
 
 def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:

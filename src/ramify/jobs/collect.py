@@ -96,7 +96,7 @@ class Collection:
         model, template = parts.find_model(config.model)
         stops = () if template is None else template.stop_tokens
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_reply, stop_tokens=stops)
-        self.agent = play.make_agent(model, template, sampling)
+        self.agent = parts.make_agent(model, template, sampling)
         self.weights = model.identity.weights
 
     def plan(self) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
+from ramify.engine import named
 from ramify.env.protocol import Panel, World, read_panel
-from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Model
+from ramify.model.chat import ChatTemplate, template_of
+from ramify.model.endpoint import HttpModel
+from ramify.model.protocol import Model, Sampling
+from ramify.rollout.run import Agent
 from ramify.rollout.worker import find_attribute
 
 AGENT = "agent"
@@ -34,16 +39,38 @@ def find_world(spec: str) -> World:
 
 
 def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
-    """The model a text names (see :func:`ramify.engine.checkpoints.find_model`), and how chats are laid out for it.
+    """The model a text names (see :func:`ramify.engine.named.find_model`), and how chats are laid out for it.
 
     ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns. Raises UserError where there is no such model.
     """
-    from ramify.engine import checkpoints
-
     if spec.startswith("factory:"):
         own: Model = find_attribute(spec.removeprefix("factory:"))()
-        return own, checkpoints.template_of(own)
-    return checkpoints.find_model(spec)
+        return own, template_of(own)
+    return named.find_model(spec)
+
+
+def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
+    """An agent from an object or a name; template and sampling default to the model's own. Raises UserError or NeedsError."""
+    if isinstance(model, str):
+        model, own = find_model(model)
+    else:
+        own = template_of(model) if template is None else None
+    template = template or own
+    sampling = sampling or Sampling(max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
+    if isinstance(model, HttpModel):
+        model.check(sampling)
+    return Agent(model, template, sampling)
+
+
+def read_sampling(record: Mapping[str, Any]) -> Sampling:
+    """Inverse of ``Sampling.to_json``."""
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    return Sampling(**fields)
+
+
+def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
+    """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
+    return make_agent(settings["model"], None, read_sampling(settings["sampling"])), find_world(settings["env"])
 
 
 def panels(world: World, tasks: str | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.engine.checkpoints import load_model, template_of
+from ramify.engine.checkpoints import load_model
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate
-from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.fork import Fork, fork
@@ -45,7 +44,7 @@ def rollout(
     """
     place = parts.find_world(world) if isinstance(world, str) else world
     panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
-    agent = make_agent(model, template, sampling)
+    agent = parts.make_agent(model, template, sampling)
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
     config = {"model": model if isinstance(model, str) else None, "env": world if isinstance(world, str) else None, "seed": seed}
@@ -67,13 +66,8 @@ def open_players(backend: str, model: Any, world: Any, agent: Agent, seed: int, 
             f"workers of the back end '{backend}' make model and world themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
         )
     settings = {"model": model, "env": world, "sampling": agent.sampling.to_json()}
-    setup = setup_message("ramify.jobs.play:worker_parts", settings, seed, agent.model.identity.weights)
+    setup = setup_message("ramify.jobs.parts:worker_parts", settings, seed, agent.model.identity.weights)
     return Players(backend, setup, concurrency)
-
-
-def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
-    """What a worker plays with, from names."""
-    return make_agent(settings["model"], None, _sampling(settings["sampling"])), parts.find_world(settings["env"])
 
 
 def fork_run(
@@ -121,28 +115,10 @@ def open_episodes(
             if improved.is_dir() and model.identity.weights != drawn_by:
                 model, template = load_model(improved)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = make_agent(model, template, _sampling(settings))
+            agent = parts.make_agent(model, template, parts.read_sampling(settings))
         else:
-            agent = make_agent(model, None, _sampling(settings))
+            agent = parts.make_agent(model, None, parts.read_sampling(settings))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
         yield episodes, Task(tree.task["id"], tree.task["data"])
         run.commit()
-
-
-def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
-    """An agent from an object or a name; template and sampling default to the model's own. Raises UserError or NeedsError."""
-    if isinstance(model, str):
-        model, own = parts.find_model(model)
-    else:
-        own = template_of(model) if template is None else None
-    template = template or own
-    sampling = sampling or Sampling(max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
-    if isinstance(model, HttpModel):
-        model.check(sampling)
-    return Agent(model, template, sampling)
-
-
-def _sampling(record: Mapping[str, Any]) -> Sampling:
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-    return Sampling(**fields)

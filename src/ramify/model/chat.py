@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
-from ramify.model.protocol import Draw, Tokenizer
+from ramify.model.protocol import Draw, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
 
 TAGS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
@@ -52,6 +52,14 @@ class ChatTemplate(Protocol):
         The text may differ from the one given where the template trims it.
         """
         ...
+
+
+def template_of(model: Model) -> ChatTemplate | None:
+    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages."""
+    template: ChatTemplate | None = getattr(model, "template", None)
+    if template is None and "tokens" in model.capabilities:
+        return TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
+    return template
 
 
 class TagTemplate:

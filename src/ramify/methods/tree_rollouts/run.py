@@ -223,7 +223,7 @@ def run(
 
 def _agent(spec: str, max_reply: int, unit: str) -> Agent:
     """The agent of that name. Raises NeedsError where tokens are to be counted and it returns none."""
-    from ramify.engine.checkpoints import find_model
+    from ramify.engine.named import find_model
     from ramify.model.protocol import Sampling, require
     from ramify.rollout.run import Agent
 
