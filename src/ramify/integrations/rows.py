@@ -152,8 +152,12 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
 
     credit_in = _credit(run, selection)
     done: dict[str, int] = {}
+    tree: Tree | None = None
     for ended in attempts(run, selection):
-        streams = _streams(ended.path, credit_in(ended.tree.name), done if selection.shared == "once" else {}, selection.clip)
+        if ended.tree is not tree:
+            tree = ended.tree
+            credit, done = credit_in(tree), {}
+        streams = _streams(ended.path, credit, done if selection.shared == "once" else {}, selection.clip)
         said = as_json(ended.path.messages())
         prompt = said[: next((i for i, m in enumerate(said) if m["role"] == "assistant"), len(said))]
         for row in rows_from_path(ended.path, run.node, run.context, streams):
@@ -198,8 +202,8 @@ def _streams(
     return {"trained": trained, "advantages": advantages}
 
 
-def _credit(run: Run, selection: StepSelection) -> Callable[[str], dict[str, np.ndarray]]:
-    """Tree name -> node id -> credit along its tokens."""
+def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np.ndarray]]:
+    """Tree -> node id -> credit along its tokens."""
     if selection.rule is not None:
         return _credit_now(run, selection, selection.rule)
     makers = {stream.maker for stream in run.each(Stream) if stream.name == selection.stream}
@@ -214,8 +218,8 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[str], dict[str, np.
     if len(makers) > 1 and selection.maker is None:
         raise UserError(f"stream '{selection.stream}' has several makers: choose one with --maker ({', '.join(sorted(makers))})")
 
-    def of_tree(tree: str) -> dict[str, np.ndarray]:
-        found = {s.node: s.values for s in run.streams(tree=tree, name=selection.stream, maker=selection.maker)}
+    def of_tree(tree: Tree) -> dict[str, np.ndarray]:
+        found = {s.node: s.values for s in run.streams(tree=tree.name, name=selection.stream, maker=selection.maker)}
         for node, values in found.items():
             if not np.isfinite(values).all():
                 raise UserError(f"stream '{selection.stream}' of node {node} holds a value that is no finite number")
@@ -224,14 +228,14 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[str], dict[str, np.
     return of_tree
 
 
-def _credit_now(run: Run, selection: StepSelection, rule: str) -> Callable[[str], dict[str, np.ndarray]]:
+def _credit_now(run: Run, selection: StepSelection, rule: str) -> Callable[[Tree], dict[str, np.ndarray]]:
     graph = StateGraph(run_columns(run, selection.group, scorer=_scorer(run, selection) or "env"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `ramify graph-credit report` says what the credit is worth
         found = node_credit(graph.columns, graph.advantages(CreditConfig.model_validate({"rule": rule})))
 
-    def of_tree(tree: str) -> dict[str, np.ndarray]:
-        return {n.id: node_records(n, found[n.id])[1].values for n in run.nodes(tree) if n.id in found}
+    def of_tree(tree: Tree) -> dict[str, np.ndarray]:
+        return {n.id: node_records(n, found[n.id])[1].values for n in tree.nodes.values() if n.id in found}
 
     return of_tree
 

@@ -203,7 +203,7 @@ def _scores(record: dict[str, Any], rest: dict[str, Any], place: str) -> tuple[d
 
 def _is_trl(path: Path, first: Mapping[str, Any] | None) -> bool:
     names = set(first) if first is not None else parquet_columns(path)
-    if {"data_source", "reward_model"} & names or "attempt_id" in names or "kind" in names:
+    if {"data_source", "reward_model", "attempt_id", "kind", "example_id"} & names:  # verl's, steps, a run, verifiers'
         return False
     return "completion" in names or {"chosen", "rejected"} <= names or (first is None and "messages" in names)
 

@@ -86,8 +86,6 @@ def _dataset(rows: list[dict[str, Any]]) -> Any:
 
 def _trainer_class(repeat: bool) -> Any:
     trl = _trl()
-    import torch
-
     base: Any = trl.GRPOTrainer
     moved = [
         name for name in ("_generate_and_score_completions", "_compute_loss", "_get_train_sampler") if not hasattr(base, name)
@@ -109,11 +107,11 @@ def _trainer_class(repeat: bool) -> Any:
             out: dict[str, Any] = super()._generate_and_score_completions(inputs)
             if "advantages" not in inputs[0] or out.get("sampling_per_token_logps") is None:
                 raise NeedsError(f"trl {trl.__version__} handed the advantages of the rollout_func on to nobody: use trl 1.16")
-            ids = out["completion_ids"]
-            advantages = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+            logprobs = out["sampling_per_token_logps"]
+            advantages = logprobs.new_zeros(logprobs.shape)
             for i, row in enumerate(inputs):
-                advantages[i, : len(row["advantages"])] = torch.tensor(row["advantages"], dtype=torch.float32)
-            return out | {"advantages": advantages, "old_per_token_logps": out["sampling_per_token_logps"]}
+                advantages[i, : len(row["advantages"])] = logprobs.new_tensor(row["advantages"])
+            return out | {"advantages": advantages, "old_per_token_logps": logprobs}
 
         def _get_train_sampler(self, dataset: Any = None) -> Any:
             sampler = super()._get_train_sampler(dataset)
@@ -169,6 +167,10 @@ class TreeRollouts:
         inputs = trainer.rollout_inputs
         if "task_id" not in inputs[0]:
             raise UserError("the train_dataset of tree rollouts is made by their dataset(panel)")
+        if trainer.accelerator.num_processes > 1:
+            raise NeedsError(
+                "tree rollouts train in one process: several would each credit a part of a group, and write to one run"
+            )
         tasks = [Task(row["task_id"], json.loads(row["task_data"])) for row in inputs]
         self.agent.model.refresh()  # type: ignore[attr-defined]  # the trainer has changed the weights since the last call
         group = f"call-{self.calls:06d}"

@@ -156,16 +156,15 @@ def load_batch(path: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
     Raises UserError on a file that is none.
     """
-    import torch
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             named = json.loads((file.metadata() or {})["non_tensor_batch"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{path} is no batch of verl-batch: {error}") from error
-    return {k: torch.from_numpy(v) for k, v in arrays.items()}, {k: np.array(v, dtype=object) for k, v in named.items()}
+    return tensors, {k: np.array(v, dtype=object) for k, v in named.items()}
 
 
 # --- advantage functions -----------------------------------------------------------------------------------------------
@@ -197,14 +196,12 @@ def step_advantage(
     attempts: the agent loop or reward function puts each step's credit on any token of the step, the last as a rule.
     Raises UserError on rewards that are no finite numbers and on shapes that differ.
     """
-    import torch
-
     rewards, mask = _arrays(token_level_rewards, response_mask)
     starts = mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]
     step = np.maximum(starts.cumsum(axis=1) - 1, 0)
     flat = step + np.arange(len(mask))[:, None] * (mask.shape[1] + 1)
     total = np.bincount(flat.ravel(), rewards.ravel(), minlength=int(flat.max(initial=0)) + 1)
-    found = torch.as_tensor(total[flat] * mask, dtype=torch.float32, device=token_level_rewards.device)
+    found = token_level_rewards.new_tensor(total[flat] * mask)
     return found, found.clone()
 
 
@@ -230,8 +227,6 @@ def graph_advantage(
 
     Raises UserError where an array is missing or has another length.
     """
-    import torch
-
     rewards, mask = _arrays(token_level_rewards, response_mask)
     valid = None if valid is None else np.asarray(valid, dtype=bool)
     given = {"index": index, "traj_index": traj_index, "anchor_obs": anchor_obs} | ({} if valid is None else {"valid": valid})
@@ -256,7 +251,7 @@ def graph_advantage(
     settings = check(CreditConfig, {"rule": rule} | ({} if gamma is None else {"gamma": gamma}), GRAPH_CREDIT)
     paid = np.where(last, total[attempt], 0.0)
     found = credit(tasks, attempt, step, keys, paid, config=settings, valid=valid)["A"]
-    advantages = torch.as_tensor(found[:, None] * mask, dtype=torch.float32, device=token_level_rewards.device)
+    advantages = token_level_rewards.new_tensor(found[:, None] * mask)
     return advantages, advantages.clone()
 
 
