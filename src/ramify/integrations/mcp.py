@@ -1,0 +1,262 @@
+"""MCP tool servers as worlds: ``mcp:tasks=FILE COMMAND ARGS...`` starts the command for every episode and offers its tools.
+
+The server's state is its own, so there is no snapshot: a fork starts a new server and replays the calls. Every server is reaped, also
+one that hangs, and it inherits no variable of the environment but HOME, PATH and the like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.registry import register
+from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, read_panel
+from ramify.integrations.spec import TaskList, import_attribute, import_package, value_of
+from ramify.integrations.tools import Grade, Result, ToolEpisode, cut, describe, names, tool_json
+
+T = TypeVar("T")
+TIMEOUT = 30.0
+"""Seconds a server has to start, and to answer a call."""
+LEAVING = 10.0
+"""Seconds after which a server that does not end is left to the reaper's kill."""
+AT_ONCE = 8
+_SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once")
+
+
+class Server:
+    """One server process and the session with it, which lives in a thread of its own. Raises BoundaryError("tool") on any failure."""
+
+    def __init__(self, command: Sequence[str], timeout: float) -> None:
+        self._command, self._timeout = list(command), timeout
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
+        self._client: Any = None
+        self._leave: asyncio.Event | None = None
+        self._started: Future[list[dict[str, Any]]] = Future()
+        self._served: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), _loop())
+        _open.add(self)
+        try:
+            self.tools = self._started.result(timeout + LEAVING)
+        except BaseException as error:
+            self.close()
+            raise self._failure("does not start", error) from error
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool; the result as the protocol gives it."""
+        try:
+            return self._wait(self._client.call_tool(name, dict(arguments), read_timeout_seconds=self._timeout))
+        except Exception as error:
+            raise self._failure(f"fails in '{name}'", error) from error
+
+    def close(self) -> None:
+        """End the server: close its input, then terminate, then kill. Returns when it is gone."""
+        if not self._served.done():
+            _loop().call_soon_threadsafe(self._end)
+        try:
+            self._served.result(LEAVING)
+        except BaseException:  # how it ended was told where it mattered
+            self._served.cancel()
+        self._errors.close()
+        _open.discard(self)
+
+    def _end(self) -> None:
+        if self._leave is not None:
+            self._leave.set()
+
+    async def _serve(self) -> None:
+        """The session from beginning to end; one task, as its cancel scopes demand."""
+        mcp, stdio = (
+            import_package("mcp", "worlds", "an MCP server"),
+            import_package("mcp.client.stdio", "worlds", "an MCP server"),
+        )
+        self._leave = asyncio.Event()
+        parameters = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], encoding_error_handler="replace")
+        transport = stdio.stdio_client(parameters, errlog=self._errors)
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                async with mcp.Client(transport, read_timeout_seconds=self._timeout) as client:
+                    tools, cursor = [], None
+                    for _ in range(100):
+                        page = await client.list_tools(cursor=cursor)
+                        tools += [tool_json(t.name, t.description or "", t.input_schema) for t in page.tools]
+                        cursor = page.next_cursor
+                        if not cursor:
+                            break
+                    limit.reschedule(None)
+                    self._client = client
+                    self._started.set_result(tools)
+                    await self._leave.wait()
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._served.done():
+            work.close()
+            raise ConnectionError("it has ended")
+        return asyncio.run_coroutine_threadsafe(work, _loop()).result(self._timeout + LEAVING)
+
+    def _failure(self, what: str, error: BaseException) -> BoundaryError:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
+        why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {error}"
+        try:
+            self._errors.seek(0)
+            said = self._errors.read(1 << 20).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        except ValueError:  # closed already
+            said = ""
+        last = f" (its last words: {said[-200:]})" if said else ""
+        return BoundaryError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
+
+
+class McpEpisode(ToolEpisode):
+    """One episode with a server of its own. The grader's state is the list of calls made: ``{"name", "arguments", "text", "error"}``."""
+
+    def __init__(self, world: McpWorld) -> None:
+        super().__init__([], "", world.max_turns, world.grade)
+        self._world = world
+        self._server: Server | None = None
+        self._calls: list[dict[str, Any]] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start a server and show ``task``. Raises UserError where the task has no text."""
+        first = self.begin(task)
+        self.close()
+        self._calls = []
+        self._server = Server(self._world.command, self._world.timeout)
+        self.system = describe(self._server.tools)
+        return first
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+        """Have the server run the tool of that name."""
+        if self._server is None:
+            raise BoundaryError("env", "step without a running episode")
+        known = names(self._server.tools)
+        if name not in known:
+            return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
+        told = self._server.call(name, arguments)
+        text = cut("\n".join(map(_part, told.content)))
+        self._calls.append({"name": name, "arguments": dict(arguments), "text": text, "error": bool(told.is_error)})
+        return Result(text, failed=bool(told.is_error))
+
+    def judged(self) -> list[dict[str, Any]]:
+        """The calls made so far."""
+        return self._calls
+
+    def snapshot(self) -> None:
+        """None: the state is the server's."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Never called: there are no snapshots."""
+        raise BoundaryError("env", "an MCP server has no snapshot")
+
+    def key(self) -> None:
+        """None: the state is the server's."""
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+@register("env", "mcp")
+class McpWorld:
+    """``COMMAND ARGS...`` over stdio. Settings before the command: ``tasks=FILE`` (JSON lines with a ``prompt``), ``grade=MODULE:FUNCTION``
+    ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open at a time).
+
+    Raises UserError on a command or file that does not exist, NeedsError where mcp is not installed.
+    """
+
+    blocking = True
+
+    def __init__(self, argument: str = "", *, tasks: Panel | None = None, grade: Grade | None = None) -> None:
+        try:
+            words = shlex.split(argument)
+        except ValueError as error:
+            raise UserError(f"the world 'mcp' cannot read its command: {error}") from None
+        found: dict[str, str] = {}
+        while words and re.match(r"[a-z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            if name not in _SETTINGS:
+                raise UserError(f"the world 'mcp' has no setting '{name}' ({nearest(name, _SETTINGS)})")
+            found[name] = value
+        if not words:
+            raise UserError("the world 'mcp' needs a command: mcp:tasks=FILE COMMAND ARGS...")
+        import_package("mcp", "worlds", "the world 'mcp'")
+        if shutil.which(words[0]) is None:
+            raise UserError(f"there is no command '{words[0]}' to start an MCP server with")
+        self.command, self.name = words, f"mcp:{argument}"
+        self.timeout = float(_number(found, "timeout", TIMEOUT, float | int))
+        self.max_turns, self.at_once = int(_number(found, "max_turns", 16, int)), int(_number(found, "at_once", AT_ONCE, int))
+        self.grade: Grade | None = import_attribute(found["grade"]) if "grade" in found else grade
+        listed = read_panel(Path(found["tasks"])) if "tasks" in found else tasks
+        self._tasks = None if listed is None else TaskList(listed, self.name)
+        self._tools: list[dict[str, Any]] | None = None
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The server's tools in OpenAI's JSON form; a server is started to ask, once. Raises BoundaryError."""
+        if self._tools is None:
+            server = Server(self.command, self.timeout)
+            self._tools = server.tools
+            server.close()
+        return self._tools
+
+    def make(self) -> Env:
+        """A fresh episode."""
+        return McpEpisode(self)
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        """At most ``n`` of the listed tasks. Raises UserError where there is no list."""
+        if self._tasks is None:
+            raise UserError("the world 'mcp' has no tasks of its own: give tasks=FILE before the command")
+        return self._tasks.panel(split, n, seed)
+
+
+def _number(found: Mapping[str, str], name: str, default: float, kind: Any) -> float:
+    value = value_of(found[name]) if name in found else default
+    if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e6:
+        raise UserError(f"{name} must be a positive number, not '{found[name]}'")
+    return float(value)
+
+
+def _part(part: Any) -> str:
+    """One part of a result as text."""
+    if getattr(part, "text", None) is not None:
+        return str(part.text)
+    data = getattr(part, "data", "")
+    return f"[{part.type}{f', {len(data)} characters of base64' if data else ''}]"
+
+
+_open: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of the thread that talks to servers, started with the first of them."""
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # what a server prints besides is no traceback on the console
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="ramify-mcp", daemon=True).start()
+    atexit.register(_close_all)
+    return loop
+
+
+def _close_all() -> None:
+    """Leave no server behind when the interpreter ends."""
+    for server in list(_open):
+        server.close()

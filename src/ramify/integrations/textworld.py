@@ -1,0 +1,246 @@
+"""TextWorld games as worlds: ``textworld:GAME.z8`` (or a folder of them), or ``textworld:make?rooms=3&objects=4&length=4``.
+
+Generated games are compiled on first use and kept in a cache by the hash of their settings. There are no snapshots: copying a running
+game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork replays and checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
+from ramify.base.ids import json_hash, stable_hash
+from ramify.base.registry import register
+from ramify.base.seeds import place_key
+from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task
+from ramify.integrations.spec import TaskList, check_split, import_package, options, seeded
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.trace.db import Run
+
+MAX_TURNS = 100
+SIZES = {"rooms": 3, "objects": 5, "length": 4}
+"""Settings of a generated game and their defaults: rooms, objects in them, and the fewest actions that win."""
+_OWN = ("admissible", "max_turns")
+#: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask whether one is sure.
+_META = frozenset(
+    """save restore restart quit q script transcript unscript noscript notranscript undo again g oops o version verify record
+    unrecord replay recording superbrief brief verbose notify""".split()  # noqa: SIM905 (thirty names read better as one text)
+)
+_STATUS = re.compile(r"\s*>?[ \t]*-= .{1,200} =-\s*-?\d+/-?\d+\s*$")
+
+
+class TextWorldEpisode:
+    """One game. ``admissible`` lists the commands that make sense behind every observation."""
+
+    system = "You play a text adventure. Reply with one command."
+
+    def __init__(self, world: TextWorldWorld) -> None:
+        self._world, self.max_turns = world, world.max_turns
+        self._file = ""
+        self._game: Any = None
+        self._score, self._over = 0, True
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start the task's game from its beginning. Raises UserError where there is no such game."""
+        self.close()
+        self._file = str(self._world.file(task))
+        self._game = self._world.open(self._file)
+        self._game.seed(place_key(seed, "textworld", task.id) % 2**31)
+        try:
+            state = self._game.reset()
+        except Exception as error:  # an interpreter written in C: a file that is no game shows here
+            raise BoundaryError("env", f"the game {self._file} does not start: {error}") from error
+        self._score, self._over = 0, False
+        return Observation(self._text(state))
+
+    def step(self, action: str) -> Observation:
+        """Give one command. A reply that is none, or is meant for the interpreter, is refused and the game stands still."""
+        if self._over:
+            raise BoundaryError("env", "step without a running episode")
+        command = " ".join(action.split())
+        if not re.fullmatch(r"[A-Za-z0-9' -]{1,120}", command) or _is_meta(command):
+            return Observation("That is not a command of the game.", valid=False)
+        state, score, done = self._game.step(command)
+        reward = float((score or 0) - self._score)
+        self._score, self._over = score or 0, bool(done)
+        won, lost = bool(state.get("won")), bool(state.get("lost"))
+        outcome = True if won else False if lost or done else None
+        return Observation(self._text(state), reward, terminated=bool(done), outcome=outcome)
+
+    def snapshot(self) -> None:
+        """None: see the module."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Never called: there are no snapshots."""
+        raise BoundaryError("env", "a TextWorld game has no snapshot")
+
+    def key(self) -> None:
+        """None: the game does not tell its whole state."""
+
+    def close(self) -> None:
+        """Give the interpreter back for the next episode of the same game."""
+        if self._game is not None:
+            self._world.give_back(self._file, self._game)
+            self._game, self._over = None, True
+
+    def _text(self, state: Mapping[str, Any]) -> str:
+        lines = _STATUS.sub("", state["feedback"]).splitlines()
+        while lines and not re.search(r"[A-Za-z]", lines[0]):  # the banner, and empty lines
+            lines.pop(0)
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in lines)).strip()
+        commands = state.get("admissible_commands") if self._world.admissible and not self._over else None
+        return f"{text}\n\nCommands: {'; '.join(commands)}" if commands else text
+
+
+@register("env", "textworld")
+class TextWorldWorld:
+    """TextWorld games. Options behind ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` behind ``make``.
+
+    Raises UserError on a file or option that does not exist, NeedsError where textworld is not installed.
+    """
+
+    def __init__(self, argument: str = "") -> None:
+        place, found = options(argument)
+        self.name = f"textworld:{argument}"
+        self.admissible = bool(found.pop("admissible", False))
+        self.max_turns = found.pop("max_turns", MAX_TURNS)
+        if type(self.max_turns) is not int or self.max_turns < 1:
+            raise UserError(f"max_turns must be a whole number from 1, not {self.max_turns!r}")
+        known = SIZES if place == "make" else {}
+        for name, value in found.items():
+            if name not in known:
+                raise UserError(f"{self.name} has no option '{name}' ({nearest(name, [*known, *_OWN])})")
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} must be a whole number from 1, not {value!r}")
+        self._sizes = SIZES | found
+        self._folder = Path(place) if Path(place).is_dir() else Path(place).parent
+        self._tasks = None if place == "make" else TaskList(_games(place), self.name)
+        self._textworld = import_package("textworld", "worlds", "the world 'textworld'")
+        self._idle: dict[str, list[Any]] = {}
+
+    def make(self) -> Env:
+        """A fresh episode."""
+        return TextWorldEpisode(self)
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        """``n`` games to be generated, or at most ``n`` of those in a folder."""
+        if self._tasks is not None:
+            return self._tasks.panel(split, n, seed)
+        check_split(split)
+        return seeded("textworld", split, n, seed)
+
+    def file(self, task: Task) -> Path:
+        """The compiled game of a task. Raises UserError where it has none."""
+        if "game" in task.data:
+            file = self._folder / str(task.data["game"])
+            if not file.is_file():
+                raise UserError(f"task '{task.id}': there is no game {file}")
+            return file
+        number = task.data.get("seed")
+        if self._tasks is not None or type(number) is not int or number < 0:
+            raise UserError(f"task '{task.id}' names neither a 'game' nor a 'seed' to make one of")
+        return self._made(number)
+
+    def walkthrough(self, task: Task) -> list[str]:
+        """Commands that win the task's game. Raises NeedsError where the game does not tell them."""
+        file = str(self.file(task))
+        game = self.open(file)
+        found = game.reset().get("extra.walkthrough")
+        self.give_back(file, game)
+        if not found:
+            raise NeedsError(f"the game of task '{task.id}' has no walkthrough")
+        return list(found)
+
+    def open(self, file: str) -> Any:
+        """A game ready for ``reset``. Raises UserError where the file is no game."""
+        if self._idle.get(file):
+            return self._idle[file].pop()
+        _check_story(Path(file))
+        wanted = self._textworld.EnvInfos(won=True, lost=True, score=True, extras=["walkthrough"])
+        wanted.admissible_commands = self.admissible
+        try:
+            return self._textworld.start(file, wanted)
+        except Exception as error:  # the interpreter's loader raises whatever it finds
+            raise UserError(f"{file} is not a game that TextWorld can play: {type(error).__name__}: {error}") from error
+
+    def give_back(self, file: str, game: Any) -> None:
+        """Keep a game for the next episode."""
+        self._idle.setdefault(file, []).append(game)
+
+    def _made(self, seed: int) -> Path:
+        """Generate and compile a game, or find it in the cache. Written whole or not at all."""
+        settings = {**self._sizes, "seed": seed, "textworld": self._textworld.__version__}
+        target = _cache() / f"{json_hash(settings)}.z8"
+        if target.is_file():
+            return target
+        made = self._textworld.GameOptions()
+        made.seeds = seed % 2**32
+        made.nb_rooms, made.nb_objects, made.quest_length = (self._sizes[name] for name in ("rooms", "objects", "length"))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                made.path = str(Path(folder) / "game.z8")
+                self._textworld.make(made)
+                for suffix in (".json", ".z8"):  # the game last: where it is, the rest is
+                    os.replace(Path(folder) / f"game{suffix}", target.with_suffix(suffix))
+        except OSError as error:
+            raise UserError(f"cannot write the game to {target.parent}: {error}") from error
+        except Exception as error:  # settings no game can have are found out while it is made
+            raise UserError(f"TextWorld makes no game of {self.name}: {type(error).__name__}: {error}") from error
+        return target
+
+
+async def play_walkthroughs(world: TextWorldWorld, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
+    """Write the walkthrough of every task into ``run`` as an attempt, to fork from or to train on."""
+    attempts = []
+    for task in tasks:
+        agent = Agent(ScriptedModel(world.walkthrough(task), tokens=False, name="walkthrough"))
+        attempts.append(await Episodes(agent, world, run, seed).attempt(task.id, task, 0))
+    return attempts
+
+
+def _check_story(path: Path) -> None:
+    """Raises UserError where a file's header, length or checksum is not a Z-machine story's: the interpreter would end the process."""
+    try:
+        story = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the game {path}: {error.strerror}") from error
+    factor = {3: 2, 4: 4, 5: 4, 6: 8, 7: 8, 8: 8}.get(story[0] if len(story) >= 64 else 0)
+    length = int.from_bytes(story[26:28], "big") * (factor or 0)
+    whole = factor is not None and 64 < length <= len(story)
+    if not whole or sum(story[64:length]) % 2**16 != int.from_bytes(story[28:30], "big"):
+        raise UserError(f"{path} is not a game that TextWorld can play: it is no whole Z-machine story file")
+
+
+def _is_meta(command: str) -> bool:
+    """Whether some command in the line (``then`` joins several) is for the interpreter."""
+    for part in re.split(r"\bthen\b", command.lower()):
+        first = part.split()[:1]
+        if first and (first[0] in _META or first[0].startswith("tw-")):
+            return True
+    return False
+
+
+def _games(place: str) -> list[Task]:
+    path = Path(place)
+    files = sorted(path.glob("*.z[1-8]")) if path.is_dir() else [path]
+    if not place or not files or not all(file.is_file() for file in files):
+        raise UserError(f"there is no game '{place}': give a .z8 file, a folder of them, or make?rooms=3&objects=5&length=4")
+    if path.is_dir():
+        return [Task(file.stem, _content(file)) for file in files]
+    return [Task(path.stem, _content(path) | {"split": "train"})]
+
+
+def _content(file: Path) -> dict[str, str]:
+    return {"game": file.name, "content": stable_hash(file.read_bytes())}
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "ramify" / "textworld"
