@@ -421,12 +421,12 @@ def _wait_for(work: Callable[[], Awaitable[T]]) -> T:
 
 
 @register("model", "chat")
-def chat(argument: str) -> HttpModel:
+def chat(argument: str = "") -> HttpModel:
     """``chat:MODEL@URL``: messages in, text out."""
     return HttpModel.named("chat", argument)
 
 
 @register("model", "completions")
-def completions(argument: str) -> HttpModel:
+def completions(argument: str = "") -> HttpModel:
     """``completions:MODEL@URL?tokenizer=FOLDER``: token ids in and out."""
     return HttpModel.named("completions", argument)

@@ -1,0 +1,639 @@
+"""Models behind a real HTTP server on loopback: what they claim and keep, chats with tools, rollouts, failures as data, no secret anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ramify
+from ramify.base.errors import NeedsError, UserError
+from ramify.cli.main import main
+from ramify.engine.checkpoints import load_model, model_folder
+from ramify.engine.named import find_model
+from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.worlds.household import HouseholdWorld
+from ramify.jobs.play import fork_run
+from ramify.model import wire
+from ramify.model.battery import check_model
+from ramify.model.endpoint import HttpModel
+from ramify.model.http import ProviderError
+from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel, scripted_draw
+from ramify.rollout.run import Agent, Episodes
+from ramify.trace.db import Run
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faulty_server import FaultyServer, completion, good, http
+from model_server import NAME, ModelServer, serving
+
+BUILTIN = model_folder("builtin")
+PREFIX = Prefix(np.array([3, 5, 9], np.int32))
+
+
+def varied(messages: Any, key: int) -> str:
+    return f"reply {key % 1000} to {messages[-1].text}"
+
+
+def wander(messages: Any, key: int) -> str:
+    text = messages[-1].text
+    return "go " + text.split("exits ")[1].split(".")[0].split()[key % 2 - 1] if "exits " in text else f"wait {key % 7}"
+
+
+def chat_server(script: Any = wander, **options: Any) -> ModelServer:
+    return ModelServer(chat=ScriptedModel(script, tokens=False), **options)
+
+
+def token_server(**options: Any) -> ModelServer:
+    return ModelServer(tokens=load_model(BUILTIN)[0], **options)
+
+
+def completions(url: str, **options: Any) -> HttpModel:
+    return HttpModel(url, NAME, "completions", tokenizer=BUILTIN, **options)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    """A server that does not know a field."""
+
+    def before(body: dict[str, Any]) -> None:
+        body.pop(name, None)
+
+    return before
+
+
+def draw(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **fields: Any) -> list[Draw]:
+    return asyncio.run(model.sample(prefix, len(keys), Sampling(**{"max_tokens": 12, **fields}), keys))
+
+
+# -- the battery, and what is claimed
+
+
+@pytest.mark.parametrize("style", ["token_ids", "token_id"])
+def test_completions_pass_the_battery(style: str) -> None:
+    with serving(token_server(style=style).app) as url:
+        model = completions(url)
+        assert model.capabilities == {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds"}
+        assert check_model(model) == []
+
+
+def test_a_chat_passes_the_battery() -> None:
+    with serving(chat_server(varied).app) as url:
+        model = HttpModel(url, NAME)
+        assert model.capabilities == {"seeds"}
+        assert check_model(model) == []
+
+
+def test_draws_and_scores_are_those_of_the_model_behind_the_server() -> None:
+    local, _ = load_model(BUILTIN)
+    with serving(ModelServer(tokens=local).app) as url:
+        far = draw(completions(url), PREFIX, (7,))[0]
+        scores = asyncio.run(completions(url).logprobs([PREFIX.tokens, np.zeros(0, np.int32)]))  # type: ignore[list-item]
+    near = load_model(BUILTIN)[0]
+    (score,) = asyncio.run(near.logprobs([np.concatenate([PREFIX.tokens, far.tokens])]))  # type: ignore[list-item]
+    assert far.tokens is not None
+    np.testing.assert_allclose(score.logprobs[3:], far.logprobs, atol=1e-4)
+    assert far.text == near.tokenizer.decode(far.tokens.tolist())  # type: ignore[union-attr]
+    assert far.ends is not None
+    assert far.ends[-1] == len(far.text)
+    (given_score,) = asyncio.run(near.logprobs([PREFIX.tokens]))  # type: ignore[list-item]
+    np.testing.assert_allclose(scores[0].logprobs, given_score.logprobs, atol=1e-4)
+    assert scores[1].logprobs.shape == (0,)
+
+
+@pytest.mark.parametrize("style", ["texts", "none"])
+def test_without_ids_there_is_no_tokens_capability_and_it_is_refused_before_anything_runs(style: str) -> None:
+    server = token_server(style=style)
+    with serving(server.app) as url:
+        model = completions(url)
+        assert model.capabilities == frozenset()  # the built-in tokenizer has tokens that no text tells apart
+        with pytest.raises(NeedsError, match=f"takes and returns no token ids.*use it as chat:{NAME}@"):
+            model.check(Sampling())
+        with pytest.raises(NeedsError):
+            ramify.rollout(f"completions:{NAME}@{url}?tokenizer={BUILTIN}", "household")
+
+
+def test_texts_are_ids_where_no_two_tokens_have_the_same_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    names = [f"<{i}>" for i in range(load_model(BUILTIN)[0].forward.vocab)]
+    Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "<0>")).save(str(tmp_path / "tokenizer.json"))
+    from ramify.model.tokenizer import HfTokenizer
+
+    own = HfTokenizer.load(tmp_path)
+    server = token_server(style="texts")
+    server.tokens.tokenizer = own  # type: ignore[union-attr]
+    with serving(server.app) as url:
+        model = HttpModel(url, NAME, "completions", tokenizer=tmp_path)
+        assert "tokens" in model.capabilities
+        first = draw(model, PREFIX, (3,))[0]
+    assert first.tokens is not None
+    assert first.text == own.decode(first.tokens.tolist())
+
+
+def test_a_strict_server_is_asked_plainly() -> None:
+    server = chat_server(varied, strict=True)
+    with serving(server.app) as url:
+        model = HttpModel(url, NAME)
+        assert model.capabilities == {"seeds"}
+        draw(model, Prefix(messages=(Message("user", "x"),)))
+        assert "top_k" not in server.log[-1]
+        assert server.log[-1]["seed"] == 1
+        with pytest.raises(NeedsError, match="'top_k' is not followed"):
+            model.check(Sampling(top_k=4))
+
+
+def test_new_hosted_models_take_max_completion_tokens_and_some_no_seed() -> None:
+    def picky(body: dict[str, Any]) -> bytes:
+        for name in ("max_tokens", "top_k", "seed"):
+            if name in body:
+                return http({"error": {"message": f"Unsupported parameter: '{name}'"}}, 400)
+        return good(body)
+
+    with FaultyServer(picky) as server:
+        model = HttpModel(server.url, "m")
+        assert model.capabilities == frozenset()
+        draw(model, Prefix(messages=(Message("user", "x"),)), max_tokens=5)
+        assert server.requests[-1][2]["max_completion_tokens"] == 5
+
+
+def test_seeds_are_claimed_only_where_they_are_followed() -> None:
+    for script, seeded, claimed in ((varied, True, True), (varied, False, False), (["same"] * 9, True, False)):
+        server = chat_server(script)
+        server.seeded = seeded
+        with serving(server.app) as url:
+            assert ("seeds" in HttpModel(url, NAME).capabilities) == claimed
+
+
+def test_a_server_that_scores_given_tokens_otherwise_does_not_claim_to() -> None:
+    def answer(body: dict[str, Any]) -> bytes:
+        count = len(body["prompt"])
+        entries = [None, *({str(t): {"logprob": -9.0}} for t in body["prompt"][1:])]
+        made = completion(prompt_logprobs=entries) if "prompt_logprobs" in body else completion()
+        if body.get("echo"):
+            made = completion(logprobs={"token_logprobs": [None, *[-9.0] * (count - 1)]})
+        return http(made)
+
+    with FaultyServer(answer) as server:
+        model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
+        assert model.capabilities == {"tokens", "continue", "logprobs"}
+        with pytest.raises(NeedsError, match="does not give log-probs of given tokens"):
+            asyncio.run(model.logprobs([np.array([1, 2], np.int32)]))
+
+
+def test_an_echo_scores_given_tokens_where_nothing_better_is_offered() -> None:
+    server = token_server()
+    server.before = without("prompt_logprobs")
+    with serving(server.app) as url:
+        model = completions(url)
+        assert "prompt_logprobs" in model.capabilities
+        assert check_model(model) == []
+        assert any(body.get("echo") for body in server.log)
+
+
+# -- sampling
+
+
+def test_settings_reach_the_server_and_cut_what_it_drew_too_much() -> None:
+    server = token_server()
+    with serving(server.app) as url:
+        model = completions(url)
+        whole = draw(model, PREFIX, (5,))[0]
+        assert whole.tokens is not None
+        ids = whole.tokens.tolist()
+        third = next(i for i in range(1, len(ids)) if ids[i] not in ids[:i])
+        server.before = without("stop_token_ids")  # a server that knows no stop tokens
+        cut = draw(model, PREFIX, (5,), stop_tokens=(ids[third],))[0]
+        assert cut.tokens is not None
+        assert (cut.tokens.tolist(), cut.stop) == (ids[: third + 1], "stop")
+        assert cut.logprobs is not None
+        assert len(cut.logprobs) == third + 1
+        word = whole.text[1:3]
+        stopped = draw(model, PREFIX, (5,), stop_texts=(word,))[0]
+        assert word in stopped.text
+        assert whole.text.startswith(stopped.text)
+        assert stopped.tokens is not None
+        until = draw(model, PREFIX, (5,), until=lambda tokens: len(tokens) == 2)[0]
+        assert until.tokens is not None
+        assert until.tokens.tolist() == ids[:2]
+        draw(model, PREFIX, (9,), temperature=0.5, top_p=0.9, top_k=3, ban=(7,), max_tokens=3)
+        sent = server.log[-1]
+        assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_tokens"]) == (0.5, 0.9, 3, 3)
+        assert sent["logit_bias"] == {"7": -100}
+        assert 0 <= sent["seed"] < 2**31
+
+
+def test_a_first_token_with_bans_of_its_own() -> None:
+    server = token_server()
+    with serving(server.app) as url:
+        model = completions(url)
+        first = draw(model, PREFIX, (5,), temperature=0.0)[0]
+        assert first.tokens is not None
+        ban = int(first.tokens[0])
+        for key in range(4):
+            other = draw(model, PREFIX, (key,), ban_first=(ban,))[0]
+            assert other.tokens is not None
+            assert int(other.tokens[0]) != ban
+            assert other.logprobs is None  # the server's are the model's own, not those of what is left
+            assert other.model_logprobs is not None
+            assert len(other.model_logprobs) == len(other.tokens) <= 12
+    with FaultyServer(lambda _: http(completion(token_ids=[7, 7]))) as deaf:
+        model = HttpModel(deaf.url, "m", "completions", tokenizer=BUILTIN)
+        with pytest.raises(ProviderError, match="a token that the request bans") as caught:
+            draw(model, PREFIX, ban=(7,))
+        assert caught.value.kind == "tokens"
+
+
+def test_log_probs_under_the_sampling_distribution_are_there_only_where_they_are_known() -> None:
+    with serving(token_server().app) as url:
+        model = completions(url)
+        assert draw(model, PREFIX)[0].logprobs is not None
+        for change in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 2}, {"ban": (3,)}):
+            changed = draw(model, PREFIX, **change)[0]
+            assert changed.logprobs is None
+            assert changed.model_logprobs is not None
+
+
+def test_what_a_chat_cannot_follow_is_refused_before_a_request() -> None:
+    server = chat_server(varied)
+    with serving(server.app) as url:
+        model = HttpModel(url, NAME)
+        assert model.capabilities
+        before = len(server.log)
+        hello = Prefix(messages=(Message("user", "hi"),))
+        for change in ({"stop_tokens": (1,)}, {"ban": (1,)}, {"ban_first": (1,)}, {"until": len}):
+            with pytest.raises(NeedsError, match="needs a model that takes token ids"):
+                draw(model, hello, **change)
+        for change in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}, {"top_k": -2}):
+            with pytest.raises(UserError, match="out of range"):
+                draw(model, hello, **change)
+        for prefix in (Prefix(), PREFIX, Prefix(messages=(Message("user", "a"), Message("assistant", "b")))):
+            with pytest.raises(NeedsError):
+                draw(model, prefix)
+        with pytest.raises(UserError, match="as many keys"):
+            asyncio.run(model.sample(hello, 2, Sampling(), [1]))
+        assert len(server.log) == before
+
+
+def test_bad_names_are_one_sentence() -> None:
+    for spec, words in (
+        ("chat:m", "is named chat:MODEL@URL"), ("chat", "is named chat:MODEL@URL"), ("chat:@http://h/v1", "is named"),
+        ("completions:m@http://127.0.0.1:1/v1", "needs the model's tokenizer"), ("chta:m@http://u:canary@h/v1", "did you mean 'chat'"),
+        ("completions:m@http://127.0.0.1:1/v1?tokenizer=/nowhere", "no tokenizer at"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words) as caught:
+            find_model(spec)
+        assert "canary" not in str(caught.value)
+    with pytest.raises(UserError, match="chat or completions, not 'talk'"):
+        HttpModel("http://127.0.0.1:1/v1", "m", "talk")
+
+
+def test_names_with_an_at_sign_and_the_answering_name() -> None:
+    model = HttpModel.named("chat", "org/model@v2@http://127.0.0.1:1/v1")
+    assert (model.model, model.endpoint.url) == ("org/model@v2", "http://127.0.0.1:1/v1")
+    for asked, answered, same in (
+        ("gpt-9", "gpt-9-2027-01-01", True), ("org/m", "m", True), ("/data/m/", "/data/m", True), ("m@main", "m", True),
+        ("gpt-9", "gpt-8", False), ("m", "m2", False), ("M", "m", True), ("llama", "llama:7b", True),
+    ):  # fmt: skip
+        assert wire._same_model(asked, answered) == same
+
+
+# -- tools
+
+CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
+def test_messages_with_tools_as_the_protocol_wants_them() -> None:
+    chat = (
+        Message("system", "s"),
+        Message("user", "1+2?"),
+        Message("assistant", "well", {"tool_calls": [CALL, {**CALL, "id": "call_8"}], "entropy": 1.0}),
+        Message("tool", "3"),
+        Message("assistant", 'so <tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'),
+        Message("tool", "error"),
+        Message("assistant", "no call"),
+        Message("tool", "stray"),
+        Message("assistant", "", {"tool_calls": [CALL]}),
+        Message("user", "go on"),
+    )
+    sent = wire.request_messages(chat)
+    assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant", "user",
+                                         "assistant", "user"]  # fmt: skip
+    assert sent[2] == {"role": "assistant", "content": "well", "tool_calls": [CALL, {**CALL, "id": "call_8"}]}
+    assert [m.get("tool_call_id") for m in sent[3:5]] == ["call_7", "call_8"]
+    assert sent[5]["content"] == "so "
+    assert json.loads(sent[5]["tool_calls"][0]["function"]["arguments"]) == {"a": 3}
+    assert sent[6]["tool_call_id"] == sent[5]["tool_calls"][0]["id"]
+    assert "tool_calls" not in sent[9]
+
+
+class Adder:
+    """A world of one tool: the agent must call it and then say the sum."""
+
+    name = "adder"
+    max_turns = 4
+    system = "Use the tool."
+    tools = ({"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}},)
+
+    def make(self) -> Adder:
+        return Adder()
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        return Panel.of([Task("1")])
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation("1 + 2 = ?")
+
+    def step(self, action: str) -> Observation:
+        from ramify.model.chat import parse_tool_calls
+
+        calls = parse_tool_calls(action)
+        if calls:
+            return Observation(str(sum(calls[0].arguments.values())), role="tool")
+        return Observation("over", reward=float("3" in action), terminated=True, outcome="3" in action)
+
+    def snapshot(self) -> Any:
+        return {}
+
+    def restore(self, snapshot: Any) -> None:
+        pass
+
+    def key(self) -> str | None:
+        return None
+
+
+def use_the_tool(messages: Any, key: int) -> Draw:
+    last = messages[-1]
+    if last.role == "tool":
+        assert last.data["tool_call_id"] == "call_7"
+        return scripted_draw(f"it is {last.text}")
+    return scripted_draw("", data={"tool_calls": [CALL]})
+
+
+def test_a_world_with_tools_over_chat(tmp_path: Path) -> None:
+    server = chat_server(use_the_tool)
+    with serving(server.app) as url:
+        (attempt,) = ramify.rollout(HttpModel(url, NAME), Adder(), out=tmp_path / "r")
+    assert attempt.outcome
+    first, second = attempt.turns
+    assert first.node.tokens is None
+    assert first.node.data["tool_calls"] == [CALL]
+    assert second.node.text == "it is 3"
+    assert server.log[-1]["tools"] == list(Adder.tools)
+    assert [m["role"] for m in server.log[-1]["messages"]] == ["system", "user", "assistant", "tool"]
+    with Run.open(tmp_path / "r") as run:
+        stored = run.node(first.node.id)
+    assert stored.data["tool_calls"] == [CALL]
+    assert stored.data["usage"]["completion_tokens"] == 0
+
+
+def test_tools_in_other_forms() -> None:
+    (mcp,) = wire.request_tools([{"name": "f", "inputSchema": {"type": "object"}, "annotations": 1}])
+    assert mcp == {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+
+
+# -- rollouts
+
+
+def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = list(HouseholdWorld().panel("eval", 2))
+    with serving(chat_server().app) as url:
+        name = f"chat:{NAME}@{url}"
+        first = ramify.rollout(name, "household", tasks, attempts=2, out=tmp_path / "a", seed=4)
+        again = ramify.rollout(name, "household", tasks, attempts=2, out=tmp_path / "b", seed=4)
+        assert [a.leaf for a in first] == [a.leaf for a in again]
+        assert all(turn.node.tokens is None and turn.node.stop == "eos" for a in first for turn in a.turns)
+        node = first[0].turns[1].node.id
+        assert fork_run(tmp_path / "a", node, n=3).to_json()["fork"]["n"] == 3
+        assert main(["fork", str(tmp_path / "a"), node, "--n", "2"]) == 0
+        capsys.readouterr()
+        assert main(["fork", str(tmp_path / "a"), node + ":1", "--n", "2"]) == 4
+        assert "tokens (takes and returns token ids)" in capsys.readouterr().err
+
+
+def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> None:
+    with serving(token_server().app) as url:
+        name = f"completions:{NAME}@{url}?tokenizer={BUILTIN}"
+        (attempt,) = ramify.rollout(name, "household", list(HouseholdWorld().panel("eval", 1)), out=tmp_path / "a")
+        node = attempt.turns[0].node
+        assert node.tokens is not None
+        assert node.sampled is not None
+        assert node.drawn > 0
+        assert fork_run(tmp_path / "a", node.id, 2, n=2).to_json()["fork"]["n"] == 2
+
+
+def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(chat_server().app) as url:
+        name = f"chat:{NAME}@{url}"
+        assert main(["improve", "--model", name, "--out", str(tmp_path / "i")]) == 4
+        trees = ["tree-rollouts", "run", "--model", name, "--out", str(tmp_path / "t"), "--count", "1"]
+        assert main([*trees, "--unit", "tokens"]) == 4
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2
+        assert "needs weights in this process" in said[0]
+        assert "needs a model with tokens" in said[1]
+        assert list(tmp_path.iterdir()) == []
+        assert main([*trees, "--budget", "40"]) == 0  # turns can be counted without tokens
+
+
+def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_go_on(tmp_path: Path) -> None:
+    from starlette.responses import JSONResponse
+
+    server = chat_server()
+
+    def sometimes(body: dict[str, Any]) -> Any:
+        bad = len(body["messages"]) > 4 and body["seed"] % 2
+        return JSONResponse({"error": {"message": "out of memory"}}, 500) if bad else None
+
+    server.before = sometimes
+    with serving(server.app) as url:
+        model = HttpModel(url + "?retries=0", NAME)
+        attempts = ramify.rollout(model, "household", list(HouseholdWorld().panel("eval", 3)), attempts=4, out=tmp_path / "r")
+    failed = [a for a in attempts if a.failure]
+    whole = [a for a in attempts if not a.failure]
+    assert failed
+    assert all(a.outcome is None and "provider (server)" in str(a.failure) and "out of memory" in str(a.failure) for a in failed)
+    with Run.open(tmp_path / "r") as run:
+        verdicts = list(run.verdicts())
+    assert len(attempts) == 12
+    assert sum("out of memory" in str(v.evidence["failure"]) for v in verdicts) == len(failed)
+    assert len(whole) + len(failed) == len(verdicts)
+
+
+def test_a_token_budget_counts_what_a_chat_server_reports(tmp_path: Path) -> None:
+    from ramify.base.budget import Budget
+
+    with serving(chat_server().app) as url, Run.create(tmp_path / "r", {}) as run:
+        budget = Budget({"tokens": 30})
+        episodes = Episodes(Agent(HttpModel(url, NAME)), HouseholdWorld(), run, budget=budget)
+        (task,) = HouseholdWorld().panel("eval", 1)
+        attempt = asyncio.run(episodes.attempt("t", task, 0))
+    assert 1 < len(attempt.turns) < 30
+    assert attempt.truncated
+
+
+# -- hostile bodies and secrets
+
+json_values: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+message = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("role", "content", "refusal", "reasoning", "tool_calls"), json_values)
+)
+calls = st.lists(
+    st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": json_values, "arguments": json_values})}), max_size=2
+)
+choice = st.fixed_dictionaries(
+    {"finish_reason": st.sampled_from(["stop", "length", "content_filter", None, 3])},
+    optional={
+        "message": message | st.fixed_dictionaries({"content": st.text() | st.none(), "tool_calls": calls}) | json_values,
+        "token_ids": json_values | st.lists(st.integers(-2, 40), max_size=5),
+        "logprobs": json_values
+        | st.fixed_dictionaries({}, optional={
+            "token_logprobs": st.lists(st.floats() | st.none(), max_size=5) | json_values,
+            "tokens": st.lists(st.sampled_from(["token_id:3", "token_id:x", "a", "token_id:99999999999999999999"]), max_size=5) | json_values,
+            "content": st.lists(st.fixed_dictionaries({"id": json_values, "logprob": json_values}), max_size=3) | json_values}),
+        "prompt_logprobs": json_values,
+        "stop_reason": json_values,
+    },
+)  # fmt: skip
+bodies = json_values | st.fixed_dictionaries(
+    {"choices": st.lists(choice | json_values, max_size=2) | json_values},
+    optional={"model": json_values, "usage": json_values, "error": json_values},
+)
+
+
+class Fixed:
+    """A transport that answers with one body, in process."""
+
+    def __init__(self) -> None:
+        import httpx2
+
+        self.raw = b""
+        self.transport = httpx2.MockTransport(
+            lambda request: httpx2.Response(200, content=self.raw, headers={"content-type": "application/json"})
+        )
+
+
+FIXED = Fixed()
+
+
+def fixed(mode: str) -> HttpModel:
+    model = HttpModel("http://127.0.0.1:1/v1?retries=0", "m", mode, tokenizer=BUILTIN, transport=FIXED.transport)
+    model._offers = frozenset({"tokens", "logprobs", "prompt_logprobs"} if mode == "completions" else ())
+    return model
+
+
+MODELS = {mode: fixed(mode) for mode in ("chat", "completions")}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=bodies, mode=st.sampled_from(["chat", "completions"]))
+def test_any_json_a_server_may_answer_gives_a_draw_or_a_provider_error(body: Any, mode: str) -> None:
+    FIXED.raw = json.dumps(body).encode()
+    prefix = PREFIX if mode == "completions" else Prefix(messages=(Message("user", "x"),))
+    with contextlib.suppress(ProviderError):
+        (got,) = draw(MODELS[mode], prefix)
+        assert got.stop in ("eos", "stop", "length")
+        got.text.encode()
+        json.dumps(got.data, allow_nan=False)
+        for array in (got.logprobs, got.model_logprobs):
+            assert array is None or (got.tokens is not None and array.shape == got.tokens.shape and np.isfinite(array).all())
+    if mode == "completions":
+        with contextlib.suppress(ProviderError):
+            (scores,) = asyncio.run(MODELS[mode].logprobs([np.array([1, 2, 3], np.int32)]))
+            assert scores.logprobs.shape == (3,)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_a_server_may_answer(raw: bytes) -> None:
+    FIXED.raw = raw
+    with contextlib.suppress(ProviderError):
+        (got,) = draw(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))
+        assert got.stop in ("eos", "stop", "length")
+
+
+CANARY = "sk-canary-7f3a91c2e5d84b60"
+
+
+def test_a_key_shows_up_nowhere_but_in_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from starlette.responses import JSONResponse
+
+    monkeypatch.setenv("RAMIFY_API_KEY", CANARY + "\n")
+    caplog.set_level(logging.DEBUG)
+    server = chat_server(lambda messages, key: f"Bearer {CANARY} {key % 5}")  # a server that says the key back
+
+    def echo(body: dict[str, Any]) -> Any:
+        bad = len(body["messages"]) > 6
+        return JSONResponse({"error": {"message": f"Incorrect API key provided: {CANARY}"}}, 401) if bad else None
+
+    server.before = echo
+    with serving(server.app) as url:
+        name = f"chat:{NAME}@{url}"
+        model, _ = find_model(name)
+        attempts = ramify.rollout(name, "household", list(HouseholdWorld().panel("eval", 1)), attempts=2, out=tmp_path / "r")
+        assert all("Incorrect API key provided: ***" in str(a.failure) for a in attempts)
+        assert server.headers[-1]["authorization"] == f"Bearer {CANARY}"
+        assert main(["fork", str(tmp_path / "r"), attempts[0].turns[0].node.id, "--n", "1"]) == 0
+        assert main(["show", str(tmp_path / "r")]) == 0
+        said = [repr(model), str(vars(model)), repr(model.transport), str(vars(model.transport)), str(attempts), caplog.text]  # type: ignore[attr-defined]
+    out, err = capsys.readouterr()
+    assert CANARY not in "".join([out, err, *said])
+    files = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    assert files
+    assert not any(CANARY.encode() in path.read_bytes() for path in files)
+
+
+def test_where_a_key_comes_from_and_where_it_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultyServer(good) as server:
+
+        def sent() -> str | None:
+            model = HttpModel(server.url, "m")
+            model._offers = frozenset()
+            draw(model, Prefix(messages=(Message("user", "x"),)))
+            return server.requests[-1][1].get("authorization")
+
+        monkeypatch.delenv("RAMIFY_API_KEY", raising=False)
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        assert sent() is None
+        monkeypatch.setenv("OPENAI_API_KEY", "one")
+        assert sent() == "Bearer one"
+        monkeypatch.setenv("RAMIFY_API_KEY", "two")
+        assert sent() == "Bearer two"
+        monkeypatch.setenv("RAMIFY_API_KEY", "")
+        assert sent() is None
+        monkeypatch.setenv("RAMIFY_API_KEY", CANARY)
+        with pytest.raises(UserError, match=r"would go to example\.com unencrypted") as caught:
+            HttpModel("http://example.com/v1", "m")
+        assert CANARY not in str(caught.value)
+        HttpModel("https://example.com/v1", "m")
+        monkeypatch.setenv("RAMIFY_ALLOW_PLAIN_HTTP", "1")
+        HttpModel("http://example.com/v1", "m")
+        monkeypatch.setenv("RAMIFY_API_KEY", CANARY + "\u00e9")
+        with pytest.raises(UserError, match="characters that no HTTP header") as caught:
+            HttpModel("https://example.com/v1", "m")
+        assert CANARY not in str(caught.value)
+
+
+def test_identity_holds_endpoint_and_name_and_no_secret() -> None:
+    one, two = (HttpModel(f"https://{host}/v1", "m").identity for host in ("a.example", "b.example"))
+    assert one.name == two.name == "m"
+    assert one.weights != two.weights
+    assert one == HttpModel("https://A.example/v1/?rate=3", "m").identity
+    assert one != HttpModel("https://a.example/v1", "m2").identity
+    assert replace(one, weights="") == replace(two, weights="")
