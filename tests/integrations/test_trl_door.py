@@ -164,7 +164,8 @@ GOOD = {"prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 0], "logpro
      ({"advantages": None}, "'advantages' must be a list"), ({"completion_ids": ["x", 1]}, "'completion_ids'"),
      ({"completion_ids": []}, "'completion_ids' is empty"), ({"prompt_ids": []}, "'prompt_ids' is empty"),
      ({"env_mask": [1, 2]}, "'env_mask'"), ({"env_mask": [True, False]}, "'env_mask'"), ({"logprobs": [0, "a"]}, r"'logprobs'\[1\]"),
-     ({"prompt_ids": [-1]}, "'prompt_ids'"), ({"logprobs": [None, 0]}, r"'logprobs'\[0\]")],
+     ({"prompt_ids": [-1]}, "'prompt_ids'"), ({"logprobs": [None, 0]}, r"'logprobs'\[0\]"),
+     ({"advantages": [1e39, 0]}, r"'advantages'\[0\] is infinite in 32 bits")],
 )  # fmt: skip
 def test_rows_of_tokens_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "s.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | change))
@@ -244,7 +245,8 @@ def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> N
      ({"prompt": "p", "completion": "c", "reward": float("inf")}, "infinite"), ({"completion": [7]}, "no object"),
      ({"prompt": "p", "completion": "c", "reward": 10**400}, "infinite"), ({"messages": []}, "holds no message"),
      ({"prompt": [{"role": "user", "content": 5}], "completion": "c"}, "neither text nor"), ({"completion": "c", "step": "x"}, "'step'"),
-     ({"chosen": [], "rejected": []}, "holds no message"), ({"completion": "c", "label": 1}, "'label'")],
+     ({"chosen": [], "rejected": []}, "holds no message"), ({"completion": "c", "label": 1}, "'label'"),
+     ({"completion": "c", "advantage": -1e39}, "'advantage' is infinite")],
 )  # fmt: skip
 def test_bad_rows_name_their_line_and_leave_nothing(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n" + json.dumps(row))

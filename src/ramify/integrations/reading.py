@@ -16,6 +16,8 @@ from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
 from ramify.trace.node import Stream, Verdict, make_node
 
+SINGLE = 3.4e38
+"""Just below the largest number of 32 bits."""
 _BATCH = 256
 _ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant"}
 
@@ -65,7 +67,7 @@ class Forest:
             self.run.add(node)
         for scorer, value in (scores or {}).items():
             self.run.add(Verdict(node.id, scorer, number(value, f"{place}: '{scorer}'")))
-        credit = number(advantage, f"{place}: 'advantage'")
+        credit = number(advantage, f"{place}: 'advantage'", SINGLE)
         if credit is not None:
             self.run.add(Stream(node.id, "advantage", self.maker, np.asarray([credit], np.float32)))
 
@@ -95,8 +97,11 @@ def messages(value: Any, role: str, spot: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def number(value: Any, spot: str) -> float | None:
-    """A finite number, or None for null and for NaN (not scored). Raises UserError naming ``spot`` on anything else."""
+def number(value: Any, spot: str, limit: float = math.inf) -> float | None:
+    """A finite number, or None for null and for NaN (not scored). Raises UserError naming ``spot`` on anything else.
+
+    ``limit``: numbers this large or larger are refused (``SINGLE`` for what is kept in 32 bits).
+    """
     if isinstance(value, bool):
         return float(value)
     if value is not None and not isinstance(value, (int, float)):
@@ -105,8 +110,8 @@ def number(value: Any, spot: str) -> float | None:
         found = math.nan if value is None else float(value)
     except OverflowError:
         found = math.inf
-    if math.isinf(found):
-        raise UserError(f"{spot} is infinite")
+    if abs(found) >= limit:
+        raise UserError(f"{spot} is infinite" + (" in 32 bits" if limit < math.inf else ""))
     return None if math.isnan(found) else found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
-from ramify.integrations.reading import Forest, messages, number, parquet_columns, read_records
+from ramify.integrations.reading import SINGLE, Forest, messages, number, parquet_columns, read_records
 from ramify.integrations.rows import (
     Selection,
     StepSelection,
@@ -115,7 +115,7 @@ def check_steps(row: Mapping[str, Any], place: str) -> None:
         raise UserError(f"{place}: 'env_mask' holds something else than 0 and 1")
     for name in ("logprobs", "advantages"):
         for at, value in enumerate(field(record, name, list, place)):
-            if isinstance(value, bool) or number(value, f"{place}: '{name}'[{at}]") is None:
+            if isinstance(value, bool) or number(value, f"{place}: '{name}'[{at}]", SINGLE) is None:
                 raise UserError(f"{place}: '{name}'[{at}] is no finite number")
     for name in ("env_mask", "logprobs", "advantages"):
         if len(record[name]) != length:
