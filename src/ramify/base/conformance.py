@@ -52,6 +52,7 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
 
 def named(kind: str, name: str) -> Any:
     """The part registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
+    known_kind(kind)
     plain, colon, argument = name.partition(":")
     return make(kind, registry.get(kind, plain), argument if colon else None)
 

@@ -1,19 +1,28 @@
 """Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers parts.
 
-``RAMIFY_PLUGINS`` set and empty turns all plug-ins off. A plug-in that fails to load is remembered, never fatal.
+``RAMIFY_PLUGINS`` set and empty turns all plug-ins off. A plug-in that fails to load is remembered, never fatal; what it prints
+while it loads goes to standard error, so that it cannot spoil a result on standard output.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import types
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint  # which takes time to load, so it waits until plug-ins are wanted
 
 GROUP = "ramify"
+VARIABLE = "RAMIFY_PLUGINS"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginFailure:
-    """A plug-in that could not be imported, and why."""
+    """A plug-in that could not be loaded, and why."""
 
     name: str
     module: str
@@ -22,19 +31,52 @@ class PluginFailure:
 
 _failures: list[PluginFailure] = []
 _loaded = False
+_loading = False
 
 
 def load() -> list[PluginFailure]:
     """Import every plug-in once and return those that failed."""
-    global _loaded
-    if _loaded or os.environ.get("RAMIFY_PLUGINS") == "":
+    global _loaded, _loading
+    if _loaded or off():
         return list(_failures)
-    _loaded = True
+    _loaded = _loading = True
+    try:
+        for entry in found():
+            reason = _load(entry)
+            if reason:
+                _failures.append(PluginFailure(entry.name, entry.value, reason))
+    finally:
+        _loading = False
+    return list(_failures)
+
+
+def off() -> bool:
+    """Whether plug-ins are turned off."""
+    return os.environ.get(VARIABLE) == ""
+
+
+def loading() -> bool:
+    """Whether a plug-in is being imported at this moment."""
+    return _loading
+
+
+def found() -> list[EntryPoint]:
+    """The plug-ins that are installed, sorted; none is imported."""
     from importlib.metadata import entry_points
 
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
-        try:
-            entry.load()
-        except Exception as error:  # any failure of a stranger's module is reported, not raised
-            _failures.append(PluginFailure(entry.name, entry.value, f"{type(error).__name__}: {error}"))
-    return list(_failures)
+    entries = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
+    return [entries[key] for key in sorted(entries)]
+
+
+def _load(entry: EntryPoint) -> str:
+    """Import one plug-in. Returns why it failed, or ""."""
+    try:
+        with redirect_stdout(sys.stderr):
+            loaded = entry.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a stranger's module may do anything, sys.exit too: it is reported, not raised
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    if not isinstance(loaded, types.ModuleType):
+        return f"it names {type(loaded).__name__} '{entry.value}' where a module is expected, the one that registers the parts"
+    return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -28,7 +29,11 @@ KINDS = {
     "writer": "writes a run for another tool",
     "backend": "workers that attempts are played on",
     "method": "a published method",
+    "assertion": "what a test asserts of parts and runs",
 }
+
+#: Kinds of which classes or functions are registered; of the others any record.
+_CALLABLE = ("env", "model", "scorer", "searcher", "loss", "compactor", "sandbox", "assertion")
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -60,6 +65,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.trl",
         "ramify.integrations.verl",
     ),
+    "assertion": ("ramify.integrations.assertions",),
 }
 
 _parts: dict[tuple[str, str], Any] = {}
@@ -70,11 +76,22 @@ T = TypeVar("T")
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorate a class or function (or call with any object) to make it known as ``name``.
 
-    Raises UserError on an unknown kind or when another part already has the name.
+    Raises UserError on an unknown kind, on a part that is no class or function where the kind needs one, or when another part
+    already has the name.
     """
     _known_kind(kind)
+    if not isinstance(name, str) or not name or ":" in name or name != name.strip():
+        raise UserError(f"{name!r} is no name for a {kind}: a name is a text without ':' and without spaces around it")
+    caller = str(sys._getframe(1).f_globals.get("__name__", ""))
 
     def keep(part: T) -> T:
+        if kind in _CALLABLE and not callable(part):
+            raise UserError(
+                f"{kind} '{name}' is registered as {type(part).__name__}; a class or function is needed, which makes it"
+            )
+        if plugins.loading() and not caller.startswith("ramify."):  # built-in parts come first, so that they keep their names
+            for _ in _load_builtin(kind):
+                pass
         present = _parts.get((kind, name))
         if present is not None and _origin(present) != _origin(part):
             raise UserError(f"{kind} '{name}' is registered twice: by {_origin(present)} and by {_origin(part)}")
@@ -112,6 +129,12 @@ def _known_kind(kind: str) -> None:
 def _load(kind: str) -> Iterator[None]:
     """Import the modules of ``kind`` one by one, plug-ins last, yielding before the first and after each."""
     yield
+    yield from _load_builtin(kind)
+    plugins.load()
+    yield
+
+
+def _load_builtin(kind: str) -> Iterator[None]:
     for home in _HOMES.get(kind, ()):
         if importlib.util.find_spec(home) is None:
             continue
@@ -120,8 +143,6 @@ def _load(kind: str) -> Iterator[None]:
         for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
             importlib.import_module(f"{home}.{info.name}")
             yield
-    plugins.load()
-    yield
 
 
 def builtin_methods() -> list[str]:

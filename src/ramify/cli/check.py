@@ -1,0 +1,113 @@
+"""``ramify check``: run a kind's conformance battery on one part, built in, from a plug-in, or from a file of your own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ramify.base import conformance, registry
+from ramify.base.errors import EXIT_FAILED, NeedsError, RamifyError, UserError, nearest
+from ramify.cli.common import Json
+
+app = typer.Typer(add_completion=False)
+
+MODELS = ("builtin", "hf", "chat", "completions", "factory")
+"""What the name of a model may begin with that is no registered model's name."""
+
+
+@app.command()
+def check(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor or sandbox.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A registered name (see `ramify list KIND`), NAME:ARGUMENT, or MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE.",
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Check that a part does what its kind promises. Exit code 0: it does; 1: it does not; 4: something it needs is not there."""
+    from ramify.render import terminal
+
+    conformance.known_kind(kind)
+    part = find_part(kind, name)
+    found = conformance.check(kind, part)
+    names = list(dict.fromkeys([*conformance.checks(kind), *(problem.check for problem in found)]))
+    by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
+    rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
+    verdict = f"{kind} '{name}' conforms" if not found else f"{kind} '{name}' does not conform: {len(found)} problems"
+    record = {
+        "kind": kind,
+        "name": name,
+        "conforms": not found,
+        "checks": [{"check": check, "problems": problems} for check, problems in by_check.items()],
+    }
+    terminal.emit(record, as_json, terminal.table(["check", "result"], rows) + f"\n\n{verdict}")
+    if found:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def find_part(kind: str, name: str) -> Any:
+    """The part that NAME, NAME:ARGUMENT, MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE names.
+
+    Raises UserError naming the nearest right name, NeedsError where something the part needs is not installed.
+    """
+    plain, colon, attribute = name.partition(":")
+    if kind == "model" and plain in MODELS:
+        from ramify.jobs.parts import find_model
+
+        return find_model(name)[0]
+    known = registry.names(kind)
+    if plain in known:
+        return conformance.named(kind, name)
+    if not colon:
+        known += [model for model in MODELS if kind == "model"]
+        raise UserError(f"unknown {kind} '{name}' ({nearest(name, known)})")
+    if not attribute:
+        raise UserError(f"'{name}' names no attribute: a part of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
+    part: Any = _import(plain, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")
+    for step in attribute.split("."):
+        if not hasattr(part, step):
+            raise UserError(f"'{plain}' has no attribute '{attribute}' ({nearest(step, _public(part))})")
+        part = getattr(part, step)
+    return conformance.make(kind, part)
+
+
+def _public(thing: Any) -> list[str]:
+    return [name for name in vars(thing) if not name.startswith("_")] if hasattr(thing, "__dict__") else []
+
+
+def _import(name: str, missing: str) -> Any:
+    """A module by name, the current folder first, or a file by path. Whatever is wrong with it is one sentence."""
+    file = Path(name)
+    if name.endswith(".py") and not file.is_file():
+        raise UserError(f"there is no file {name}")
+    try:
+        if name.endswith(".py"):
+            return _load_file(file)
+        sys.path.insert(0, "")
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if name == error.name or name.startswith(f"{error.name}."):
+            raise UserError(missing) from error
+        raise NeedsError(f"{name} needs '{error.name}', which is not installed") from error
+    except RamifyError:
+        raise
+    except (Exception, SystemExit) as error:  # a file of the user's: what it raises is what is wrong with it
+        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _load_file(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"checked_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
+    spec.loader.exec_module(module)
+    return module

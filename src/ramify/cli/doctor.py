@@ -1,0 +1,241 @@
+"""``ramify doctor``: what works on this machine, what is missing and what is lost without it. Looks only; changes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ramify.base import plugins
+from ramify.base.errors import EXIT_FAILED
+from ramify.cli.common import RUNS, Json
+
+app = typer.Typer(add_completion=False)
+
+ENDPOINTS = "RAMIFY_ENDPOINTS"
+CORE = (
+    "numpy",
+    "scipy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "pydantic",
+    "pyarrow",
+    "typer",
+    "starlette",
+    "uvicorn",
+)
+#: What is lost without each group of optional packages.
+EXTRAS = {
+    "rl": "training with TRL and reading its data sets",
+    "worlds": "Gymnasium, TextWorld, reasoning-gym and MCP worlds",
+    "serve": "reading and writing inspect logs, tests against the OpenAI client",
+    "ray": "--backend ray",
+    "docs": "building the documentation",
+    "dev": "the test suite",
+}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
+
+
+class Findings:
+    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, topic: str, name: str, status: str, text: str, **more: Any) -> None:
+        """Note one finding; status is ok, absent or broken. Secrets in ``text`` are redacted."""
+        from ramify.base.config import redact
+
+        self.rows.append(redact({"topic": topic, "name": name, "status": status, "text": text, **more}))
+
+    def look(self, topic: str, name: str, action: Callable[[], str]) -> None:
+        """Note what ``action`` says, or that it failed."""
+        try:
+            self.add(topic, name, "ok", action())
+        except Exception as error:  # whatever goes wrong with an installed part is a finding
+            self.add(topic, name, "broken", f"{type(error).__name__}: {error}")
+
+    def broken(self) -> list[dict[str, Any]]:
+        """The rows of what does not work."""
+        return [row for row in self.rows if row["status"] == "broken"]
+
+
+@app.command()
+def doctor(
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="An endpoint to try, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what works here: versions, hardware, extras, plug-ins, endpoints, sandbox. Exit code 1: something installed is broken."""
+    from ramify.render import terminal
+
+    found = Findings()
+    listed = re.split(r"[\s,]+", os.environ.get(ENDPOINTS, "").strip()) if os.environ.get(ENDPOINTS, "").strip() else []
+    for part in (_versions, _machine, _store, _engine, _extras, _plugins, _sandbox, _browser):
+        part(found)
+    _endpoints(found, [*listed, *(endpoint or [])])
+    broken = found.broken()
+    rows = [(row["topic"], row["name"], row["status"], row["text"]) for row in found.rows]
+    verdict = f"{len(broken)} installed things are broken" if broken else "everything that is installed works"
+    record = {"ok": not broken, "findings": found.rows}
+    terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{verdict}")
+    if broken:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _versions(found: Findings) -> None:
+    import ramify
+
+    found.add("version", "python", "ok", f"{platform.python_version()} ({platform.system()} {platform.machine()})")
+    found.add("version", "ramify", "ok", ramify.__version__)
+    for name in CORE:
+        found.look("version", name, lambda name=name: importlib.metadata.version(name))  # type: ignore[misc]
+
+
+def _machine(found: Findings) -> None:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    found.add("machine", "cpu", "ok", f"{usable} of {os.cpu_count()} cores usable; OMP_NUM_THREADS {threads}")
+    found.look("machine", "memory", _memory)
+
+    def disk() -> str:
+        folder = next(path for path in (RUNS.absolute(), *RUNS.absolute().parents) if path.exists())
+        if not os.access(folder, os.W_OK):
+            raise OSError(f"{folder} cannot be written to")
+        return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB free where ./runs is"
+
+    found.look("machine", "disk", disk)
+
+
+def _memory() -> str:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * size
+    info = Path("/proc/meminfo")
+    if info.exists():
+        free = int(re.search(r"MemAvailable:\s+(\d+)", info.read_text()).group(1)) * 1024  # type: ignore[union-attr]
+    return f"{free / 2**30:.1f} of {pages * size / 2**30:.1f} GiB free"
+
+
+def _store(found: Findings) -> None:
+    """SQLite with what a run needs: write-ahead logging on this disk, UPSERT and JSON."""
+
+    def sqlite() -> str:
+        with tempfile.TemporaryDirectory(dir=Path.cwd() if os.access(".", os.W_OK) else None) as folder:
+            db = sqlite3.connect(Path(folder) / "probe.sqlite")
+            try:
+                mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                db.execute("CREATE TABLE t (k TEXT PRIMARY KEY, v TEXT) STRICT")
+                db.execute("INSERT INTO t VALUES ('a', '{\"b\": 1}') ON CONFLICT DO NOTHING")
+                db.execute("SELECT json_extract(v, '$.b') FROM t").fetchone()
+            finally:
+                db.close()
+        if mode != "wal":
+            raise OSError(f"this disk does not take write-ahead logging (journal mode {mode}); keep runs on a local disk")
+        return f"{sqlite3.sqlite_version}, write-ahead logging works here"
+
+    found.look("machine", "sqlite", sqlite)
+
+
+def _engine(found: Findings) -> None:
+    def gpu() -> str:
+        seen = importlib.import_module("ramify.engine.devices").describe()
+        cards = ", ".join(f"{card['name']} ({card['memory_gib']} GiB)" for card in seen["gpus"])
+        return f"{cards or 'no GPU; models run on the CPU'}; {seen['threads']} threads; CUDA {seen['cuda'] or 'not built in'}"
+
+    def invariance() -> str:
+        if importlib.import_module("ramify.engine.devices").batch_invariant():
+            return "a draw does not depend on its batch: the same seed gives the same tree at any concurrency"
+        return "a draw may depend on its batch: the same seed may give another tree at another concurrency"
+
+    found.look("engine", "device", gpu)
+    found.look("engine", "batch invariance", invariance)
+
+
+def _extras(found: Findings) -> None:
+    for extra, missing in _requirements().items():
+        absent = [name for name in missing[1] if name]
+        if not missing[0] and not absent:
+            continue
+        lost = EXTRAS.get(extra, "what this extra is for")
+        text = f"{', '.join(missing[0]) or 'nothing of it'} installed"
+        if absent:
+            text += f"; without {', '.join(absent)}: no {lost} (pip install 'ramify[{extra}]')"
+        found.add("extra", extra, "absent" if absent else "ok", text, missing=absent)
+
+
+def _requirements() -> dict[str, tuple[list[str], list[str]]]:
+    """Extra -> (packages that are there, with versions; packages that are not)."""
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    try:
+        lines = importlib.metadata.requires("ramify") or []
+    except importlib.metadata.PackageNotFoundError:
+        return groups
+    for line in lines:
+        read = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?.*;.*extra\s*==\s*['\"]([^'\"]+)['\"]", line)
+        if read is None or read[1] == "ramify" or read[2] == "all":
+            continue
+        there, absent = groups.setdefault(read[2], ([], []))
+        try:
+            there.append(f"{read[1]} {importlib.metadata.version(read[1])}")
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(read[1])
+    return groups
+
+
+def _plugins(found: Findings) -> None:
+    if plugins.off():
+        found.add("plug-ins", "all", "ok", f"turned off by {plugins.VARIABLE}")
+        return
+    failed = {(failure.name, failure.module): failure.reason for failure in plugins.load()}
+    for entry in plugins.found():
+        reason = failed.get((entry.name, entry.value))
+        package = entry.dist.name if entry.dist is not None else "an unknown package"
+        found.add("plug-ins", entry.name, "broken" if reason else "ok", reason or f"{entry.value}, of {package}")
+
+
+def _sandbox(found: Findings) -> None:
+    try:
+        process = importlib.import_module("ramify.sandbox.process")
+    except ModuleNotFoundError:
+        found.add("sandbox", "process", "absent", "there is no sandbox in this version")
+        return
+
+    try:
+        layers = process.strength()
+    except Exception as error:  # whatever goes wrong with an installed part is a finding
+        found.add("sandbox", "process", "broken", f"{type(error).__name__}: {error}")
+        return
+    for name, layer in layers.items():
+        found.add("sandbox", name, "ok" if layer.works else "absent", layer.means)
+
+
+def _browser(found: Findings) -> None:
+    path = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    text = path or "none found: pages are written all the same, the browser tests are skipped"
+    found.add("browser", "browser", "ok" if path else "absent", text)
+
+
+def _endpoints(found: Findings, urls: list[str]) -> None:
+    for url in dict.fromkeys(urls):
+        seen = importlib.import_module("ramify.model.http").probe(url)
+        models = ", ".join(seen["models"][:5]) + (", ..." if len(seen["models"]) > 5 else "")
+        text = (
+            f"answers in {seen['latency_s']} s; models: {models or 'none listed'}" if seen["ok"] else str(seen.get("error", ""))
+        )
+        if seen["offers"]:
+            text += f"; offers {', '.join(seen['offers'])}"
+        found.add("endpoint", seen["url"] or "(unreadable)", "ok" if seen["ok"] else "broken", text)

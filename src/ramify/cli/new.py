@@ -1,0 +1,105 @@
+"""``ramify new``: the skeleton of a part of your own, as a small package that passes ``ramify check`` as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shutil
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ramify.base import conformance, registry
+from ramify.base.errors import UserError
+from ramify.cli.common import Json
+
+app = typer.Typer(add_completion=False)
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST = 40
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor or sandbox.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a small package with one working part, its test and its plug-in entry."""
+    from ramify.render import terminal
+
+    conformance.known_kind(kind)
+    check_name(kind, name)
+    folder = out or Path(name)
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder} exists already: choose another --out")
+    if not folder.parent.is_dir():
+        raise UserError(f"cannot make {folder}: there is no folder {folder.parent}")
+    files = skeleton(kind, name)
+    _write(folder, files)
+    part = folder / "src" / f"{_module(name)}.py"
+    text = f"wrote {folder}: {', '.join(files)}\n\nramify check {kind} {part}:{_part(kind, name)}\npip install -e {folder}"
+    terminal.emit({"kind": kind, "name": name, "folder": str(folder), "files": list(files)}, as_json, text)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises UserError on a name that a package, a module and a part cannot all have."""
+    if not _NAME.fullmatch(name) or len(name) > LONGEST:
+        raise UserError(
+            f"'{name}' is no name for a part: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
+        )
+    if name in registry.names(kind):
+        raise UserError(f"there is a {kind} '{name}' already")
+    module = _module(name)
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module) or importlib.util.find_spec(module) is not None:
+        raise UserError(f"'{name}' is taken: '{module}' is a keyword or an installed Python module")
+
+
+def skeleton(kind: str, name: str) -> dict[str, str]:
+    """The files of the package: path -> text."""
+    module, part = _module(name), _part(kind, name)
+    made = part if kind in conformance.AS_THEY_ARE else f"{part}()"
+    words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made}
+    places = {
+        "pyproject.toml": "pyproject.toml.txt",
+        "README.md": "README.md.txt",
+        f"src/{module}.py": f"{kind}.py.txt",
+        f"tests/test_{module}.py": "test.py.txt",
+    }
+    templates = resources.files("ramify") / "assets" / "new"
+    files = {}
+    for path, template in places.items():
+        text = (templates / template).read_text(encoding="utf-8")
+        files[path] = re.sub("@([A-Z]+)@", lambda found: words[found[1]], text)
+    return files
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _class(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("-"))
+
+
+def _part(kind: str, name: str) -> str:
+    return _module(name) if kind in conformance.AS_THEY_ARE else _class(name)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Make the folder whole or not at all."""
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        for path, text in files.items():
+            (building / path).parent.mkdir(parents=True, exist_ok=True)
+            (building / path).write_text(text, encoding="utf-8")
+        building.chmod(0o755)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise

@@ -1,0 +1,79 @@
+"""What a test may assert of parts and runs. Each is registered as kind ``assertion``; a method or a plug-in registers its own alike.
+
+They raise AssertionError with one sentence that says what was seen. Nothing heavy is imported before an assertion is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ramify.base import conformance
+from ramify.base.errors import UserError
+from ramify.base.registry import register
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
+
+
+@register("assertion", "conforms")
+def assert_conforms(kind: str, part: Any, **options: Any) -> None:
+    """Assert that ``part``, an object or a registered name, passes its kind's conformance battery; ``options`` are the battery's."""
+    found = conformance.check(kind, conformance.named(kind, part) if isinstance(part, str) else part, **options)
+    if found:
+        listed = "; ".join(f"{problem.check}: {problem.message}" for problem in found)
+        raise AssertionError(f"this {kind} does not conform ({len(found)} problems): {listed}")
+
+
+@register("assertion", "same-tree")
+def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
+    """Assert that two runs, open or given as folders, hold the same trees: the same draws, whatever the order they came in."""
+    from ramify.trace.db import Run
+
+    with ExitStack() as stack:
+        runs = [run if isinstance(run, Run) else stack.enter_context(Run.open(run)) for run in (left, right)]
+        names = [{info.name for info in run.trees()} for run in runs]
+        if not any(names):
+            raise AssertionError("neither run holds a tree, so they show nothing")
+        if names[0] != names[1]:
+            alone = sorted(names[0] ^ names[1])
+            raise AssertionError(f"{len(alone)} trees are in one run only, the first is '{alone[0]}'")
+        for name in sorted(names[0]):
+            one, other = (run.tree(name) for run in runs)
+            if one.hash != other.hash:
+                node = next(
+                    node
+                    for tree, rest in ((one, other), (other, one))
+                    for node in tree.nodes.values()
+                    if node.id not in rest.nodes
+                )
+                which = "left" if node.id in one.nodes else "right"
+                raise AssertionError(
+                    f"tree '{name}' differs: only the {which} run has node {node.id} ({node.role}: {node.text[:80]!r})"
+                )
+
+
+@register("assertion", "success-rate")
+def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence: float = 0.95) -> None:
+    """Assert with ``confidence`` that attempts succeed at a rate of ``at_least`` or more.
+
+    ``attempts`` are those of a rollout, or booleans; unscored ones (None) are left out. The lower end of the exact one-sided
+    interval of the rate (Clopper and Pearson 1934) must not lie below ``at_least``.
+    """
+    if not 0 <= at_least <= 1 or not 0 < confidence < 1:
+        raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least} and {confidence}")
+    from ramify.stats.intervals import clopper_pearson
+
+    outcomes = [attempt if attempt is None or isinstance(attempt, bool) else attempt.outcome for attempt in attempts]
+    scored = [bool(outcome) for outcome in outcomes if outcome is not None]
+    if not scored:
+        raise AssertionError(f"none of {len(outcomes)} attempts was scored, so their success rate is unknown")
+    low = clopper_pearson(sum(scored), len(scored), 2 * confidence - 1)[0]  # one tail of 1 - confidence
+    if low < at_least:
+        left_out = len(outcomes) - len(scored)
+        raise AssertionError(
+            f"{sum(scored)} of {len(scored)} attempts succeeded: with {confidence:.0%} confidence that is at least {low:.1%}, not "
+            f"{at_least:.1%}" + (f" ({left_out} unscored attempts left out)" if left_out else "")
+        )

@@ -1,0 +1,162 @@
+"""Plug-ins, good and broken: loaded through the entry-point group, reported when they fail, never fatal, off by one variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GOOD = '''
+"""A good plug-in."""
+from ramify.base.registry import register
+from ramify.score.match import ExactMatch
+print("loading noise")
+
+@register("scorer", "stranger")
+class Stranger(ExactMatch):
+    """A stranger's scorer."""
+    name = "stranger"
+'''
+BROKEN = {
+    "bad-import": ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
+    "bad-syntax": ("def f(:", "SyntaxError"),
+    "exits": ("import sys; sys.exit(7)", "SystemExit: 7"),
+    "aborts": ("class Stop(BaseException): ...\nraise Stop('all')", "Stop: all"),
+    "taken": (
+        "from ramify.base.registry import register\n@register('searcher', 'greedy')\ndef greedy(): ...",
+        "registered twice",
+    ),
+    "taken-env": ("from ramify.base.registry import register\n@register('env', 'chain')\nclass C: ...", "registered twice"),
+    "wrong-object": ("from ramify.base.registry import register\nregister('env', 'answer')(42)", "a class or function is needed"),
+    "wrong-kind": ("from ramify.base.registry import register\nregister('worlds', 'x')", "unknown kind of part 'worlds'"),
+    "wrong-name": ("from ramify.base.registry import register\nregister('env', 'a:b')", "is no name for a env"),
+    "escapes": ("raise ValueError('\\x1b]0;owned\\x07 \\x1b[2Jx')", "ValueError"),
+}
+
+
+def install(folder: Path, entries: dict[str, str], name: str = "stranger") -> None:
+    """Write what pip writes: modules, and a .dist-info that names their entry points."""
+    meta = folder / f"{name}-1.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"{entry} = {module}" for entry, module in entries.items()]
+    (meta / "entry_points.txt").write_text("\n".join(["[ramify]", *lines, ""]))
+
+
+def run(folder: Path, code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """``code`` in a fresh interpreter that sees the packages in ``folder``."""
+    environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_PLUGINS"} | {"PYTHONPATH": str(folder)} | env
+    return subprocess.run([sys.executable, "-c", code, *args], env=environ, capture_output=True, text=True, cwd=folder)
+
+
+def call(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command line, likewise."""
+    return run(folder, "import sys; from ramify.cli.main import main; sys.exit(main())", *args, **env)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed plug-ins: one good, ten broken, one that names a class, one that names nothing."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "good_plugin.py").write_text(GOOD)
+    entries = {
+        "good": "good_plugin",
+        "again": "good_plugin",
+        "names-a-class": "good_plugin:Stranger",
+        "no-attribute": "good_plugin:Nothing",
+    }
+    for name, (code, _) in BROKEN.items():
+        module = "broken_" + name.replace("-", "_")
+        (folder / f"{module}.py").write_text(code + "\n")
+        entries[name] = module
+    install(folder, entries)
+    return folder
+
+
+def test_a_plugin_is_listed_and_checked_and_broken_ones_are_not_fatal(site: Path) -> None:
+    listed = call(site, "list", "scorer", "--json")
+    assert (listed.returncode, "Traceback" in listed.stderr) == (0, False)
+    assert json.loads(listed.stdout)["names"]["stranger"] == "A stranger's scorer."
+    assert "loading noise" in listed.stderr
+    for kind, known in (("searcher", "greedy"), ("env", "chain")):
+        assert known in json.loads(call(site, "list", kind, "--json").stdout)["names"]
+    assert call(site, "check", "scorer", "stranger").returncode == 0
+
+
+def test_the_doctor_names_every_broken_plugin_and_why(site: Path) -> None:
+    done = call(site, "doctor", "--json")
+    assert done.returncode == 1
+    rows = {row["name"]: row for row in json.loads(done.stdout)["findings"] if row["topic"] == "plug-ins"}
+    assert {name for name, row in rows.items() if row["status"] == "ok"} == {"good", "again"}
+    assert rows["good"]["text"] == "good_plugin, of stranger"
+    for name, (_, reason) in BROKEN.items():
+        assert reason in rows[name]["text"], rows[name]
+    assert "where a module is expected" in rows["names-a-class"]["text"]
+    assert "AttributeError" in rows["no-attribute"]["text"]
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
+    assert "stranger" not in json.loads(call(site, "list", "scorer", "--json", RAMIFY_PLUGINS="").stdout)["names"]
+    done = call(site, "doctor", "--json", RAMIFY_PLUGINS="")
+    (row,) = [row for row in json.loads(done.stdout)["findings"] if row["topic"] == "plug-ins"]
+    assert (row["status"], row["text"]) == ("ok", "turned off by RAMIFY_PLUGINS")
+
+
+def test_two_plugins_with_one_name_keep_the_first(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / f"{name}_plugin.py").write_text(GOOD.replace("A stranger's", f"The {name}"))
+        install(tmp_path, {name: f"{name}_plugin"}, name)
+    assert json.loads(call(tmp_path, "list", "scorer", "--json").stdout)["names"]["stranger"] == "The first scorer."
+    done = run(tmp_path, "from ramify.base import plugins; print(*(failure.name for failure in plugins.load()))")
+    assert done.stdout.split() == ["second"]
+
+
+def test_importing_ramify_looks_for_no_plugin(site: Path) -> None:
+    done = run(site, "import sys, ramify, ramify.cli.main; print('good_plugin' in sys.modules)")
+    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.slow
+def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> None:
+    """pip builds examples/plugin offline with the setuptools that is here, into a folder of its own."""
+    pytest.importorskip("setuptools", reason="setuptools is not installed: THE SAMPLE PLUG-IN IS NOT TESTED")
+    import shutil
+
+    source, target = tmp_path / "plugin", tmp_path / "site"
+    shutil.copytree(ROOT / "examples" / "plugin", source)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        str(target),
+        str(source),
+    ]
+    built = subprocess.run(pip, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+    def found(kind: str) -> Any:
+        return json.loads(call(target, "list", kind, "--json").stdout)["names"]
+
+    for kind, name in (("env", "lights"), ("scorer", "switches"), ("model", "lights-expert")):
+        assert name in found(kind)
+        done = call(target, "check", kind, name)
+        assert done.returncode == 0, done.stdout + done.stderr
+    small = ["--updates", "1", "--tokens", "400", "--eval-episodes", "4", "--tasks-per-update", "4", "--train-tasks", "8"]
+    done = call(target, "improve", "--env", "lights", *small, "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    tested = subprocess.run(own, cwd=source, capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout

@@ -1,0 +1,175 @@
+"""ramify check and ramify new: every kind, right and wrong names, and skeletons that pass untouched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.base import conformance, registry
+from ramify.base.errors import NeedsError, UserError
+from ramify.cli.main import main
+from ramify.cli.new import LONGEST, check_name, skeleton
+
+KINDS = list(conformance.BATTERIES)
+QUICK = [("env", "chain"), ("scorer", "exact"), ("searcher", "greedy"), ("loss", "reference_kl"), ("compactor", "drop-oldest"),
+         ("model", "scripted"), ("model", "builtin")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), QUICK)
+def test_built_in_parts_conform(verb, kind: str, name: str) -> None:
+    done = verb("check", kind, name, "--json")
+    assert done.code == 0
+    assert done.json["conforms"]
+    assert [check["check"] for check in done.json["checks"]] == conformance.checks(kind)
+    assert len(done.json["checks"]) >= 5
+
+
+BROKEN = """
+from ramify.score.match import ExactMatch
+
+class Loud(ExactMatch):
+    name = "loud"
+    async def score(self, path, task):
+        return [1.0]
+
+loud = Loud()
+class Needy:
+    def __init__(self, x): ...
+"""
+
+
+def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -> None:
+    (here / "mine_of_check.py").write_text(BROKEN)
+    for name in ("mine_of_check.py:Loud", "mine_of_check:Loud", "mine_of_check:loud"):
+        done = verb("check", "scorer", name)
+        assert done.code == 1
+        assert "does not conform" in done.out
+        assert "neither a Verdict nor a Stream" in done.out
+    assert "cannot be made without an argument" in verb.refused("check", "scorer", "mine_of_check:Needy")
+    assert "did you mean 'Loud'?" in verb.refused("check", "scorer", "mine_of_check:Lout")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("scorers", "exact"), "did you mean 'scorer'?"),
+        (("method", "tree-rollouts"), "there are no checks for kind 'method'"),
+        (("scorer", "exat"), "did you mean 'exact'?"),
+        (("model", "bultin"), "did you mean 'builtin'?"),
+        (("model", "hf:/no/such"), "there is no folder"),
+        (("loss", "no_such_module_here:x"), "no module of that name"),
+        (("env", "nowhere.py:X"), "there is no file nowhere.py"),
+        (("scorer", "broken_syntax:x"), "cannot be imported: SyntaxError"),
+        (("scorer", "exits:x"), "cannot be imported: SystemExit"),
+        (("scorer", "exits:"), "names no attribute"),
+        (("scorer", "exact:5"), "cannot be made with the argument '5'"),
+        (("scorer", ""), "unknown scorer ''"),
+    ],
+)
+def test_wrong_names_are_one_sentence(verb, here: Path, args: tuple[str, str], sentence: str) -> None:
+    (here / "broken_syntax.py").write_text("def f(:\n")
+    (here / "exits.py").write_text("import sys; sys.exit(3)\n")
+    assert sentence in verb.refused("check", *args)
+
+
+def test_something_that_is_not_installed_is_exit_code_4(verb, here: Path) -> None:
+    (here / "needs_more.py").write_text("import no_such_package_at_all\n")
+    done = verb("check", "env", "needs_more:World")
+    assert (done.code, done.err) == (4, "ramify: needs_more needs 'no_such_package_at_all', which is not installed\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_something_of_another_kind_does_not_conform(kind: str) -> None:
+    class Thing:
+        name = "thing"
+
+    try:
+        assert conformance.check(kind, Thing())
+    except NeedsError:
+        pytest.skip("the battery is not there")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -> None:
+    name = f"fresh-{kind}-of-" + "x" * (LONGEST - len(f"fresh-{kind}-of-"))
+    done = verb("new", kind, name, "--json")
+    assert done.code == 0, done.err
+    folder = here / name
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == sorted(done.json["files"])
+    module = name.replace("-", "_")
+    part = module if kind == "loss" else "".join(word.capitalize() for word in name.split("-"))
+    text = (folder / "src" / f"{module}.py").read_text()
+    assert "@" not in text.replace("@register", "").replace("@dataclass", "").replace("@property", "")
+    for command in (["check"], ["format", "--check"], ["check", "--select", "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1", "--ignore", "D105,D107"]):  # fmt: skip
+        clean = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=folder, capture_output=True, text=True)
+        assert clean.returncode == 0, clean.stdout + clean.stderr
+    done = verb("check", kind, f"{name}/src/{module}.py:{part}", "--json")
+    for known, registered in list(registry._parts):
+        if registered == name:
+            del registry._parts[known, registered]
+    assert done.code == 0, done
+    assert done.json["conforms"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skeleton_is_typed_and_its_own_test_passes(here: Path, kind: str) -> None:
+    assert main(["new", kind, f"fresh-{kind}"]) == 0
+    folder = here / f"fresh-{kind}"
+    types = [sys.executable, "-m", "mypy", "--strict", "src", "tests"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    for command in (types, tests):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Big", "lower-case"),
+        ("a b", "lower-case"),
+        ("../up", "lower-case"),
+        ("-x", "lower-case"),
+        ("9a", "lower-case"),
+        ("a--b", "lower-case"),
+        ("a_b", "lower-case"),
+        ("\u0430bc", "lower-case"),
+        ("x" * (LONGEST + 1), "at most"),
+        ("", "lower-case"),
+        ("class", "is taken"),
+        ("match", "is taken"),
+        ("json", "is taken"),
+        ("numpy", "is taken"),
+        ("exact", "there is a scorer 'exact' already"),
+    ],
+)
+def test_names_that_cannot_be(name: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_name("scorer", name)
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_behind(verb, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "kept").write_text("x")
+    assert "exists already" in verb.refused("new", "scorer", "my-scorer", "--out", "mine")
+    assert "there is no folder" in verb.refused("new", "scorer", "my-scorer", "--out", "no/where")
+    (here / "link").symlink_to("nowhere")
+    assert "exists already" in verb.refused("new", "scorer", "my-scorer", "--out", "link")
+    assert "no checks for kind 'worlds'" in verb.refused("new", "worlds", "my-scorer")
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "my-scorer")))
+    assert verb("new", "scorer", "my-scorer").code == 1
+    assert sorted(path.name for path in here.iterdir()) == ["link", "mine"]
+
+
+def test_every_kind_has_a_skeleton_that_says_how_to_go_on() -> None:
+    for kind in KINDS:
+        files = skeleton(kind, "mine")
+        assert set(files) == {"pyproject.toml", "README.md", "src/mine.py", "tests/test_mine.py"}
+        assert 'mine = "mine"' in files["pyproject.toml"]
+        assert f"ramify check {kind} mine" in files["README.md"]
+        assert f'@register("{kind}", "mine")' in files["src/mine.py"]
+        assert json.dumps(files)

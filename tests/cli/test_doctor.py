@@ -1,0 +1,108 @@
+"""ramify doctor: what it reports of this machine, of what is missing and of what is broken; no secret in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from ramify.base import plugins
+from ramify.cli import doctor
+
+
+def rows(record: dict) -> dict[tuple[str, str], dict]:
+    return {(row["topic"], row["name"]): row for row in record["findings"]}
+
+
+def test_this_machine_is_well(verb, here) -> None:
+    done = verb("doctor", "--json")
+    found = rows(done.json)
+    assert done.code == (0 if done.json["ok"] else 1)
+    for name in (*doctor.CORE, "python", "ramify"):
+        assert found["version", name]["status"] == "ok"
+    assert found["version", "torch"]["text"] == importlib.metadata.version("torch")
+    for topic, name in (
+        ("machine", "cpu"),
+        ("machine", "memory"),
+        ("machine", "disk"),
+        ("machine", "sqlite"),
+        ("engine", "device"),
+    ):
+        assert found[topic, name]["status"] == "ok", found[topic, name]
+    assert "seed" in found["engine", "batch invariance"]["text"]
+    assert ("sandbox", "process") in found or ("sandbox", "isolation") in found
+    assert list(here.iterdir()) == [], "it leaves nothing behind"
+    plain = verb("doctor")
+    assert plain.out.splitlines()[0].split() == ["topic", "what", "status"]
+
+
+def test_missing_extras_are_named_with_what_is_lost(verb, here, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in ("ray", "trl"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = rows(verb("doctor", "--json").json)
+    for extra, package, lost in (("ray", "ray", "--backend ray"), ("rl", "trl", "training with TRL")):
+        row = found["extra", extra]
+        assert (row["status"], package in row["missing"]) == ("absent", True)
+        assert lost in row["text"]
+        assert f"pip install 'ramify[{extra}]'" in row["text"]
+
+
+def test_every_extra_of_the_package_says_what_it_is_for() -> None:
+    declared = set(importlib.metadata.metadata("ramify").get_all("Provides-Extra") or []) - {"all"}
+    assert declared <= set(doctor.EXTRAS)
+
+
+def test_something_broken_is_exit_code_1(verb, here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> str:
+        raise OSError("no such disk \x1b[2J")
+
+    monkeypatch.setattr(doctor, "_memory", fails)
+    monkeypatch.setattr(plugins, "load", list)
+    done = verb("doctor")
+    assert done.code == 1
+    assert "OSError: no such disk" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_endpoints_are_tried_and_no_secret_is_shown(verb, here, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Models(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"object": "list", "data": [{"id": "tiny-model", "object": "model"}]}'
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Models)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    try:
+        up = f"http://127.0.0.1:{server.server_port}/v1"
+        monkeypatch.setenv("RAMIFY_ENDPOINTS", f"{up}, {closed}")
+        monkeypatch.setenv("RAMIFY_API_KEY", "canary-secret-8472")
+        done = verb("doctor", "--json", "--endpoint", "http://user:canary-secret-8472@127.0.0.1:1/v1", "--endpoint", "nonsense")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    found = [row for row in done.json["findings"] if row["topic"] == "endpoint"]
+    assert [row["status"] for row in found] == ["ok", "broken", "broken", "broken"]
+    assert "tiny-model" in found[0]["text"]
+    assert done.code == 1
+    assert "canary-secret" not in done.out + done.err

@@ -1,0 +1,137 @@
+"""The pytest plug-in as a user has it: in a pytest of its own, loaded by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.base import registry
+from ramify.base.errors import UserError
+from ramify.env.worlds.chain import ChainWorld
+from ramify.integrations.assertions import assert_conforms, assert_same_tree, assert_success_rate
+from ramify.jobs.play import rollout
+from ramify.model.scripted import ScriptedModel
+from ramify.score.match import ExactMatch
+
+PLUGIN = "ramify.integrations.pytest_plugin"
+
+USERS_TEST = '''
+import os
+import pytest
+from ramify.base.errors import NeedsError
+from ramify.base.registry import register
+from ramify.integrations.pytest_plugin import assert_conforms
+
+@register("assertion", "answers")
+def assert_answers(text):
+    """An assertion that a later method brings."""
+    assert "42" in text, f"no answer in {text!r}"
+
+def test_conforms(ramify):
+    ramify.assert_conforms("scorer", "exact")
+    assert_conforms("searcher", "greedy")
+
+def test_later_methods_offer_more(ramify):
+    ramify.assert_answers("it is 42")
+    assert "assert_answers" in dir(ramify)
+    with pytest.raises(AssertionError, match="no answer"):
+        ramify.assert_answers("it is")
+    with pytest.raises(AttributeError, match="did you mean 'assert_conforms'"):
+        ramify.assert_conform
+
+def real_call():
+    from ramify.model.scripted import refuse_real_calls
+    refuse_real_calls("the engine")
+
+def test_forbidden_by_the_fixture(forbid_real_calls):
+    with pytest.raises(NeedsError, match="would call a real model"):
+        real_call()
+
+def test_allowed_or_not():
+    if os.environ.get("EXPECT") == "refused":
+        with pytest.raises(NeedsError):
+            real_call()
+    else:
+        real_call()
+'''
+
+
+def user(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_users.py").write_text(USERS_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", *args]
+    environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_NO_REAL_CALLS"} | env
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["allowed", "refused"])
+def test_a_users_tests(tmp_path: Path, refused: bool) -> None:
+    done = user(tmp_path, *["--ramify-no-real-calls"] * refused, EXPECT="refused" * refused)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+def test_a_failed_assertion_fails_the_test_with_its_sentence(tmp_path: Path) -> None:
+    (tmp_path / "test_more.py").write_text("def test_it(ramify):\n    ramify.assert_conforms('scorer', object())\n")
+    done = user(tmp_path)
+    assert done.returncode == 1
+    assert "this scorer does not conform" in done.stdout
+    assert "1 failed, 4 passed" in done.stdout
+
+
+def test_loading_it_imports_nothing_heavy() -> None:
+    code = (
+        f"import sys, pytest; before = set(sys.modules); import {PLUGIN}; "
+        "print(*sorted({n for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"ramify", "ramify.integrations", PLUGIN}
+
+
+def test_assertions_are_registered_with_a_line_of_help() -> None:
+    assert {"conforms", "same-tree", "success-rate"} <= set(registry.names("assertion"))
+
+
+def test_conforms_names_what_is_wrong() -> None:
+    assert_conforms("scorer", ExactMatch())
+    assert_conforms("env", "chain", tasks=1)
+    with pytest.raises(AssertionError, match=r"does not conform \(\d+ problems\): .*protocol: it lacks a name"):
+        assert_conforms("compactor", ExactMatch())
+    with pytest.raises(UserError, match="did you mean 'exact'"):
+        assert_conforms("scorer", "exat")
+    with pytest.raises(UserError, match="no checks for kind"):
+        assert_conforms("scorers", "exact")
+
+
+def test_same_tree(tmp_path: Path) -> None:
+    replies = {"a": "answer 1", "b": "answer 2"}
+    tasks = ChainWorld().panel("train", 2)
+    for name, folder in (("a", "one"), ("a", "two"), ("b", "other")):
+        rollout(ScriptedModel([replies[name]], name="same"), "chain", tasks, out=tmp_path / folder)
+    rollout(ScriptedModel(["answer 1"], name="same"), "chain", list(tasks)[:1], out=tmp_path / "fewer")
+    assert_same_tree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(AssertionError, match=r"differs: only the left run has node [0-9a-f]+ \(assistant: 'answer 1'\)"):
+        assert_same_tree(tmp_path / "one", tmp_path / "other")
+    with pytest.raises(AssertionError, match="1 trees are in one run only"):
+        assert_same_tree(tmp_path / "one", tmp_path / "fewer")
+
+
+def test_success_rate_is_exact() -> None:
+    # the lower end for 59 of 59 at 95 % is 0.05 ** (1 / 59) = 0.9505 (Clopper and Pearson 1934); for 58 of 58 it is 0.9497
+    assert_success_rate([True] * 59, at_least=0.95)
+    with pytest.raises(
+        AssertionError, match=r"58 of 58 attempts succeeded: with 95% confidence that is at least 95.0%, not 95.0%"
+    ):
+        assert_success_rate([True] * 58, at_least=0.95)
+    assert_success_rate([True] * 58, at_least=0.95, confidence=0.94)
+    assert_success_rate([False, None], at_least=0.0)
+    with pytest.raises(AssertionError, match="2 unscored attempts left out"):
+        assert_success_rate([True, None, None], at_least=0.5)
+    with pytest.raises(AssertionError, match="none of 0 attempts was scored"):
+        assert_success_rate([], at_least=0.0)
+    for wrong in ({"at_least": 1.1}, {"at_least": float("nan")}, {"at_least": 0.5, "confidence": 1.0}):
+        with pytest.raises(UserError, match="must lie"):
+            assert_success_rate([True], **wrong)
