@@ -7,10 +7,12 @@ own records (which bring older logs up to date), after its size was: a log is a 
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from ramify.base import registry
 from ramify.base.config import redact
@@ -24,8 +26,6 @@ from ramify.trace.node import Producer, Verdict
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
 MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
-#: Inspect's JSON logs are streamed. Where they hold NaN, which no streaming reader takes, they are read whole up to this size.
-MAX_DOCUMENT = 1 << 26
 #: Parts of a sample that are not read: they are as large as the rest together, and the messages tell the same.
 _LEFT_OUT = ("events", "events_data", "store", "timelines", "error_retries")
 _LIMITS = {"operator": "cancelled", "custom": "truncated", "context": "length"}
@@ -71,7 +71,8 @@ class _Samples:
         self._tasks: dict[str, dict[str, Any]] = {}
         self._seen: set[tuple[str, int]] = set()
         config = header.eval.model_generate_config.model_dump(mode="json", exclude_none=True)
-        self._settings = redact(plain(config | {"args": header.eval.model_args} if header.eval.model_args else config))
+        config |= header.plan.config.model_dump(mode="json", exclude_none=True)
+        self._settings = redact(plain(config | ({"args": header.eval.model_args} if header.eval.model_args else {})))
         self._seed = config.get("seed") or 0
 
     def add(self, run: Run, raw: dict[str, Any], place: str, number_: int) -> None:
@@ -238,16 +239,11 @@ def _document(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     import ijson  # type: ignore[import-untyped,unused-ignore]
 
     head = ijson.ObjectBuilder()
-    try:
-        with path.open("rb") as file:
-            for prefix, event, value in ijson.parse(file, use_float=True):
-                if (prefix, event, value) == ("", "map_key", "samples"):
-                    break
-                head.event(event, value)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ijson.JSONError, ValueError, RecursionError) as error:
-        return _whole(path, error), _streamed(path)
+    with _parsing(path) as file:
+        for prefix, event, value in ijson.parse(file, use_float=True):
+            if (prefix, event, value) == ("", "map_key", "samples"):
+                break
+            head.event(event, value)
     found = getattr(head, "value", None)
     if not isinstance(found, dict):
         raise UserError(f"{path} is no inspect log: it holds no JSON object")
@@ -257,33 +253,78 @@ def _document(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
 def _streamed(path: Path) -> Iterator[dict[str, Any]]:
     import ijson
 
-    count = 0
+    with _parsing(path) as file:
+        for number, sample in enumerate(ijson.items(file, "samples.item", use_float=True), 1):
+            if not isinstance(sample, dict):
+                raise UserError(f"{path}: item {number} of 'samples' is no object")
+            for score in sample["scores"].values() if isinstance(sample.get("scores"), dict) else ():
+                if isinstance(score, dict):
+                    score["value"] = _numbers(score.get("value"))
+            yield sample
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+@contextmanager
+def _parsing(path: Path) -> Iterator[NamedNumbers]:
+    import ijson
+
     try:
         with path.open("rb") as file:
-            for sample in ijson.items(file, "samples.item", use_float=True):
-                if not isinstance(sample, dict):
-                    raise UserError(f"{path}: item {count + 1} of 'samples' is no object")
-                count += 1
-                yield sample
-    except (ijson.JSONError, ValueError) as error:
-        samples = _whole(path, error).get("samples")
-        yield from (samples if isinstance(samples, list) else [])[count:]
+            yield NamedNumbers(file)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ijson.JSONError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({str(error).splitlines()[0]})") from error
 
 
-def _whole(path: Path, error: Exception) -> dict[str, Any]:
-    """A log that streaming did not take, read at once: Python's reader takes NaN. Raises UserError where it does not take it either."""
-    if path.stat().st_size > MAX_DOCUMENT:
-        raise UserError(
-            f"{path} is not strict JSON ({str(error).splitlines()[0]}), and too large to be read at once: "
-            "`inspect log convert --to eval` makes a log that is"
-        ) from error
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as fault:
-        raise UserError(f"{path} is not JSON ({fault})") from fault
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is no inspect log: it holds no JSON object")
-    return found
+class NamedNumbers:
+    """A file of JSON as Python writes it, with NaN and infinities as the text "nan", "inf", "-inf": streaming readers take no other."""
+
+    _PIECE = re.compile(rb'"(?:[^"\\]+|\\.)*("?)|NaN|-?Infinity', re.DOTALL)
+    _TAIL = re.compile(rb"[-A-Za-z]{1,9}\Z")
+    _NAMES: Mapping[bytes, bytes] = {b"NaN": b'"nan"', b"Infinity": b'"inf"', b"-Infinity": b'"-inf"'}
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._inside = False
+        self._held = self._ready = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes; none at the end of the file."""
+        while not self._ready and (raw := self._file.read(1 << 16)):
+            self._ready = self._piece(self._held + raw, last=False)
+        if not self._ready and self._held:
+            self._ready, self._held = self._piece(self._held, last=True), b""
+        given = self._ready if size < 0 else self._ready[:size]
+        self._ready = self._ready[len(given) :]
+        return given
+
+    def _piece(self, text: bytes, last: bool) -> bytes:
+        cut = len(text)  # what the next piece may complete is held back: an escape, a name
+        if not last and (cut - len(text.rstrip(b"\\"))) % 2:
+            cut -= 1
+        elif not last and (tail := self._TAIL.search(text, max(0, cut - 9))) is not None:
+            cut = tail.start()
+        text, self._held = text[:cut], text[cut:]
+        if b"NaN" not in text and b"Infinity" not in text:
+            quotes = text.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"')
+            self._inside ^= quotes % 2 == 1
+            return text
+        before = b'"' if self._inside else b""  # goes on inside a text: opened here again, and taken off the result
+        self._inside = False
+        return self._PIECE.sub(self._name, before + text)[len(before) :]
+
+    def _name(self, found: re.Match[bytes]) -> bytes:
+        whole = found[0]
+        if whole[:1] == b'"':
+            self._inside = not found[1]
+            return whole
+        return self._NAMES[whole]
 
 
 def _matches(path: Path, first: Mapping[str, Any] | None) -> bool:

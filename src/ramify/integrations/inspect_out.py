@@ -66,7 +66,7 @@ def write_log(run: Run, out: Path, task: str | None = None) -> int:
         results=_results(samples, logs),
         samples=samples,
         **({"error": {"traceback_ansi": "", **told["error"]}} if told.get("error") else {}),
-        **({"stats": told["stats"]} if told.get("stats") else {}),
+        **{name: told[name] for name in ("plan", "stats") if told.get(name)},
     )
     with whole_file(out) as part:
         logs.write_eval_log(log, str(part), format="json" if out.suffix.lower() == ".json" else "eval")
