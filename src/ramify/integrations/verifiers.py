@@ -172,7 +172,7 @@ class _Traces:
             thread.hang(role, text, data | (closing if last else {}), role == "assistant" and at >= len(given), last, **ends)
         if not given and not said:
             thread.hang("user", "", closing, False, True, stop=stop)
-        reward = field(record, "reward", (int, float), place, None)
+        reward = field(record, "reward", (float, int), place, None)
         if reward is not None:
             run.add(Verdict(thread.node.id, IMPORTED, number(reward)))
         for metric, value in metrics.items():
@@ -228,7 +228,7 @@ def _spread(raw: dict[str, Any], name: str, drawn: np.ndarray, spot: str) -> np.
     values = field(raw, name, list, spot, [])
     if not values:
         return None
-    if len(values) != int(drawn.sum()) or any(type(value) not in (int, float) for value in values):
+    if len(values) != int(drawn.sum()) or any(type(value) not in (float, int) for value in values):
         raise UserError(f"{spot}: '{name}' must hold a number for each of {int(drawn.sum())} drawn tokens")
     spread = np.zeros(len(drawn), np.float32)
     spread[drawn] = np.array(values, np.float64)
@@ -265,8 +265,8 @@ def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Verdict]:
             continue
         if not isinstance(reward, dict):
             raise UserError(f"{spot} is no object with 'score' and 'weight'")
-        score = number(field(reward, "score", (int, float), spot))
-        weight = number(field(reward, "weight", (int, float), spot, 1.0))
+        score = number(field(reward, "score", (float, int), spot))
+        weight = number(field(reward, "weight", (float, int), spot, 1.0))
         yield Verdict(node.id, name, score, evidence={"weight": weight})
         if score is not None and weight is not None:
             total, any_ = total + score * weight, True
