@@ -1,0 +1,298 @@
+"""Back ends: the same tree whoever plays it, whoever dies meanwhile, and after the collector died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.base.budget import Budget
+from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
+from ramify.env.worlds.household import HouseholdWorld
+from ramify.jobs import parts
+from ramify.jobs.collect import Collection, RolloutConfig
+from ramify.jobs.play import open_players, rollout
+from ramify.model.protocol import Sampling
+from ramify.rollout.backends import Player, Unit, parse, stored
+from ramify.rollout.run import Episodes
+from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
+from ramify.trace.db import Run, TreeInfo
+from ramify.trace.jsonl import write_lines
+from ramify.trace.node import Context, Insert, Producer, Span, Verdict, make_node
+
+HERE = Path(__file__).parent
+TASKS = list(HouseholdWorld().panel("train", 6, 3))
+
+
+@pytest.fixture(autouse=True)
+def _parts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def lines(folder: Path) -> list[bytes]:
+    """Everything in a run, in its order, without what tells runs apart (settings, times)."""
+    with Run.open(folder) as run:
+        write_lines(run, folder / "all.jsonl")
+    kinds = [(line, json.loads(line)) for line in (folder / "all.jsonl").read_bytes().splitlines()]
+    return [line for line, r in kinds if r["kind"] != "run" and r.get("entry") not in ("stretch", "start")]
+
+
+def played(
+    folder: Path, backend: str, model: str = "factory:worker_parts:walker", env: str = "household", **options: Any
+) -> list:
+    attempts = rollout(model, env, options.pop("tasks", TASKS), attempts=3, out=folder, seed=3, backend=backend, **options)
+    return [(a.tree, a.index, a.leaf, a.reward, a.outcome, a.truncated, a.failure, len(a.turns), a.drawn) for a in attempts]
+
+
+def test_processes_make_the_tree_that_this_process_makes(tmp_path: Path) -> None:
+    for env in ("household", "chain", "factory:worker_parts:BytesWorld"):
+        tasks = list(parts.find_world(env).panel("train", 6, 3))
+        model = "factory:worker_parts:guesser" if env == "chain" else "factory:worker_parts:walker"
+        name = env.rpartition(":")[2]
+        here = played(tmp_path / f"{name}-here", "local", model, env, tasks=tasks)
+        there = played(tmp_path / f"{name}-there", "processes:2", model, env, tasks=tasks, concurrency=5)
+        assert here == there
+        assert sorted(lines(tmp_path / f"{name}-here")) == sorted(lines(tmp_path / f"{name}-there"))
+
+
+def test_the_order_of_records_does_not_depend_on_the_workers(tmp_path: Path) -> None:
+    for name, concurrency in (("processes:1", 1), ("processes:3", 40)):
+        played(tmp_path / name, name, concurrency=concurrency)
+    assert lines(tmp_path / "processes:1") == lines(tmp_path / "processes:3")
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    monkeypatch.setenv("DOOMED", TASKS[2].data["start"])
+    monkeypatch.setenv("DOOM_COUNT", str(tmp_path / "deaths"))
+    (tmp_path / "deaths").write_bytes(b"")
+    here = played(tmp_path / "here", "local", env="factory:worker_parts:DeadlyWorld")
+    (tmp_path / "deaths").write_bytes(b"." * deaths)
+    there = played(tmp_path / "there", "processes:2", env="factory:worker_parts:DeadlyWorld")
+    assert (tmp_path / "deaths").read_bytes() == b"", "nobody died"
+    assert here == there
+    assert sorted(lines(tmp_path / "here")) == sorted(lines(tmp_path / "there"))
+
+
+def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doomed = TASKS[2]
+    monkeypatch.setenv("DOOMED", doomed.data["start"])
+    monkeypatch.setenv("DOOM_COUNT", str(tmp_path / "deaths"))
+    (tmp_path / "deaths").write_bytes(b"." * 1000)
+    config = RolloutConfig(
+        model="factory:worker_parts:walker", env="factory:worker_parts:DeadlyWorld", seed=3, backend="processes:2"
+    )
+    panel = [task for task in TASKS if task.id == doomed.id or task.data["start"] != doomed.data["start"]]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in panel))
+    config = config.model_copy(update={"tasks": str(tmp_path / "tasks.jsonl")})
+    result = Collection(config).collect(tmp_path / "run")
+    assert (result["failed"], result["n"], result["missing"]) == (1, len(panel) - 1, 0)
+    assert "engine: the worker that played this died 3 times" in next(iter(result["failures"]))
+    with Run.open(tmp_path / "run") as run:
+        (verdict,) = run.verdicts(tree=doomed.id)
+        assert verdict.value is None
+        assert "died 3 times" in verdict.evidence["failure"]
+    (tmp_path / "deaths").write_bytes(b"")  # whatever it was is mended: the same call plays what failed
+    again = Collection(config).collect(tmp_path / "run")
+    assert (again["failed"], again["n"]) == (0, len(panel))
+
+
+SLOW = RolloutConfig(model="factory:worker_parts:slow_walker", panel=4, attempts=6, seed=3, backend="processes:2", concurrency=4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        Collection(SLOW.model_copy(update={"backend": "local"})).collect(folder)
+    return lines(folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
+    tmp_path: Path, how: signal.Signals, undisturbed: list[bytes]
+) -> None:
+    options = [f"--{name}={getattr(SLOW, name)}" for name in ("model", "panel", "attempts", "seed", "backend", "concurrency")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": str(HERE), "SLOW": "0.02"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: committed(tmp_path / "run") >= 3)
+    workers = children(process.pid)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
+    assert how == signal.SIGKILL or "what was done is kept: go on with `ramify resume" in said
+    assert len(workers) == 2
+    until(lambda: all(gone(pid) for pid in workers))
+    assert 3 <= committed(tmp_path / "run") < 24
+    before = set(lines(tmp_path / "run"))
+    assert Collection(SLOW).collect(tmp_path / "run")["missing"] == 0
+    assert before <= set(lines(tmp_path / "run")), "something committed was lost"
+    assert sorted(lines(tmp_path / "run")) == sorted(undisturbed)
+
+
+def until(holds: Any, seconds: float = 30.0) -> None:
+    """Wait for a fact."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def committed(folder: Path) -> int:
+    try:
+        with Run.open(folder) as run:
+            return len(run.journal("attempt"))
+    except UserError:
+        return 0
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Ended; nobody may have collected its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_branches_are_played_by_workers(tmp_path: Path) -> None:
+    found = []
+    for backend in ("local", "processes:2"):
+        agent = parts.make_agent("factory:worker_parts:walker", None, Sampling(max_tokens=20))
+        world = parts.find_world("factory:worker_parts:BytesWorld")
+        name = ("factory:worker_parts:walker", "factory:worker_parts:BytesWorld")
+        with Run.create(tmp_path / backend, {}) as run, open_players(backend, *name, agent, 3, 8) as players:
+            player: Player = players.player(Episodes(agent, world, run, 3, "a group"))
+            first = players.run(player.attempt("t", TASKS[0], 0))
+            branch = players.run(player.branch("t", TASKS[0], first.turns[3].answer.id, 5))
+            again = players.run(player.branch("t", TASKS[0], first.turns[3].answer.id, 5))
+            assert [t.node.id for t in again.turns] == [t.node.id for t in branch.turns]
+            assert len(branch.turns) == len(first.turns) - 4
+            assert player.episodes.trees["t"].hash == run.tree("t").hash
+            found.append(([t.answer.id for t in branch.turns], branch.leaf, branch.start, branch.reward, run.tree("t").hash))
+            assert run.trees()[0].group == "a group"
+    assert found[0] == found[1]
+
+
+def test_a_users_mistake_in_a_worker_is_the_same_sentence(tmp_path: Path) -> None:
+    said = []
+    for backend in ("local", "processes:2"):
+        with pytest.raises(UserError) as caught:
+            played(tmp_path / backend, backend, "factory:worker_parts:speechless")
+        said.append(str(caught.value))
+    assert said[0] == said[1] == "the script has 1 replies, and reply 2 was asked for"
+
+
+def test_workers_with_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="other weights"):
+        played(tmp_path / "run", "processes:1", "factory:worker_parts:other_everywhere")
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [("procesess", "unknown back end 'procesess' \\(local, processes, ray"), ("processes:0", "'0' is no number"),
+     ("processes:", "'' is no number"), ("processes:-1", "no number"), ("local:2", "local takes no number"), ("", "unknown back end ''"),
+     ("processes:99999999999", "no number"), ("processes:²", "no number")],
+)  # fmt: skip
+def test_a_bad_back_end_is_one_sentence(backend: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(backend)
+
+
+def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
+    model, _ = parts.find_model("factory:worker_parts:walker")
+    with pytest.raises(UserError, match="make model and world themselves: give both by name"):
+        rollout(model, "household", out=tmp_path / "a", backend="processes:2")
+    with pytest.raises(UserError, match="names nothing that can be imported"):
+        rollout("factory:no_such_module:x", "household", out=tmp_path / "b")
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> None:
+    agent = parts.make_agent("factory:worker_parts:walker", None, None)
+    units = [Unit(task.id, task, index) for task in TASKS for index in range(4)]
+    for backend in ("local", "processes:2"):
+        name = ("factory:worker_parts:walker", "household")
+        with Run.create(tmp_path / backend, {}) as run, open_players(backend, *name, agent, 3, 2) as players:
+            budget = Budget({"turns": 50})
+            player = players.player(Episodes(agent, HouseholdWorld(), run, 3), budget)
+            attempts = []
+
+            async def work(player: Player = player, attempts: list = attempts) -> None:
+                async for _, attempt in player.in_order(units):
+                    attempts.append(attempt)
+
+            with pytest.raises(BudgetSpentError):
+                players.run(work())
+            assert 50 <= budget.spent("turns") == sum(len(a.turns) for a in attempts) <= 50 + 3 * 12
+            assert all(a.turns[-1].answer.stop for a in attempts)
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    root = make_node("t", None, 0, "root", "", tokens=[])
+    odd = make_node("t", root.id, 0, "user", "\ud800 \x00 \u2028", tokens=[1, 2], ends=[1, 2], snapshot="blob:" + "0" * 24)
+    infinite = make_node(
+        "t", odd.id, 2, "assistant", "x", tokens=[3, 4], sampled=[True, False], logprobs=[float("-inf"), 0.1], index=0, reward=0.1
+    )
+    context = Context((Span(odd.id, 0, 1), Insert("...", (7,), "user")))
+    producer = Producer("m", "w", {"temperature": 0.1}, 3, {"edit": 1})
+    verdict = Verdict(odd.id, "env", 0.1 + 0.2, evidence={"a": None}, cost={"x": 1.0}, judges={"env": "j"})
+    records = [TreeInfo("t", {"id": "\ud800"}, "g", {"a": 1}), producer, context, b"\x00blob", root, odd, infinite, verdict]
+    back = list(read_records(write_records(records)))
+    assert [type(r) for r in back] == [type(r) for r in records]
+    assert back[:4] == records[:4]
+    assert back[-1] == verdict
+    for was, now in zip(records[4:7], back[4:7], strict=True):
+        assert was.id == now.id
+        assert was.reward == now.reward
+        np.testing.assert_array_equal(was.logprobs, now.logprobs)
+    sink = Sink(back)
+    assert len(sink.tree("t")) == 3
+    assert sink.context(context.hash) == context
+    assert sink.added == []
+
+
+def test_a_record_with_another_content_than_its_id_says_is_refused() -> None:
+    node = make_node("t", None, 0, "root", "hello")
+    line = write_records([node]).replace(b"hello", b"hallo")
+    with pytest.raises(UserError, match="another content than its id"):
+        list(read_records(line))
+
+
+def test_errors_keep_their_kind_between_processes() -> None:
+    for error in (UserError("a"), BudgetSpentError("b"), BoundaryError("env", "c")):
+        with pytest.raises(type(error), match=str(error)):
+            unpack_answer(pack_error(error))
+    with pytest.raises(Exception, match="a worker failed with ZeroDivisionError: d"):
+        unpack_answer(pack_error(ZeroDivisionError("d")))
+
+
+def test_a_worker_is_told_of_its_own_path_only(tmp_path: Path) -> None:
+    played(tmp_path / "run", "local")
+    with Run.open(tmp_path / "run") as run:
+        tree = run.tree(TASKS[0].id)
+        told = stored(tree, Unit(tree.name, TASKS[0], 1), run.context)
+        assert {n.index for n in told if n.role == "assistant" and n.parent == told[1].id} == {1}
+        assert len(told) < len(tree)
+        with Run.create(tmp_path / "copy", {}) as copy:
+            add_records(copy, [TreeInfo(tree.name, {}), *(r for r in run.each(Producer)), *told])
+            assert len(copy) == len(told)
