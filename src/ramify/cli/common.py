@@ -1,19 +1,13 @@
-"""What several verbs share: finding a run by name, settings of a typed configuration as options, writing a file whole."""
+"""What several verbs share: finding a run by name."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from ramify.base.errors import EXIT_INTERRUPTED, RamifyError, UserError, nearest
-
-if TYPE_CHECKING:
-    from ramify.base.config import Config
 
 RUNS = Path("runs")
 DATABASE = "run.sqlite"
@@ -55,40 +49,3 @@ def find_improved(text: str) -> Path:
         raise UserError(f"{folder} was not made by `ramify improve`, so there is no agent and no world to go on with")
     check(ImproveConfig, config, f"the stored settings of {folder}")
     return folder
-
-
-def write_whole(path: Path, data: bytes | str) -> None:
-    """Write ``path`` whole or not at all. Raises UserError when its folder does not exist or it is a folder itself."""
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-    raw = data.encode("utf-8") if isinstance(data, str) else data
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-class SettingsCommand(TyperCommand):
-    """A command whose further options are the settings of a :class:`Config`; ``--help`` lists them."""
-
-    def settings(self) -> type[Config]:
-        """The configuration class; imported only when help is asked for."""
-        raise UserError(f"'{self.name}' has no settings")
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, then one entry per setting with type, help text and default."""
-        super().format_help(ctx, formatter)
-        from ramify.base.config import describe
-
-        lines = ["Settings (--NAME VALUE; lower precedence: --config FILE.toml, then these defaults):"]
-        for setting in describe(self.settings()):
-            default = f" [{setting.default}]" if setting.default else " [required]"
-            lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}\n        {setting.help}{default}")
-        typer.echo("\n".join(lines))
