@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import random
 from typing import Any
 
 import pytest
 
 from ramify.base.errors import UserError
 from ramify.env.battery import check_env
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Panel, Task, Volatile
 from ramify.env.worlds.chain import ChainWorld
 from ramify.env.worlds.household import HouseholdWorld, possible_actions
 
@@ -230,6 +232,134 @@ def test_panel_that_varies_or_falls_short() -> None:
 
     assert "panel" in found(Counter, Varies)
     assert "panel" in found(Counter, Short)
+
+
+class InMemory(Counter):
+    """A sound world whose state is an object of its own, kept in memory only."""
+
+    def snapshot(self) -> Any:
+        return Volatile(copy.deepcopy(self.state))
+
+    def restore(self, snapshot: Any) -> None:
+        self.state = copy.deepcopy(snapshot.state)
+
+
+def test_a_world_with_volatile_snapshots_passes() -> None:
+    assert found(InMemory) == set()
+
+
+def test_volatile_snapshot_that_is_the_state_itself() -> None:
+    class Broken(InMemory):
+        def snapshot(self) -> Any:
+            return Volatile(self.state)
+
+    assert "sharing" in found(Broken)
+
+
+def test_restore_that_takes_the_volatile_state_over() -> None:
+    class Broken(InMemory):
+        def restore(self, snapshot: Any) -> None:
+            self.state = snapshot.state
+
+    assert "sharing" in found(Broken)
+
+
+def test_restore_of_a_volatile_snapshot_that_forgets() -> None:
+    class Broken(InMemory):
+        def restore(self, snapshot: Any) -> None:
+            self.state = {**self.state, "log": list(snapshot.state["log"])}
+
+    assert "restore" in found(Broken)
+
+
+def test_a_random_world_without_snapshots() -> None:
+    class Broken(Counter):
+        def step(self, action: str) -> Observation:
+            seen = super().step(action)
+            return Observation(f"{seen.text} {random.random()}", terminated=seen.terminated)
+
+        def snapshot(self) -> Any:
+            return None
+
+        def key(self) -> str | None:
+            return None
+
+    assert "reset" in found(Broken)
+
+
+def test_state_shared_behind_a_world_without_snapshots() -> None:
+    class Broken(Counter):
+        total = [0]  # noqa: RUF012
+
+        def reset(self, task: Task, seed: int) -> Observation:
+            self.total[0] = 0
+            return super().reset(task, seed)
+
+        def step(self, action: str) -> Observation:
+            self.total[0] += 1
+            return Observation(f"{super().step(action).text} {self.total[0]}")
+
+        def snapshot(self) -> Any:
+            return None
+
+        def key(self) -> str | None:
+            return None
+
+    assert "sharing" in found(Broken)
+
+
+def test_a_world_that_cannot_be_closed() -> None:
+    class Broken(Counter):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    assert "reset" in found(Broken)
+
+
+def test_environments_are_closed() -> None:
+    closed = []
+
+    class Closing(Counter):
+        opened = 0
+
+        def reset(self, task: Task, seed: int) -> Observation:
+            Closing.opened += 0 if hasattr(self, "begun") else 1
+            self.begun = True
+            return super().reset(task, seed)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    assert found(Closing) == set()
+    assert Closing.opened == len(closed) > 10
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}] * 2,
+        [{"name": "a", "parameters": {"type": "object"}}],
+        [{"type": "function", "function": {"name": "a", "parameters": {"a": "integer"}}}],
+        [{"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": {1, 2}}}}],
+    ],
+)
+def test_tools_that_no_endpoint_accepts(tools: list) -> None:
+    class Broken(CounterWorld):
+        pass
+
+    Broken.tools = tools
+    assert found(Counter, Broken) == {"tools"}
+
+
+def test_a_list_of_tasks_may_be_shorter_than_asked_for() -> None:
+    class Listed(CounterWorld):
+        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+            every = super().panel(split, 2)
+            if split == "tune":
+                raise UserError("no task of the split 'tune'")
+            return Panel.of(list(every)[:n])
+
+    assert found(Counter, Listed) == set()
 
 
 def test_a_world_that_crashes_is_a_finding() -> None:

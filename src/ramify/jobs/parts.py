@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ def find_world(spec: str) -> World:
         own: World = find_attribute(argument)()
         return own
     make = registry.get("env", name)
+    if colon:
+        first = next(iter(inspect.signature(make).parameters.values()), None)
+        if first is None or first.annotation not in (str, "str", first.empty):
+            raise UserError(f"the world '{name}' takes no argument, so nothing can stand behind '{name}:'")
     world: World = make(argument) if colon else make()
     return world
 
