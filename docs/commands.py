@@ -12,6 +12,7 @@ import typer
 from ramify.base import registry
 from ramify.base.command import SettingsCommand
 from ramify.base.config import describe
+from ramify.cli.export import ExportCommand, formats
 from ramify.cli.main import app
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
@@ -49,6 +50,10 @@ def options(command: Any) -> Iterator[tuple[str, str]]:
             default = parameter.default
             shown = "" if default in (None, False, "", ()) or callable(default) else f" [{default}]"
             yield "/".join([*parameter.opts, *parameter.secondary_opts]) + given, helped + shown
+    if isinstance(command, ExportCommand):
+        for writer in formats().values():
+            for name, text in writer.settings.items():
+                yield f"--{name.replace('_', '-')} VALUE", f"{writer.name}: {text}"
     if isinstance(command, SettingsCommand):
         for setting in describe(command.settings()):
             default = f" [{setting.default}]" if setting.default else ""
