@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -147,14 +146,24 @@ def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> 
     built = subprocess.run(pip, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
 
-    def found(kind: str) -> Any:
-        return json.loads(call(target, "list", kind, "--json").stdout)["names"]
-
     for kind, name in (("env", "lights"), ("scorer", "switches"), ("model", "lights-expert")):
-        assert name in found(kind)
+        assert name in json.loads(call(target, "list", kind, "--json").stdout)["names"]
         done = call(target, "check", kind, name)
         assert done.returncode == 0, done.stdout + done.stderr
-    small = ["--updates", "1", "--tokens", "400", "--eval-episodes", "4", "--tasks-per-update", "4", "--train-tasks", "8"]
+    small = [
+        "--updates",
+        "1",
+        "--tokens",
+        "200",
+        "--eval-episodes",
+        "2",
+        "--tasks-per-update",
+        "2",
+        "--train-tasks",
+        "4",
+        "--max-reply",
+        "6",
+    ]
     done = call(target, "improve", "--env", "lights", *small, "--out", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]

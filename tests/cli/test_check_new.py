@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ class Loud(ExactMatch):
 loud = Loud()
 class Needy:
     def __init__(self, x): ...
+class Cracked:
+    def __init__(self): raise OSError("no disk")
 """
 
 
@@ -50,6 +53,7 @@ def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -
         assert "does not conform" in done.out
         assert "neither a Verdict nor a Stream" in done.out
     assert "cannot be made without an argument" in verb.refused("check", "scorer", "mine_of_check:Needy")
+    assert "cannot be made without an argument: OSError: no disk" in verb.refused("check", "scorer", "mine_of_check:Cracked")
     assert "did you mean 'Loud'?" in verb.refused("check", "scorer", "mine_of_check:Lout")
 
 
@@ -116,14 +120,14 @@ def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_skeleton_is_typed_and_its_own_test_passes(here: Path, kind: str) -> None:
-    assert main(["new", kind, f"fresh-{kind}"]) == 0
-    folder = here / f"fresh-{kind}"
-    types = [sys.executable, "-m", "mypy", "--strict", "src", "tests"]
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
-    for command in (types, tests):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def test_skeletons_are_typed_and_their_own_tests_pass(here: Path) -> None:
+    for kind in KINDS:
+        assert main(["new", kind, f"fresh-{kind}"]) == 0
+    sources, tests = ([f"fresh-{kind}/{part}" for kind in KINDS] for part in ("src", "tests"))
+    types = [sys.executable, "-m", "mypy", "--strict", *(f"{folder}/{file.name}" for folder in (*sources, *tests) for file in Path(folder).iterdir())]  # fmt: skip
+    own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    for command in (types, [*own, "-o", "pythonpath=" + " ".join(sources), *tests]):
+        done = subprocess.run(command, env=dict(os.environ) | {"MYPYPATH": ":".join(sources)}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -44,10 +44,12 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
         return part
     try:
         return part() if argument is None else part(argument)
-    except TypeError as error:
+    except RamifyError:
+        raise
+    except Exception as error:  # a stranger's class may raise anything: that is why it cannot be made
         name = getattr(part, "__qualname__", str(part))
         how = "without an argument" if argument is None else f"with the argument '{argument}'"
-        raise UserError(f"{kind} '{name}' cannot be made {how}: {error}") from error
+        raise UserError(f"{kind} '{name}' cannot be made {how}: {type(error).__name__}: {error}") from error
 
 
 def named(kind: str, name: str) -> Any:
