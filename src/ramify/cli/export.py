@@ -27,7 +27,7 @@ class ExportCommand(TyperCommand):
         """The usual help, then one entry per format with its settings."""
         super().format_help(ctx, formatter)
         lines = ["Formats:"]
-        for writer in _formats().values():
+        for writer in formats().values():
             endings = f" ({', '.join(writer.suffixes)})" if writer.suffixes else ""
             lines.append(f"  {writer.name}{endings}\n        {writer.help}")
             lines += [f"        --{_flag(name)}: {text}" for name, text in writer.settings.items()]
@@ -44,7 +44,7 @@ def export(
 ) -> None:
     """Write a run for other tools. What a format can be told goes in options of its own, listed below."""
     folder = find_run(run)
-    known = _formats()
+    known = formats()
     writer = _choose(out, to, known)
     settings = _settings(context.args, writer, known)
     if out.is_dir():
@@ -59,7 +59,7 @@ def export(
     terminal.emit({"run": str(folder), "format": writer.name, "out": str(out), "rows": rows}, as_json, f"wrote {out}")
 
 
-def _formats() -> dict[str, Writer]:
+def formats() -> dict[str, Writer]:
     """The registered writers, and the report, which web makes."""
     from ramify.trace.formats import Writer, writers
 
