@@ -98,10 +98,10 @@ def only_choice(answer: Mapping[str, Any], model: str, host: str) -> dict[str, A
 
 
 def _same_model(asked: str, answered: str) -> bool:
-    """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, or the last part of a path."""
+    """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, a revision, or the last part of a path."""
     asked, answered = asked.rstrip("/").lower(), answered.rstrip("/").lower()
     short, other = asked.rpartition("/")[2], answered.rpartition("/")[2]
-    return short == other or other.startswith((short + "-", short + ":")) or short.startswith((other + "@", other + ":"))
+    return short == other or other.startswith((short + "-", short + ":", short + "@")) or short.startswith((other + "@", other + ":"))
 
 
 def stop_of(choice: Mapping[str, Any], host: str) -> str:

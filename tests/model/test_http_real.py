@@ -1,0 +1,156 @@
+"""Servers that others wrote: transformers serve on a checkpoint made here, and vLLM where RAMIFY_TEST_VLLM says one is running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ramify
+from ramify.base.errors import NeedsError
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.worlds.chain import ChainWorld
+from ramify.env.worlds.household import HouseholdWorld
+from ramify.model.battery import check_model
+from ramify.model.endpoint import HttpModel
+from ramify.model.http import ProviderError, probe
+from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.train.recipes import train_tokenizer
+
+pytestmark = pytest.mark.slow
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+HELLO = Prefix(messages=(Message("user", "go to the hall"),))
+
+
+def make_checkpoint(folder: Path) -> Path:
+    tokenizer = train_tokenizer(["go to the hall and take the red key"] * 4, 300)
+    shape = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_size": 8, "ffn": 48, "context": 512}
+    model = TinyLM(TinyConfig(vocab=tokenizer.size, eos=(tokenizer.token_id("<|end|>"),), **shape), seed=0)
+    model.save(folder, tokenizer)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """URL of ``transformers serve`` and the checkpoint, which is the model's name there."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    cache = tmp_path_factory.mktemp("hub")  # without the folder its list of models is a 500
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(Path(sys.executable).parent / "transformers"),
+        "serve",
+        "--device",
+        "cpu",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    with (cache / "log").open("wb") as log:
+        process = subprocess.Popen([*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        deadline = time.monotonic() + 90
+        while not probe(url)["reachable"]:
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = (cache / "log").read_text(errors="replace")
+                if "No module named" in said or "pip install" in said:
+                    pytest.skip("transformers[serving] is not installed: NO REAL CHAT SERVER IS TESTED")
+                pytest.fail(f"transformers serve did not start: {said[-2000:]}")
+            time.sleep(0.5)
+        yield url, folder
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_a_chat_with_transformers_serve(served: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = served
+    model = HttpModel(url, str(folder))
+    assert model.capabilities <= {"seeds"}
+    assert check_model(model) == []
+    (draw,) = asyncio.run(model.sample(HELLO, 1, Sampling(max_tokens=5), [3]))
+    assert draw.tokens is None
+    assert (draw.stop, draw.data and draw.data["usage"]["completion_tokens"]) == ("length", 5)
+    short = Sampling(max_tokens=4)
+    attempts = ramify.rollout(
+        f"chat:{folder}@{url}", "chain", ChainWorld().panel("eval", 1), attempts=2, out=tmp_path / "r", sampling=short
+    )
+    assert [a.failure for a in attempts] == [None, None]
+    assert all(turn.node.tokens is None for attempt in attempts for turn in attempt.turns)
+
+
+def test_transformers_serve_takes_no_token_ids_and_that_is_one_sentence(served: tuple[str, Path]) -> None:
+    url, folder = served
+    model = HttpModel(url, str(folder), "completions", tokenizer=folder)
+    assert model.capabilities == frozenset()
+    with pytest.raises(NeedsError, match="takes and returns no token ids"):
+        model.check(Sampling())
+
+
+def test_transformers_serve_has_no_such_model(served: tuple[str, Path]) -> None:
+    with pytest.raises(ProviderError):
+        _ = HttpModel(served[0] + "?retries=0", str(served[1] / "nothing")).capabilities
+
+
+@pytest.fixture
+def vllm() -> HttpModel:
+    """``RAMIFY_TEST_VLLM=http://127.0.0.1:8000/v1?tokenizer=FOLDER``; the first model it lists."""
+    url = os.environ["RAMIFY_TEST_VLLM"]
+    found = probe(url)
+    assert found["ok"], found
+    return HttpModel(url, found["models"][0], "completions")
+
+
+needs_vllm = pytest.mark.skipif(
+    not os.environ.get("RAMIFY_TEST_VLLM"), reason="RAMIFY_TEST_VLLM is not set: NO REAL SERVER WITH TOKEN IDS IS TESTED"
+)
+
+
+@needs_vllm
+def test_completions_with_vllm_pass_the_battery(vllm: HttpModel) -> None:
+    assert {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds"} <= vllm.capabilities
+    assert check_model(vllm, tolerance=2e-2) == []
+
+
+@needs_vllm
+def test_vllm_scores_what_it_drew_and_bans_what_it_must_not(vllm: HttpModel) -> None:
+    prefix = Prefix(np.array(vllm.tokenizer.encode("go to the"), np.int32))
+    settings: Any = {"max_tokens": 12}
+    (draw,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings), [4]))
+    assert draw.tokens is not None
+    assert prefix.tokens is not None
+    (scores,) = asyncio.run(vllm.logprobs([np.concatenate([prefix.tokens, draw.tokens])]))
+    np.testing.assert_allclose(scores.logprobs[len(prefix.tokens) :], draw.logprobs, atol=2e-2)
+    banned = tuple(set(draw.tokens.tolist()))
+    (other,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings, ban=banned), [4]))
+    assert other.tokens is not None
+    assert not set(other.tokens.tolist()) & set(banned)
+    word = draw.text[2:4]
+    (stopped,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings, stop_texts=(word,)), [4]))
+    assert word in stopped.text
+    vllm.check(Sampling(top_k=3))
+
+
+@needs_vllm
+def test_a_rollout_with_vllm(vllm: HttpModel, tmp_path: Path) -> None:
+    name = f"completions:{vllm.model}@{os.environ['RAMIFY_TEST_VLLM']}"
+    tasks = list(HouseholdWorld().panel("eval", 1))
+    (attempt,) = ramify.rollout(name, "household", tasks, out=tmp_path / "r")
+    assert attempt.failure is None
+    assert attempt.turns[0].node.drawn > 0
