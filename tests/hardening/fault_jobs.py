@@ -237,7 +237,8 @@ class Improve(Job):
 
     def digest(self, folder: Path) -> Any:
         assert (folder / "run" / "report.html").exists()
-        return [_timeless(line) for line in content(folder / "run", self.CLOCKS)] + [
+        # in another order where a stretch was cut off: what is compared is every record, and the agent's files
+        return sorted(json.dumps(_timeless(line), sort_keys=True) for line in content(folder / "run", self.CLOCKS)), [
             (file.name, file.read_bytes())
             for file in sorted((folder / "run" / "agent").iterdir())
             if not file.name.startswith(".")
@@ -295,7 +296,10 @@ class Fork(Rollout):
     name = "fork"
 
     def then(self, episodes: Episodes) -> None:
+        done = {entry.key for entry in episodes.run.journal("fork")}
         for task in TASKS:
+            if task.id in done:
+                continue
             tree = episodes.load(task.id)
             node = next(n for n in tree.nodes.values() if n.role == "assistant")
             made = asyncio.run(fork(episodes, task.id, task, node.id, 0, 2, {"replace": "wait"}, "resample"))

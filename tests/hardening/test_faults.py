@@ -75,4 +75,4 @@ def test_the_shim_hits_sqlite_too(shim: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": str(shim)}
     )
-    assert "database or disk is full" in done.stderr or "unable to open" in done.stderr
+    assert "sqlite3.OperationalError: disk I/O error" in done.stderr

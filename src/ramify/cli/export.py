@@ -53,9 +53,10 @@ def export(
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     from ramify.render import terminal
     from ramify.trace.db import Run
+    from ramify.trace.schema import stored
 
     with Run.open(folder) as opened:
-        rows = writer.write(opened, out, **settings)
+        rows = stored(writer.write)(opened, out, **settings)
     terminal.emit({"run": str(folder), "format": writer.name, "out": str(out), "rows": rows}, as_json, f"wrote {out}")
 
 

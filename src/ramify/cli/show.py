@@ -43,26 +43,28 @@ def show(
         emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
         return
     from ramify.trace.db import Run
+    from ramify.trace.schema import stored
 
     with Run.open(folder) as opened:
-        record = summarise(opened)
-    emit(record, as_json, _text(record))
+        record = stored(summarise)(opened)
+    emit(record, as_json, "" if as_json else stored(_text)(record))
 
 
 def write_report(folder: Path, out: Path) -> None:
     """Write the run's report as one HTML file, whole or not at all."""
     from ramify.trace.db import Run
+    from ramify.trace.schema import stored
     from ramify.web.pages import report_html
 
     with Run.open(folder) as run:
-        write_whole(out, report_html(run))
+        write_whole(out, stored(report_html)(run))
 
 
 def summarise(run: Run) -> dict[str, Any]:
     """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result."""
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
     arm = (run.meta.get("config") or {}).get("arm")
-    updates = [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
+    updates = [] if arm is None else [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
     result: dict[str, Any] = next((e.payload for e in run.journal("result")), {})
     return {
         "run": str(run.folder),

@@ -84,13 +84,18 @@ def _scalars(values: tuple[Any, ...], dtype: Any) -> np.ndarray:
 
 
 def _joined(values: tuple[bytes | None, ...], lengths: tuple[int, ...]) -> bytes:
-    return b"".join([bytes(4 * n) if value is None else value for value, n in zip(values, lengths, strict=True)])
+    whole = b"".join([bytes(4 * n) if value is None else value for value, n in zip(values, lengths, strict=True)])
+    if len(whole) != 4 * sum(lengths):
+        raise ValueError("a node's arrays differ in length")
+    return whole
 
 
 def _bits(values: tuple[bytes | None, ...], lengths: np.ndarray) -> memoryview:
     """Unpack all rows at once: each row starts at a byte, so the padding bits at the end of every row are dropped."""
     width = (lengths + 7) // 8
     packed = b"".join(bytes(int(n)) if value is None else value for value, n in zip(values, width, strict=True))
+    if len(packed) != width.sum():
+        raise ValueError("a node's arrays differ in length")
     bits: np.ndarray = np.unpackbits(np.frombuffer(packed, np.uint8)).view(np.bool_)
     runs = np.stack([lengths, 8 * width - lengths], axis=1).ravel()
     return memoryview(bits[np.repeat(np.tile([True, False], len(lengths)), runs)])

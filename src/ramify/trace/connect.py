@@ -13,6 +13,11 @@ from ramify.base.files import refusal
 from ramify.trace import schema
 
 FILE, LOCK = "run.sqlite", "run.lock"
+#: What SQLite says of a value it cannot take, and not of the disk.
+UNSTORABLE = (
+    *(sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError),
+    *(OverflowError, UnicodeEncodeError),
+)
 
 
 def take_lock(folder: Path) -> int:
@@ -66,7 +71,7 @@ def refused(what: str, error: Exception) -> RamifyError:
         return refusal(what, error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number tells which call it was
     disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
-    return (RamifyError if disk else UserError)(f"{what}: {error}")
+    return (RamifyError if disk else UserError)(f"{what}: {' '.join(str(error).split())}")
 
 
 def remove(file: Path) -> None:

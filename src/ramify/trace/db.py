@@ -29,7 +29,7 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
-from ramify.trace.connect import FILE, check, connect, refused, remove, take_lock
+from ramify.trace.connect import FILE, UNSTORABLE, check, connect, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
 from ramify.trace.path import Path
@@ -71,9 +71,13 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     TreeInfo: (
         "SELECT name, task, grp, data FROM trees s ",
         "s.seq",
-        lambda row: TreeInfo(row[0], schema.from_json(row[1]), row[2], schema.from_json(row[3])),
+        lambda row: TreeInfo(schema.name(row[0]), schema.from_object(row[1]), schema.name(row[2]), schema.from_object(row[3])),
     ),
-    Entry: ("SELECT kind, key, payload FROM journal s ", "s.seq", lambda row: Entry(row[0], row[1], schema.from_json(row[2]))),
+    Entry: (
+        "SELECT kind, key, payload FROM journal s ",
+        "s.seq",
+        lambda row: Entry(schema.name(row[0]), schema.name(row[1]), schema.from_json(row[2])),
+    ),
 }
 
 
@@ -147,7 +151,7 @@ class Run:
             db = connect(folder / FILE, write)
             check(db, folder / FILE)
             return cls(folder, db, lock)
-        except (RamifyError, sqlite3.Error) as error:
+        except (RamifyError, sqlite3.Error, UnicodeError) as error:  # SQLite puts damaged text into its messages
             if db is not None:
                 db.close()
             if lock is not None:
@@ -319,7 +323,7 @@ class Run:
     def path(self, name: str) -> Path:
         """The path from the root to a node (id, or the start of one). Raises UserError like :meth:`node`."""
         sql = (
-            "WITH RECURSIVE up (seq, parent) AS (SELECT seq, parent FROM nodes WHERE id = ? UNION ALL "
+            "WITH RECURSIVE up (seq, parent) AS (SELECT seq, parent FROM nodes WHERE id = ? UNION "
             "SELECT n.seq, n.parent FROM up JOIN nodes n ON n.seq = up.parent) "
             f"{schema.SELECT_NODE} WHERE n.seq IN (SELECT seq FROM up) ORDER BY n.seq"  # parents are written before children
         )
@@ -368,8 +372,8 @@ class Run:
         """Nodes as columns, in order of writing: see :func:`ramify.trace.columns.read_columns`."""
         if tree is not None:
             self._tree_seq(tree)
-        where, args = _where({"t.name": tree, "t.grp": group})
-        return read_columns(lambda sql: self._rows(sql, *args), names, where)
+        where, args = schema.where({"t.name": tree, "t.grp": group})
+        return schema.stored(read_columns)(lambda sql: self._rows(sql, *args), names, where)
 
     def __len__(self) -> int:
         """How many nodes there are."""
@@ -395,8 +399,10 @@ class Run:
         producer = None if node.producer is None else self._known_producer(node.producer, node.id)
         try:
             self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, producer))
-        except sqlite3.IntegrityError as error:
-            raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
+        except UserError as error:
+            if node.parent is None and isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
+            raise
 
     def _known(self, table: str, name: str, node: str) -> int:
         row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)
@@ -435,7 +441,7 @@ class Run:
 
     def _matching(self, kind: type[_R], tree: str | None, wanted: Mapping[str, str | None]) -> list[_R]:
         select, order, make = _EACH[kind]
-        where, args = _where({"n.tree": None if tree is None else self._tree_seq(tree), **wanted})
+        where, args = schema.where({"n.tree": None if tree is None else self._tree_seq(tree), **wanted})
         return [make(row) for row in self._rows(f"{select} {where} ORDER BY {order}", *args)]
 
     def _count(self, records: int) -> None:
@@ -455,9 +461,7 @@ class Run:
             if begin and not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
             return self._db.execute(sql, args)
-        except sqlite3.IntegrityError:
-            raise
-        except (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, OverflowError, UnicodeEncodeError) as error:
+        except UNSTORABLE as error:
             raise UserError(f"a record for {self.folder} cannot be stored: {error}") from error
         except sqlite3.Error as error:
             self._fail(error)
@@ -472,29 +476,24 @@ class Run:
 
     def _rows(self, sql: str, *args: Any) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._db.execute(sql, args)
-        except (sqlite3.Error, UnicodeEncodeError) as error:
+            yield from map(tuple, self._db.execute(sql, args))  # a bare cursor would be closed by it, also after the database
+        except (sqlite3.Error, UnicodeError) as error:
             raise self._unreadable(error) from error
 
     def _row(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
         try:
             row: tuple[Any, ...] | None = self._db.execute(sql, args).fetchone()
-        except (sqlite3.Error, UnicodeEncodeError) as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise self._unreadable(error) from error
         return row
 
     def _unreadable(self, error: Exception) -> RamifyError:
         if isinstance(error, UnicodeEncodeError):
             return UserError(f"a name looked up in {self.folder} is no valid text: {error.reason}")
-        return RamifyError(f"cannot read {self.folder / FILE}: {error}")
+        return RamifyError(f"cannot read {self.folder / FILE}: {' '.join(str(error).split())}")
 
     def _one(self, sql: str, name: str, missing: str) -> tuple[Any, ...]:
         row = self._row(sql, name)
         if row is None:
             raise UserError(f"{self.folder} has {missing}")
         return row
-
-
-def _where(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    given = {column: value for column, value in wanted.items() if value is not None}
-    return ("WHERE " + " AND ".join(f"{column} = ?" for column in given) if given else ""), list(given.values())

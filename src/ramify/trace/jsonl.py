@@ -33,6 +33,7 @@ _DEFAULTS: dict[str, Any] = {
     for f in dataclasses.fields(Node)
     if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
 }
+_FLOAT32, _INF = float(np.finfo(np.float32).max), float("inf")
 _SPECIAL = {"nan", "inf", "-inf"}
 #: Fields of a node in JSON and their types.
 NODE_FIELDS: dict[str, Any] = {
@@ -76,6 +77,8 @@ def read_exported(path: Path, folder: Path) -> int:
             if kind not in _READERS:
                 raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
             with at_place(place):
+                for name, type_ in _FIELDS[kind].items():
+                    field(record, name, type_, place)
                 _READERS[kind](run, {name: value for name, value in record.items() if name != "kind"})
     return count
 
@@ -168,6 +171,18 @@ def _read_blob(run: Run, record: dict[str, Any]) -> None:
         raise UserError(f"blob {record['hash']} has the hash of another content")
 
 
+#: Fields that a record of each kind must have, and their types; those of a node are checked where it is made.
+_FIELDS: dict[str, dict[str, type]] = {
+    "tree": {"name": str, "task": dict, "group": str, "data": dict},
+    "producer": {"model": str, "weights": str, "settings": dict, "seed": int},
+    "context": {"parts": list},
+    "blob": {"hash": str, "base64": str},
+    "node": {},
+    "stream": {"node": str, "name": str, "maker": str, "values": list},
+    "mark": {"node": str, "offset": int, "name": str, "maker": str},
+    "verdict": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
+    "journal": {"entry": str, "key": str},
+}
 _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "tree": lambda run, r: run.add_tree(r["name"], r["task"], r["group"], r["data"]),
     "producer": lambda run, r: run.add(Producer(**r)),
@@ -189,6 +204,8 @@ def _unfloats(values: Any) -> np.ndarray:
     for value in values:
         if type(value) not in (float, int) and not (isinstance(value, str) and value in _SPECIAL):
             raise UserError(f"{value!r} is no number")
+        if isinstance(value, int | float) and abs(value) > _FLOAT32 and value not in (_INF, -_INF):
+            raise UserError(f"{value!r} is beyond what is stored for a token")
     return np.array([float(value) for value in values], np.float32)
 
 

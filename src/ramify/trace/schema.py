@@ -9,10 +9,11 @@ set of judges they depended on, so that erasing one judge touches few pages.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json
 
+_T = TypeVar("_T")
 SCHEMA = 1
 APPLICATION_ID = 0x72616D69  # "rami" in the file's header: tells a run from any other SQLite file
 
@@ -86,6 +88,19 @@ SELECT_VERDICT = (
 )
 
 
+def stored(decode: Callable[..., _T]) -> Callable[..., _T]:
+    """Decorates what reads stored values (into records, summaries, pages): what a damaged one makes it stumble over becomes a RamifyError."""
+
+    @functools.wraps(decode)
+    def guarded(*args: Any, **settings: Any) -> _T:
+        try:
+            return decode(*args, **settings)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+            raise RamifyError(f"a stored record is damaged: {type(error).__name__} {error}") from error
+
+    return guarded
+
+
 def to_text(value: str) -> str | bytes:
     """Text as SQLite can hold it."""
     try:
@@ -100,6 +115,14 @@ def from_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
+@stored
+def name(value: Any) -> str:
+    """A name as stored. Raises RamifyError where it is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no name")
+    return value
+
+
 def to_json(value: Any, what: str) -> str | bytes:
     """Canonical JSON for a column. Raises UserError naming ``what`` when ``value`` is no JSON."""
     if isinstance(value, Mapping):
@@ -112,12 +135,18 @@ def to_json(value: Any, what: str) -> str | bytes:
         raise UserError(f"{what} is not storable as JSON: {error}") from error
 
 
+@stored
 def from_json(value: str | bytes) -> Any:
     """Inverse of :func:`to_json`. Raises RamifyError when the stored text is damaged."""
-    try:
-        return {} if value == "{}" else json.loads(from_text(value))
-    except ValueError as error:
-        raise RamifyError(f"a stored JSON value is damaged: {error}") from error
+    return {} if value == "{}" else json.loads(from_text(value))
+
+
+def from_object(value: str | bytes) -> dict[str, Any]:
+    """Like :func:`from_json`, of a column that holds objects only."""
+    found = from_json(value)
+    if not isinstance(found, dict):
+        raise RamifyError(f"a stored record is damaged: {str(found)[:40]!r} is no object")
+    return found
 
 
 def finite(value: float | None, what: str) -> float | None:
@@ -156,9 +185,12 @@ def node_row(node: Node, tree: int, parent: int | None, context: int | None, pro
     )
 
 
+@stored
 def row_node(row: tuple[Any, ...]) -> Node:
     """A node from a row of ``SELECT_NODE``. Arrays are writable copies."""
-    sampled = row[7]
+    sampled, tokens = row[7], _array(row[6], "<i4")
+    if tokens is not None and row[19] != len(tokens):
+        raise ValueError(f"node {row[0]} has {len(tokens)} tokens, not {row[19]}")
     return Node(
         row[0],
         row[1],
@@ -166,7 +198,7 @@ def row_node(row: tuple[Any, ...]) -> Node:
         row[3],
         row[4],
         from_text(row[5]),
-        _array(row[6], "<i4"),
+        tokens,
         None if sampled is None else np.unpackbits(np.frombuffer(sampled, np.uint8), count=row[19]).view(np.bool_),
         _array(row[8], "<f4"),
         _array(row[9], "<i4"),
@@ -178,7 +210,7 @@ def row_node(row: tuple[Any, ...]) -> Node:
         None if row[15] is None else from_text(row[15]),
         row[16],
         row[17],
-        from_json(row[18]),
+        from_object(row[18]),
     )
 
 
@@ -190,9 +222,10 @@ def stream_row(stream: Stream, seq: int, length: int) -> tuple[Any, ...]:
     return seq, stream.name, stream.maker, _blob(values, "<f4")
 
 
+@stored
 def row_stream(row: tuple[Any, ...]) -> Stream:
     """A stream from a row of ``SELECT_STREAM``."""
-    return Stream(row[0], row[1], row[2], np.frombuffer(bytearray(row[3]), "<f4"))
+    return Stream(row[0], row[1], row[2], np.frombuffer(row[3], "<f4").copy())
 
 
 def mark_row(mark: Mark, seq: int, length: int) -> tuple[Any, ...]:
@@ -202,6 +235,7 @@ def mark_row(mark: Mark, seq: int, length: int) -> tuple[Any, ...]:
     return seq, mark.offset, mark.name, mark.maker, to_json(mark.value, f"the value of mark '{mark.name}'")
 
 
+@stored
 def row_mark(row: tuple[Any, ...]) -> Mark:
     """A mark from a row of ``SELECT_MARK``."""
     return Mark(row[0], row[1], row[2], row[3], from_json(row[4]))
@@ -222,19 +256,28 @@ def verdict_row(verdict: Verdict, seq: int, judge_set: int) -> tuple[Any, ...]:
     )
 
 
+@stored
 def row_verdict(row: tuple[Any, ...]) -> Verdict:
     """A verdict from a row of ``SELECT_VERDICT``."""
-    return Verdict(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_json(row[6]), from_json(row[7]))
+    return Verdict(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
 
 
+@stored
 def row_context(row: tuple[Any, ...]) -> Context:
     """A context from its body."""
     return context_from_json(from_json(row[0]))
 
 
+@stored
 def row_producer(row: tuple[Any, ...]) -> Producer:
     """A producer from its body."""
     return Producer(**from_json(row[0]))
+
+
+def where(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The condition that every column that is given has its value, and the values."""
+    given = {column: value for column, value in wanted.items() if value is not None}
+    return ("WHERE " + " AND ".join(f"{column} = ?" for column in given) if given else ""), list(given.values())
 
 
 def _blob(array: np.ndarray | None, dtype: str) -> bytes | None:
@@ -242,4 +285,4 @@ def _blob(array: np.ndarray | None, dtype: str) -> bytes | None:
 
 
 def _array(blob: bytes | None, dtype: str) -> np.ndarray | None:
-    return None if blob is None else np.frombuffer(bytearray(blob), dtype)
+    return None if blob is None else np.frombuffer(blob, dtype).copy()  # a copy can be written to

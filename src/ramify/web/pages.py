@@ -51,7 +51,8 @@ WHY = {
 def report_html(run: Run, served: bool = False) -> str:
     """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`."""
     arm = own_arm(run)
-    every = [entry.payload for entry in run.journal("update")]
+    journal = [entry.payload for entry in run.journal("update")]
+    every = [update for update in journal if isinstance(update, Mapping) and {"update", "arm"} <= update.keys()]
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
     trees = [_tree_view(read_tree(run, name), served) for name in interesting(run)]

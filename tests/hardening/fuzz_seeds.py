@@ -1,0 +1,82 @@
+"""Good files of every format that a registered reader reads, to make broken ones of. A reader without any is an error here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import RamifyError
+from ramify.trace.db import Run
+from ramify.trace.formats import readers, writers
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ROOT = Path(__file__).parents[2]
+
+_CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
+_CHAT = [
+    {"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "1+2?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]}, {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "three"},
+]  # fmt: skip
+_TRACE = {
+    "version": 1, "id": "t0", "agent": "solver",
+    "nodes": [
+        {"parent": None, "message": {"role": "user", "content": "hi"}, "sampled": False, "token_ids": [1, 2], "mask": [False, False]},
+        {"parent": 0, "message": {"role": "assistant", "content": "ho"}, "sampled": True, "token_ids": [3, 4], "mask": [True, True], "logprobs": [-0.5, -0.1]},
+    ],
+    "rewards": {"correct": {"score": 1.0, "weight": 1.0}}, "metrics": {"turns": 1}, "calls": [], "is_completed": True,
+}  # fmt: skip
+_ROWS: dict[str, list[list[dict[str, Any]]]] = {
+    "chats": [[{"messages": _CHAT, "task": f"t{i // 2}", "reward": i / 2, "note": {"a": [1]}} for i in range(4)]],
+    "trl": [
+        [{"prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": i / 2, "advantage": 0.5, "step": 1} for i in range(3)],
+        [{"prompt": "q", "chosen": "good", "rejected": "bad", "score_chosen": 1.0, "score_rejected": 0.0} for _ in range(3)],
+    ],
+    "verl": [[{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]],
+    "verifiers": [
+        [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
+        [{"task": {"data": {"id": "a", "q": "hi"}, "key": "k"}, "env": {"id": "e"}, "traces": [_TRACE], "ok": True}],
+    ],
+}  # fmt: skip
+
+
+def write_seeds(folder: Path) -> dict[str, list[Path]]:
+    """Format -> good files, each read by its reader. Formats whose package is not installed are left out."""
+    seeds: dict[str, list[Path]] = {"run": [FIXTURES / "run-v1.jsonl"], "steps": [ROOT / "examples" / "steps.jsonl"]}
+    for form, files in _ROWS.items():
+        seeds[form] = []
+        for number, rows in enumerate(files):
+            file = folder / f"{form}-{number}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            seeds[form].append(file)
+    readers()["chats"].read(seeds["chats"][0], folder / "chats-run")
+    with Run.open(folder / "chats-run") as run:
+        for suffix in ("eval", "json"):
+            try:
+                writers()["inspect"].write(run, folder / f"log.{suffix}")
+                seeds.setdefault("inspect", []).append(folder / f"log.{suffix}")
+            except (RamifyError, KeyError):
+                continue  # inspect_ai is not installed here
+    _as_parquet(seeds["trl"][0], folder / "trl.parquet")
+    seeds["trl"].append(folder / "trl.parquet")
+    good: dict[str, list[Path]] = {}
+    for form, reader in readers().items():
+        for number, file in enumerate(seeds.get(form, [])):
+            reader.read(file, folder / f"check-{form}-{number}")
+            shutil.rmtree(folder / f"check-{form}-{number}")
+            good.setdefault(form, []).append(file)
+        assert form in good or form == "inspect", f"no good file of the format '{form}' to break: add one to fuzz_seeds.py"
+    return good
+
+
+def _as_parquet(lines: Path, out: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    for row in rows:
+        row["prompt"] = [{"role": "user", "content": "hi"}]
+        row["completion"] = [{"role": "assistant", "content": "ho"}]
+    pq.write_table(pa.Table.from_pylist(rows), out)

@@ -1,0 +1,75 @@
+"""Broken files of every format and broken runs: an error of ours or a run, never a hang, a crash or a memory of more than 4 times the file.
+
+The default run tries a few hundred files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
+``repro/hardening.json``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fuzz.py"), str(folder / "fuzz"), str(count), str(seed), *forms],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
+    figures = fuzz(tmp_path, 160, 11)
+    for form in ("run", "chats", "steps", "trl", "verl", "verifiers", "sqlite", "values"):
+        assert figures["formats"][form]["refused"] > 0
+    assert sum(one["files"] for one in figures["formats"].values()) == 160
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_tenth_of_the_full_count(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: ITS LOGS ARE NOT FUZZED")
+    figures = fuzz(tmp_path, 1000, 12)
+    assert figures["formats"]["inspect"]["refused"] > 0
+
+
+LINE = """
+import resource, sys
+from pathlib import Path
+from ramify.base.errors import RamifyError
+from ramify.trace.formats import readers
+from ramify.trace.lines import first_record
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+path = Path(sys.argv[1])
+first_record(path)
+for name in ("run", "chats", "steps", "trl", "verl", "verifiers"):
+    try:
+        readers()[name].read(path, Path(sys.argv[2]))
+    except RamifyError as error:
+        print(str(error)[-80:])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.parametrize("start", [b'{"kind": "run", "x": "', b'[{"messages": ['])
+def test_a_line_of_100_megabytes(tmp_path: Path, start: bytes) -> None:
+    with (tmp_path / "long.jsonl").open("wb") as file:
+        file.write(start)
+        for _ in range(100):
+            file.write(b"1," * (1 << 19))
+    done = subprocess.run(
+        [sys.executable, "-c", LINE, str(tmp_path / "long.jsonl"), str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *refused, megabytes = done.stdout.splitlines()
+    assert len(refused) == 6
+    assert all("longer than" in line for line in refused)
+    assert int(megabytes) < 150
