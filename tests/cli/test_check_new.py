@@ -126,8 +126,9 @@ def test_skeletons_are_typed_and_their_own_tests_pass(here: Path) -> None:
     sources, tests = ([f"fresh-{kind}/{part}" for kind in KINDS] for part in ("src", "tests"))
     types = [sys.executable, "-m", "mypy", "--strict", *(f"{folder}/{file.name}" for folder in (*sources, *tests) for file in Path(folder).iterdir())]  # fmt: skip
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
+    environ = dict(os.environ) | {"MYPYPATH": ":".join(sources), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for command in (types, [*own, "-o", "pythonpath=" + " ".join(sources), *tests]):
-        done = subprocess.run(command, env=dict(os.environ) | {"MYPYPATH": ":".join(sources)}, capture_output=True, text=True)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -63,7 +63,8 @@ def test_allowed_or_not():
 def user(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_users.py").write_text(USERS_TEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider", *args]
-    environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_NO_REAL_CALLS"} | env
+    environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_NO_REAL_CALLS"}
+    environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | env  # the plug-in comes by name, whether it is installed or not
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
 
