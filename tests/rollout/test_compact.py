@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.worlds.household import HouseholdWorld
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
@@ -263,3 +265,36 @@ def test_the_promises_hold_on_any_history(shape: list[tuple[str, int]], limit: i
         except BoundaryError:
             continue
         assert faults(entries, shown, window) == [] or sum(e.size for e in entries if e.role == "system") > limit
+
+
+@pytest.mark.parametrize("compactor", COMPACTORS, ids=lambda c: c.name)
+def test_a_real_models_tree_does_not_depend_on_concurrency(tmp_path: Path, compactor: Any) -> None:
+    tasks = list(HouseholdWorld().panel("eval", 3))
+    found = []
+    for at_once in (1, 6):
+        model, template = load_model(model_folder("builtin"), max_rows=at_once)
+        agent = Agent(model, template, Sampling(max_tokens=12, stop_tokens=template.stop_tokens), compactor, 150)
+        with Run.create(tmp_path / str(at_once), {}) as run:
+            made = Episodes(agent, HouseholdWorld(), run, seed=2)
+
+            async def work(made: Episodes = made, at_once: int = at_once) -> list[Attempt]:
+                gate = asyncio.Semaphore(at_once)
+
+                async def one(task: Task, index: int) -> Attempt:
+                    async with gate:
+                        return await made.attempt(task.id, task, index)
+
+                return list(await asyncio.gather(*(one(task, index) for task in tasks for index in range(2))))
+
+            attempts = asyncio.run(work())
+            run.commit()
+            assert all(attempt.failure is None for attempt in attempts)
+            assert any(turn.node.context for attempt in attempts for turn in attempt.turns)
+            found.append([run.tree(task.id).hash for task in tasks])
+            rows = [row for a in attempts for row in rows_from_path(run.path(a.leaf), run.node, run.context)]
+            scores = asyncio.run(model.logprobs([row.tokens for row in rows]))
+            for row, score in zip(rows, scores, strict=True):
+                assert np.abs(row.streams["logprobs"] - score.logprobs)[row.mask].max() < 2e-3, (
+                    "the rows are what was sampled from"
+                )
+    assert found[0] == found[1]
