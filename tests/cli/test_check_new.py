@@ -57,6 +57,14 @@ def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -
     assert "did you mean 'Loud'?" in verb.refused("check", "scorer", "mine_of_check:Lout")
 
 
+def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
+    (here / "leaves.py").write_text("class Leaves:\n    name = 'x'\n    def panel(self, *args): raise SystemExit(0)\n")
+    done = verb("check", "env", "leaves.py:Leaves")
+    assert done.code == 1
+    assert "it is no env: SystemExit: 0" in done.out
+    assert "does not conform: 1 problem\n" in done.out
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

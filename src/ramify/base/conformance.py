@@ -46,7 +46,7 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
         return part() if argument is None else part(argument)
     except RamifyError:
         raise
-    except Exception as error:  # a stranger's class may raise anything: that is why it cannot be made
+    except (Exception, SystemExit) as error:  # a stranger's class may raise anything: that is why it cannot be made
         name = getattr(part, "__qualname__", str(part))
         how = "without an argument" if argument is None else f"with the argument '{argument}'"
         raise UserError(f"{kind} '{name}' cannot be made {how}: {type(error).__name__}: {error}") from error
@@ -75,7 +75,9 @@ def check(kind: str, part: Any, **options: Any) -> list[Problem]:
         return list(battery(part, **options))
     except RamifyError:
         raise
-    except Exception as error:  # something so far from its kind that the battery itself stumbles over it
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # so far from its kind that the battery itself stumbles over it; sys.exit is no way to pass
         return [Problem("protocol", f"it is no {kind}: {type(error).__name__}: {error}")]
 
 

@@ -41,7 +41,11 @@ def check(
     names = list(dict.fromkeys([*conformance.checks(kind), *(problem.check for problem in found)]))
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
     rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
-    verdict = f"{kind} '{name}' conforms" if not found else f"{kind} '{name}' does not conform: {len(found)} problems"
+    verdict = (
+        f"{kind} '{name}' conforms"
+        if not found
+        else f"{kind} '{name}' does not conform: {len(found)} problem{'s'[: len(found) > 1]}"
+    )
     record = {
         "kind": kind,
         "name": name,
