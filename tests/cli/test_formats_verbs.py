@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ramify.trace import formats
 
@@ -44,3 +47,13 @@ def test_import_of_a_named_format(verb: Any, chats: Path) -> None:
     Path("odd.jsonl").write_text(json.dumps({"a": 1}))
     assert "name the format with --from (chats, " in verb.refused("import", "odd.jsonl", "--run", "b")
     assert not Path("b").exists()
+
+
+def test_what_a_format_needs_is_said(verb: Any, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)  # as where the extra is not installed
+    Path("log.eval").write_bytes(b"PK")
+    for words in (("import", "log.eval", "--run", "b"), ("export", "chats", "out.eval")):
+        outcome = verb(*words)
+        assert (outcome.code, outcome.out) == (4, "")
+        assert outcome.err == "ramify: inspect logs need inspect_ai: pip install 'ramify[serve]'\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["chats.jsonl", "log.eval", "runs"]

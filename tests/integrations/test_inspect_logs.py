@@ -247,9 +247,9 @@ def test_bad_files(logs: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(logs["eval"]) as archive:
         inside = archive.getinfo("samples/a_epoch_1.json").header_offset + 200
     for name, raw, message in (
-        ("cut.eval", whole[: len(whole) // 2], "not JSON|no inspect log|no readable zip"),
-        ("empty.eval", b"", "no inspect log|not JSON"),
-        ("text.eval", b"hello", "not JSON"),
+        ("cut.eval", whole[: len(whole) // 2], "no readable zip"),
+        ("empty.eval", b"", "no readable zip"),
+        ("text.eval", b"hello", "no readable zip"),
         ("liar.eval", bytes(liar), "samples/a_epoch_1.json is damaged"),
         ("flip.eval", whole[:inside] + bytes(64) + whole[inside + 64 :], "samples/a_epoch_1.json is damaged"),
         ("cut.json", document[: len(document) // 2], "is not JSON"),
@@ -258,6 +258,7 @@ def test_bad_files(logs: dict[str, Path], tmp_path: Path) -> None:
         ("empty.json", b'{"version": 2, "status": "started", "eval": {}}', "header: 'eval.created'"),
         ("new.json", document.replace(b'"version": 2', b'"version": 99', 1), "'version' is 99"),
         ("none.json", None, "cannot read"),
+        ("none.eval", None, "cannot read"),
     ):  # fmt: skip
         if raw is not None:
             (tmp_path / name).write_bytes(raw)
@@ -361,3 +362,25 @@ def test_numbers_that_json_lacks_are_named_wherever_pieces_are_cut() -> None:
         reader = door.NamedNumbers(Pieces(json.dumps(told, ensure_ascii=rng.random() < 0.5).encode()))
         named = b"".join(iter(lambda reader=reader: reader.read(rng.randrange(1, 9)), b""))
         assert json.loads(named) == plain(told)
+
+
+def test_odd_chats_become_logs(tmp_path: Path) -> None:
+    """Text that is no Unicode, fields of the wrong kind, and a message that says of itself what only inspect's samples say."""
+    odd = "\ud800\x00" + EVIL
+    messages = [
+        {"role": "user", "content": odd, odd: odd},
+        {"role": "assistant", "content": odd, "tool_calls": [{"id": 3, "function": {"name": 4, "arguments": odd}}, {"x": 1}]},
+        {"role": "tool", "content": odd, "tool_call_id": 5, "sample": {"epoch": -1, "messages": 0, "uuid": 7}},
+    ]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"task": "t", "messages": messages, "reward": 0.5, odd: [odd]}) + "\n")
+    from ramify.trace.convert import read_run
+
+    read_run(tmp_path / "c.jsonl", tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        for name in ("out.eval", "out.json"):
+            assert door.write_log(run, tmp_path / name) == 1
+            sample = read(tmp_path / name)["t", 1]
+            assert [message.text for message in sample.messages] == [odd.replace("\ud800", "?")] * 3
+            assert sample.messages[1].tool_calls[0].parse_error == "the arguments are not JSON"
+            assert sample.messages[2].metadata["ramify"]["tool_call_id"] == 5
+            assert sample.scores["imported"].value == 0.5

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from ramify.base import registry
 from ramify.base.config import redact
 from ramify.base.errors import UserError
-from ramify.integrations.inspect_out import require_inspect, worth, write_log
+from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
@@ -34,7 +34,6 @@ _ABOUT = {
     *("uuid", "started_at", "completed_at", "total_time", "working_time", "turn_count"),
     *("model_usage", "role_usage", "error", "limit", "metadata"),
 }
-T = TypeVar("T")
 
 
 def read_log(path: Path, folder: Path) -> int:
@@ -43,12 +42,12 @@ def read_log(path: Path, folder: Path) -> int:
     Raises NeedsError where inspect is not installed, UserError naming file, sample and field; nothing is left in ``folder`` then.
     """
     logs = require_inspect()
-    head, samples = _zipped(path) if zipfile.is_zipfile(path) else _document(path)
+    head, samples = _zipped(path) if path.suffix == ".eval" or zipfile.is_zipfile(path) else _document(path)
     version = head.get("version")
     newest = logs.EvalLog.model_fields["version"].default
     if type(version) is not int or not 1 <= version <= newest:
         raise UserError(f"{path}: 'version' is {version!r}; the inspect_ai that is installed reads logs of version 1 to {newest}")
-    header = _checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
+    header = checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
     importer = _Samples(header, logs)
     told = header.model_dump(
         mode="json", exclude_none=True, include={"version", "status", "eval", "plan", "results", "stats", "error"}
@@ -79,8 +78,8 @@ class _Samples:
         who = f"{place}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
         for name in _LEFT_OUT:
             raw.pop(name, None)
-        sample = _checked(who, lambda: self.logs.EvalSample.model_validate(raw, context={"deserializing": True}))
-        sample = _checked(who, lambda: self.logs.resolve_sample_attachments(sample, "full"))
+        sample = checked(who, lambda: self.logs.EvalSample.model_validate(raw, context={"deserializing": True}))
+        sample = checked(who, lambda: self.logs.resolve_sample_attachments(sample, "full"))
         if (str(sample.id), sample.epoch) in self._seen:
             raise UserError(f"{who} is there twice")
         self._seen.add((str(sample.id), sample.epoch))
@@ -169,19 +168,6 @@ def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:
         yield Verdict(node, name, worth(value), f"score.{key}")
 
 
-def _checked(who: str, make: Callable[[], T]) -> T:
-    """What inspect makes of a stranger's record, whose validators raise whatever they stumble over, as one sentence."""
-    try:
-        return make()
-    except Exception as error:
-        errors = getattr(error, "errors", None)
-        if callable(errors):
-            first = errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{who}: '{where}': {first['msg']}") from None
-        raise UserError(f"{who}: {type(error).__name__}: {str(error)[:200]}") from None
-
-
 # Files
 
 
@@ -207,7 +193,9 @@ def _members(path: Path) -> Iterator[dict[str, Any]]:
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, zipfile.BadZipFile, NotImplementedError) as error:
         raise UserError(f"{path} is no readable zip: {error}") from error
 
 

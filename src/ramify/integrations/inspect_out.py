@@ -7,11 +7,12 @@ the id of the attempt's last node, a message's id that of the node that opened i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
@@ -24,6 +25,7 @@ from ramify.trace.path import Path as TracePath
 
 _REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}
 _SAID = ("id", "source", "metadata", "model", "tool_call_id", "error")
+T = TypeVar("T")
 _TOLD = ("content", "tool_calls", "name", "sample")
 
 
@@ -34,6 +36,19 @@ def require_inspect() -> Any:
     except ImportError as error:
         raise NeedsError("inspect logs need inspect_ai: pip install 'ramify[serve]'") from error
     return inspect_ai.log
+
+
+def checked(who: str, make: Callable[[], T]) -> T:
+    """What inspect makes of a stranger's record, whose validators raise whatever they stumble over, as one sentence."""
+    try:
+        return make()
+    except Exception as error:
+        errors = getattr(error, "errors", None)
+        if callable(errors):
+            first = errors()[0]
+            where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+            raise UserError(f"{who}: '{where}': {first['msg']}") from None
+        raise UserError(f"{who}: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def worth(value: Any) -> float | None:
@@ -55,12 +70,20 @@ def write_log(run: Run, out: Path, task: str | None = None) -> int:
     Raises NeedsError where inspect is not installed, UserError when the run holds no attempt or the file cannot be written.
     """
     logs = require_inspect()
-    samples = [sample for info in run.trees() for sample in _samples(run, info, logs)]
+    config = run.meta.get("config")
+    imported = config.get("imported") if isinstance(config, Mapping) else None
+    told = imported if isinstance(imported, Mapping) and imported.get("form") == "inspect" else {}
+    samples = [sample for info in run.trees() for sample in _samples(run, info, bool(told), logs)]
     if not samples:
         raise UserError(f"{run.folder} holds no attempt to write")
-    imported = (run.meta.get("config") or {}).get("imported") or {}
-    told = imported if imported.get("form") == "inspect" else {}
-    log = logs.EvalLog(
+    log = checked(f"{run.folder}: what was imported", lambda: _log(run, samples, task, told, logs))
+    with whole_file(out) as part:
+        logs.write_eval_log(log, str(part), format="json" if out.suffix.lower() == ".json" else "eval")
+    return len(samples)
+
+
+def _log(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
+    return logs.EvalLog(
         status=told.get("status", "success"),
         eval=_spec(run, samples, task, told.get("eval") or {}, logs),
         results=_results(samples, logs),
@@ -68,9 +91,6 @@ def write_log(run: Run, out: Path, task: str | None = None) -> int:
         **({"error": {"traceback_ansi": "", **told["error"]}} if told.get("error") else {}),
         **{name: told[name] for name in ("plan", "stats") if told.get(name)},
     )
-    with whole_file(out) as part:
-        logs.write_eval_log(log, str(part), format="json" if out.suffix.lower() == ".json" else "eval")
-    return len(samples)
 
 
 def _spec(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
@@ -107,28 +127,32 @@ def _results(samples: list[Any], logs: Any) -> Any:
     )
 
 
-def _samples(run: Run, info: TreeInfo, logs: Any) -> Iterator[Any]:
+def _samples(run: Run, info: TreeInfo, imported: bool, logs: Any) -> Iterator[Any]:
     tree = run.tree(info.name)
     verdicts: dict[str, list[Verdict]] = {}
     for verdict in run.verdicts(tree=info.name):
         verdicts.setdefault(verdict.node, []).append(verdict)
     leaves = [leaf for leaf in tree.leaves() if leaf.role != "root" or leaf.text]
-    taken = {epoch for leaf in leaves if (epoch := _imported(leaf).get("epoch")) is not None}
+    told = {leaf.id: _imported(leaf) if imported else {} for leaf in leaves}
+    taken = {one["epoch"] for one in told.values() if one}
     free = (epoch for epoch in range(1, len(leaves) + len(taken) + 1) if epoch not in taken)
     for leaf in leaves:
-        epoch = _imported(leaf).get("epoch")
-        yield _sample(run, info, tree.path(leaf.id), next(free) if epoch is None else epoch, verdicts.get(leaf.id, []), logs)
+        path, epoch = tree.path(leaf.id), told[leaf.id]["epoch"] if told[leaf.id] else next(free)
+        judged = verdicts.get(leaf.id, [])
+        who = f"{run.folder}: node {leaf.id}"
+        yield checked(who, partial(_sample, run, info, path, epoch, judged, told[leaf.id], logs))
 
 
 def _imported(leaf: Node) -> Mapping[str, Any]:
-    """What inspect told of the sample that ends here, "" where it did not come from there."""
+    """What inspect told of the sample that ends here, nothing where an attempt was added since."""
     found = leaf.data.get("sample")
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, Mapping) and type(found.get("epoch")) is int else {}
 
 
-def _sample(run: Run, info: TreeInfo, path: TracePath, epoch: int, verdicts: list[Verdict], logs: Any) -> Any:
+def _sample(
+    run: Run, info: TreeInfo, path: TracePath, epoch: int, verdicts: list[Verdict], told: Mapping[str, Any], logs: Any
+) -> Any:
     leaf = path.segments[-1][0]
-    told = _imported(leaf)
     messages = [] if told.get("messages") == 0 else list(_messages(path))
     data = info.task.get("data")
     given = data if isinstance(data, Mapping) else {}
@@ -162,7 +186,7 @@ def _sample(run: Run, info: TreeInfo, path: TracePath, epoch: int, verdicts: lis
         }
     elif leaf.stop in ("budget", "truncated", "cancelled") and not told:
         fields["limit"] = {"type": "operator" if leaf.stop == "cancelled" else "custom", "limit": 0, "reason": leaf.stop}
-    return logs.EvalSample.model_validate(fields)
+    return logs.EvalSample.model_validate(_utf8(fields))
 
 
 def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +255,28 @@ def _messages(path: TracePath) -> Iterator[Any]:
             fields["tool_calls"] = [_call(call) for call in said.data["tool_calls"]]
         if said.role == "tool" and isinstance(said.data.get("name"), str):
             fields["function"] = said.data["name"]
-        yield kind.model_validate(fields)
+        yield _valid(kind, _utf8(fields))
+
+
+def _valid(kind: Any, fields: dict[str, Any]) -> Any:
+    """A message; what inspect does not take as one of its fields goes where it keeps anything."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(fields)
+    except ValidationError:
+        odd = {name: value for name, value in fields.items() if name not in ("id", "content", "tool_calls")}
+        kept: dict[str, Any] = {name: fields[name] for name in ("content", "tool_calls") if name in fields}
+        return kind.model_validate({**kept, "id": str(fields["id"]), "metadata": {"ramify": odd}})
+
+
+def _utf8(value: Any) -> Any:
+    """``value`` with lone surrogates replaced, which inspect's records refuse."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {str(_utf8(key)): _utf8(item) for key, item in value.items()}
+    return [_utf8(item) for item in value] if isinstance(value, list) else value
 
 
 def _content(parts: Any, text: str) -> Any:
@@ -246,7 +291,7 @@ def _content(parts: Any, text: str) -> Any:
         if isinstance(part, Mapping) and part.get("type") == "image_url":
             url = part.get("image_url")
             part = {"type": "image", "image": url.get("url") if isinstance(url, Mapping) else url}
-        found.append({"type": "text", "text": part} if isinstance(part, str) else part)
+        found.append({"type": "text", "text": part} if isinstance(part, str) else _utf8(part))
     try:
         return ChatMessageUser.model_validate({"content": found}).content
     except ValidationError:
