@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+TOKEN = "RAMIFY_TOKEN"
 LAST = 5
 """How many updates (or names of trees) the terminal shows."""
 
@@ -27,6 +29,10 @@ def show(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one self-contained HTML file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve the report on this machine until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option(help="Port of --web.", min=0, max=65535)] = 8765,
+    host: Annotated[str, typer.Option(help="Address to bind --web to; beyond this machine a token is needed.")] = "127.0.0.1",
+    token: Annotated[
+        bool, typer.Option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Summarise a run: before and after, the last updates, where the budget went."""
@@ -36,7 +42,7 @@ def show(
     if web:
         from ramify.web.server import serve_run
 
-        serve_run(folder, port=port)
+        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None)
         return
     if html is not None:
         write_report(folder, html)
