@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError
+from ramify.sandbox.channel import Channel
 from ramify.sandbox.protocol import Command
 
 INSIDE = Path(__file__).parent / "inside"
@@ -130,6 +131,11 @@ class Drain:
         if not data:
             self.stop()
 
+    def close(self) -> None:
+        """Read no more and close the descriptor."""
+        self.stop()
+        os.close(self._handle)
+
     def stop(self) -> None:
         """Read no more."""
         self._loop.remove_reader(self._handle)
@@ -145,7 +151,7 @@ class Running:
         self.killed_for = ""
         """Why this side ended the command, if it did."""
         limits = command.limits
-        theirs = {"spec": _memory(_spec(command, env, commands)), "stdin": _memory([_bytes(command.stdin)])}
+        theirs = {"spec": _memory(_spec(command, env, commands)), "stdin": _memory([content_bytes(command.stdin)])}
         pipes = ["stdout", "stderr", *(["returns"] if command.returns else [])]
         for name in pipes:
             read, theirs[name] = os.pipe2(os.O_CLOEXEC)
@@ -163,12 +169,21 @@ class Running:
         finally:
             for handle in theirs.values():
                 os.close(handle)
-        caps = [limits.output_bytes, limits.output_bytes, limits.returned_bytes + (64 << 10) + 1200 * limits.files]
+        caps = [limits.output_bytes, limits.output_bytes, limits.returned_bytes]
         self.drains = {
             name: Drain(handle, cap, lambda: self.kill("output"))
             for name, handle, cap in zip(pipes, self._ours, caps, strict=False)
         }
         self._answer = Drain(self._report.fileno(), 1 << 20)
+
+    async def open_channel(self) -> Channel:
+        """The host's end of the command's channel, which must have been asked for."""
+        assert self.channel is not None
+        return await Channel.over(self.channel)
+
+    def output(self) -> tuple[bytes, bytes]:
+        """What it wrote so far to standard output and standard error."""
+        return bytes(self.drains["stdout"].data), bytes(self.drains["stderr"].data)
 
     def kill(self, reason: str) -> None:
         """End the command and all it started; the report follows."""
@@ -202,15 +217,16 @@ class Running:
                 os.close(handle)
 
 
-def _bytes(content: bytes | str) -> bytes:
+def content_bytes(content: bytes | str) -> bytes:
+    """Text as UTF-8; bytes as they are."""
     return content.encode("utf-8", "replace") if isinstance(content, str) else content
 
 
 def _spec(command: Command, env: dict[str, str], commands: int) -> list[bytes]:
-    files = {path: _bytes(content) for path, content in command.files.items()}
+    files = {path: content_bytes(content) for path, content in command.files.items()}
     head = json.dumps(
         {
-            "argv": list(command.argv),
+            "argv": [sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]],
             "env": env,
             "folder": command.folder,
             "clock": command.clock,

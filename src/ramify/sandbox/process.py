@@ -93,7 +93,7 @@ class ProcessSandbox(CommandRunner):
                 except BoundaryError as error:
                     raise box_error(bytes(end.data)) or error from None
 
-        def start(command: Command) -> launch.Running:
+        async def start(command: Command) -> launch.Running:
             return launch.Running(control, command, environment(command, server.namespaces, True), SESSION_COMMANDS, True)
 
         folder = "/ramify" if server.namespaces else str(launch.INSIDE)
@@ -136,7 +136,7 @@ async def run_in(control: Any, command: Command, isolated: bool, commands: int) 
 
     try:
         if running.channel is not None:
-            serving = asyncio.create_task(answer(await Channel.over(running.channel)))
+            serving = asyncio.create_task(answer(await running.open_channel()))
         report = await running.report(command.limits.seconds + _GRACE)
     finally:
         if serving is not None:
@@ -153,6 +153,7 @@ def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -
         raise BoundaryError("sandbox", f"the command could not be started: {report['error']}")
     if reason == "killed" or (running.killed_for == "output" and reason in ("exit", "signal")):
         reason = running.killed_for or reason
+    stdout, stderr = running.output()
     returned = running.drains.get("returns")
     files, refused = launch.unpack_returned(bytes(returned.data)) if returned else ({}, {})
     ended = reason in ("exit", "signal")
@@ -160,8 +161,8 @@ def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -
         reason=reason,
         code=report.get("code") if ended else None,
         signal=report.get("signal") if ended else None,
-        stdout=bytes(running.drains["stdout"].data),
-        stderr=bytes(running.drains["stderr"].data),
+        stdout=stdout,
+        stderr=stderr,
         seconds=report["seconds"],
         cpu_seconds=report["cpu_seconds"],
         memory_bytes=report["memory_bytes"],

@@ -6,27 +6,57 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from ramify.base.errors import BoundaryError, UserError
 from ramify.sandbox.channel import AbuseError, Channel, Tools
-from ramify.sandbox.launch import Running
 from ramify.sandbox.protocol import REASONS, Command, Json, Outcome, Reply, make_command
 
 _FOREVER = 10.0 * 365 * 86400
 _TEXT = 10_000
 
 
+class Handle(Protocol):
+    """A command of the session that runs beside the host and talks over a channel."""
+
+    killed_for: str
+    """Why this side ended it, if it did."""
+
+    async def open_channel(self) -> Channel:
+        """The host's end."""
+        ...
+
+    def kill(self, reason: str) -> None:
+        """End it and all it started."""
+        ...
+
+    async def report(self, seconds: float | None) -> dict[str, Any]:
+        """Wait for its end, ``seconds`` at most, and say what became of it (``reason``). Raises BoundaryError."""
+        ...
+
+    def output(self) -> tuple[bytes, bytes]:
+        """What it wrote so far to standard output and standard error."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class WorkerSession:
     """See `ramify.sandbox.protocol.Session`. One call of the worker at a time; commands may run beside it."""
 
     def __init__(
-        self, base: Command, run: Callable[[Command], Awaitable[Outcome]], start: Callable[[Command], Running], inside: str
+        self,
+        base: Command,
+        run: Callable[[Command], Awaitable[Outcome]],
+        start: Callable[[Command], Awaitable[Handle]],
+        inside: str,
     ) -> None:
         self._base, self._run, self._start, self._inside = base, run, start, inside
         self._tools = Tools(base.tools)
         self._turn = asyncio.Lock()
-        self._worker: tuple[Running, Channel] | None = None
+        self._worker: tuple[Handle, Channel] | None = None
         self._number = 0
 
     async def run(self, argv: Sequence[str], **fields: Any) -> Outcome:
@@ -74,11 +104,10 @@ class WorkerSession:
             spent = time.monotonic() - begun
             return await self._gone("", "", spent) if frame is None else _reply(frame, spent)
 
-    async def _started(self) -> tuple[Running, Channel]:
+    async def _started(self) -> tuple[Handle, Channel]:
         limits = replace(self._base.limits, seconds=_FOREVER, cpu_seconds=None)
-        running = self._start(replace(self._base, argv=["python", f"{self._inside}/worker.py"], files={}, limits=limits))
-        assert running.channel is not None
-        return running, await Channel.over(running.channel)
+        running = await self._start(replace(self._base, argv=["python", f"{self._inside}/worker.py"], files={}, limits=limits))
+        return running, await running.open_channel()
 
     async def _reply(self, channel: Channel) -> dict[str, Any] | None:
         """The worker's answer to this call; host calls on the way are served."""
@@ -108,7 +137,7 @@ class WorkerSession:
             await running.close()
         if not reason:
             reason = running.killed_for if report["reason"] == "killed" else report["reason"]
-        stdout, stderr = (bytes(running.drains[name].data).decode(errors="replace") for name in ("stdout", "stderr"))
+        stdout, stderr = (data.decode(errors="replace") for data in running.output())
         detail = detail or str(report.get("error") or REASONS.get(reason, reason))
         return Reply(reason, stdout=stdout, stderr=stderr, error=detail, seconds=seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import json
 import os
@@ -9,49 +10,41 @@ import stat
 import struct
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_LONGEST = 1000
+_TOO_LARGE = "it exceeds what may be returned"
 
 
-def collect(patterns: list[str], work: str, out: int, most_bytes: int, most_files: int) -> None:
-    """Write a frame per file that matches one of ``patterns`` (``*`` matches ``/`` too) to ``out``.
+def collect(patterns: list[str], work: str, out: int, most_bytes: int) -> None:
+    """Write a frame per file below ``work`` that matches one of ``patterns`` (``*`` matches ``/`` too) to descriptor ``out``.
 
-    A frame: u32 length, JSON ``{"path": str, "size": bytes}``, then the bytes; or ``{"path": str, "refused": reason}``.
-    Needs every process that could change the folder to have ended.
+    A frame: u32 length, JSON ``{"path": str, "size": bytes}``, then the bytes; or ``{"path": str, "refused": reason}``. Frames and
+    bytes together are at most ``most_bytes``. A path of more than 1000 characters is passed over.
     """
     left = most_bytes
-    count = 0
     for path in _walk(work):
-        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
-            continue
-        count += 1
-        if count > most_files:
-            return _frame(out, {"path": path, "refused": f"more than {most_files} files"})
-        left -= _send(work, path, out, left)
-    return None
+        if left > 0 and any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+            left -= _send(work, path, out, left)
 
 
 def _walk(work: str) -> list[str]:
-    """Relative paths of all but folders, sorted; what lies deeper than a path can name is not listed."""
+    """Relative paths of all but folders, sorted."""
     found: list[str] = []
     todo = [""]
     while todo:
         folder = todo.pop()
         try:
-            names = _names(work, folder)
+            handle = _open(work, folder, _FOLDER)
         except OSError:
             continue
-        for name, is_folder in names:
-            path = f"{folder}/{name}" if folder else name
-            (todo if is_folder else found).append(path)
+        try:
+            with os.scandir(handle) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if len(path) <= _LONGEST:
+                        (todo if entry.is_dir(follow_symlinks=False) else found).append(path)
+        finally:
+            os.close(handle)
     return sorted(found)
-
-
-def _names(work: str, folder: str) -> list[tuple[str, bool]]:
-    handle = _open(work, folder, _FOLDER)
-    try:
-        with os.scandir(handle) as entries:
-            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    finally:
-        os.close(handle)
 
 
 def _open(work: str, path: str, flags: int) -> int:
@@ -68,32 +61,32 @@ def _open(work: str, path: str, flags: int) -> int:
 
 
 def _send(work: str, path: str, out: int, left: int) -> int:
-    """Send one file; the bytes of it that count."""
+    """Send one file; the bytes written."""
     try:
         handle = _open(work, path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        _frame(out, {"path": path, "refused": "a link" if error.errno == 40 else f"cannot be opened ({error.strerror})"})
-        return 0
+        why = "a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
+        return _frame(out, {"path": path, "refused": why}, left)
     try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode):
-            _frame(out, {"path": path, "refused": "not a regular file"})
-            return 0
-        if info.st_size > left:
-            _frame(out, {"path": path, "refused": f"{info.st_size} bytes exceed what may be returned"})
-            return 0
-        _frame(out, {"path": path, "size": info.st_size})
+            return _frame(out, {"path": path, "refused": "not a regular file"}, left)
+        if info.st_size + 7 * len(path) + 100 > left:
+            return _frame(out, {"path": path, "refused": _TOO_LARGE}, left)
+        written = _frame(out, {"path": path, "size": info.st_size}, left)
         for at in range(0, info.st_size, 1 << 16):
-            data = os.pread(handle, 1 << 16, at)
-            _write_all(out, data)
-        return info.st_size
+            size = min(1 << 16, info.st_size - at)
+            _write_all(out, os.pread(handle, size, at).ljust(size, b"\0"))
+        return written + info.st_size
     finally:
         os.close(handle)
 
 
-def _frame(out: int, head: dict[str, object]) -> None:
+def _frame(out: int, head: dict[str, object], left: int) -> int:
     data = json.dumps(head).encode()
-    _write_all(out, struct.pack("<I", len(data)) + data)
+    if len(data) + 4 <= left:
+        _write_all(out, struct.pack("<I", len(data)) + data)
+    return len(data) + 4
 
 
 def _write_all(out: int, data: bytes) -> None:

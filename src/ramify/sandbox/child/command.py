@@ -169,7 +169,7 @@ def _init(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, mo
         watch.end_descendants()
     monitor_end.send(json.dumps({"status": status}).encode())
     if "returns" in fds:
-        collect(spec["returns"], box.work, fds["returns"], spec["limits"]["returned_bytes"], spec["limits"]["files"])
+        collect(spec["returns"], box.work, fds["returns"], spec["limits"]["returned_bytes"])
 
 
 def _command(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, write_error: int) -> None:

@@ -113,8 +113,9 @@ def _new_root(options: dict[str, Any]) -> None:
             os.symlink(os.readlink(path), path[1:])
     for target, tree in trees:
         kernel.move_mount(tree, _mount_point(target))
+    # before the old root goes: a user may mount /proc only where one is seen in full
+    kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_root("/tmp")
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     read_only = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY
     kernel.mount("none", "/", None, read_only | kernel.MS_NOSUID | kernel.MS_NODEV)
 

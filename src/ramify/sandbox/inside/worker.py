@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import linecache
+import os
 import traceback
 from typing import Any
 
@@ -30,6 +31,10 @@ class _Kept(io.StringIO):
 
 def main() -> None:
     """Answer requests until the host closes the channel."""
+    if "," in os.environ["RAMIFY_HOST_FD"]:  # standard input and output are the channel: keep them, and from the code
+        os.environ["RAMIFY_HOST_FD"] = f"{os.dup(0)},{os.dup(1)}"
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(2, 1)
     scope: dict[str, Any] = {"__name__": "__main__"}
     while (request := ramify_host.receive()) is not None:
         out, err = _Kept(), _Kept()

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ramify.sandbox.process import ProcessSandbox
+from ramify.sandbox.protocol import Limits, Outcome
+
+SHORT = Limits(seconds=4.0, memory_bytes=128 << 20, disk_bytes=8 << 20, file_bytes=16 << 20, files=200, processes=12)
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> ProcessSandbox:
+    made = ProcessSandbox()
+    if not made.isolates:
+        pytest.skip("this kernel or container forbids namespaces: THE PROCESS SANDBOX AND ITS ATTACKS ARE NOT TESTED")
+    return made
+
+
+@pytest.fixture
+def attack(sandbox: ProcessSandbox) -> Callable[..., Outcome]:
+    """Run Python code, given as text, with tight limits."""
+
+    def run(code: str, **fields: Any) -> Outcome:
+        fields.setdefault("limits", SHORT)
+        return asyncio.run(sandbox.run(["python", "-S", "-c", code], **fields))
+
+    return run
