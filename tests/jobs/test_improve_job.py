@@ -123,6 +123,12 @@ def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
     assert story(path) == story(whole)
 
 
+def test_workers_change_no_draw_and_no_update(whole: Path, tmp_path: Path) -> None:
+    improve(ImproveConfig(**SMALL, backend="processes:2"), tmp_path / "run")
+    assert hashes(tmp_path / "run") == hashes(whole)
+    assert story(tmp_path / "run") == story(whole)
+
+
 @pytest.mark.parametrize("arm", [name for name in ARMS if name != "ours"])
 def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
     config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4, "arm": arm})

@@ -89,6 +89,8 @@ def summary(result: dict[str, Any]) -> str:
     if result["failed"]:
         reasons = "\n".join(f"  {count} x {why}" for why, count in result["failures"].items())
         text += f"\n\n{result['failed']} attempts failed at a boundary and count neither way:\n{reasons}"
+    if result["workers_lost"]:
+        text += f"\n\n{result['workers_lost']} workers died; what they were playing was played again."
     spent = f"{short(result['turns'])} turns, {short(result['tokens'])} tokens, {result['seconds']:.0f} s"
     run = result["run"]
     return f"\n{text}\n\n{spent}. Look at them with `ramify show {run}`, or `ramify show {run} --web`."

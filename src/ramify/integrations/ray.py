@@ -12,6 +12,7 @@ import asyncio
 import importlib
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -34,6 +35,8 @@ def connect() -> tuple[Any, Callable[[], None]]:
     Raises NeedsError where Ray is not installed, RamifyError where the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray prints what its daemons say to standard output, among the results; a dead worker is reported by us
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
@@ -42,13 +45,25 @@ def connect() -> tuple[Any, Callable[[], None]]:
         return ray, lambda: None
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if not address:
+    if address:
+        _knock(address)
+    else:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
     try:
         ray.init(**options)
     except Exception as error:  # the library raises many kinds, all of which mean: no cluster
         raise RamifyError(f"cannot {f'reach Ray at {address}' if address else 'start Ray'}: {error}") from error
     return ray, ray.shutdown
+
+
+def _knock(address: str) -> None:
+    """Raise RamifyError where nobody listens at ``HOST:PORT``: Ray itself tries for minutes before it says so."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal() and int(port) < 65536:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise RamifyError(f"cannot reach Ray at {address} (RAY_ADDRESS): {error.strerror or error}") from error
 
 
 def _share(ray: Any, workers: int) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.ids import stable_hash
-from ramify.env.protocol import Panel, read_panel
+from ramify.env.protocol import Panel, close, read_panel
 from ramify.jobs import parts, play
 from ramify.jobs.improve import Progress
 from ramify.model.protocol import Sampling
@@ -98,11 +98,15 @@ class Collection:
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_reply, stop_tokens=stops)
         self.agent = parts.make_agent(model, template, sampling)
         self.weights = model.identity.weights
+        self.workers_lost = 0
+        """Workers that died in the last call."""
 
     def plan(self) -> dict[str, Any]:
         """The bill before anything runs: upper bounds."""
         attempts = len(self.panel) * self.config.attempts
-        calls = attempts * self.world.make().max_turns
+        env = self.world.make()
+        calls = attempts * env.max_turns
+        close(env)
         limits = self.config.budget
         return {
             "tasks": len(self.panel),
@@ -133,7 +137,8 @@ class Collection:
             finally:
                 seconds = time.monotonic() - begun
                 run.log("stretch", stable_hash(str(time.time_ns())), {"seconds": seconds})
-            return {**self._report(done), "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
+            report = {**self._report(done), "workers_lost": self.workers_lost}
+            return {**report, "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
 
     def _open(self, folder: Path, stored: Mapping[str, Any]) -> Run:
         return Run.open(folder, write=True) if (folder / FILE).exists() else Run.create(folder, stored)
@@ -186,6 +191,8 @@ class Collection:
                 players.run(work())
             except BudgetSpentError:
                 return budget.spent_out
+            finally:
+                self.workers_lost = 0 if players.pool is None else players.pool.lost
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:

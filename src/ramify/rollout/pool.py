@@ -247,7 +247,8 @@ class ProcessWorker:
 
 
 def setup_message(factory: str, settings: object, seed: int, weights: str) -> bytes:
-    """The first message to a worker. Settings of ramify's own in the environment go with it; secrets do not."""
+    """The first message to a worker. Settings of ramify's own in the environment go with it, and where modules of one's own are
+    found; secrets do not."""
     environment = {name: value for name, value in os.environ.items() if name in ("RAMIFY_NO_REAL_CALLS", "RAMIFY_PLUGINS")}
     header = {
         "do": "setup",
@@ -257,4 +258,5 @@ def setup_message(factory: str, settings: object, seed: int, weights: str) -> by
         "seed": seed,
         "weights": weights,
     }
-    return pack(header | {"environment": environment})
+    own = [folder for folder in sys.path if folder and not folder.startswith((sys.prefix, sys.base_prefix))]
+    return pack(header | {"environment": environment, "path": own})

@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -56,6 +57,7 @@ class Player:
         if header["version"] != ramify.__version__:
             raise UserError(f"a worker has ramify {ramify.__version__}, the collector {header['version']}: install the same")
         os.environ.update(header["environment"])
+        sys.path += [folder for folder in header["path"] if folder not in sys.path and os.path.isdir(folder)]
         for name in THREADS:  # read when torch is loaded, which is below
             os.environ[name] = "1"
         importlib.import_module("ramify.engine")  # its switches must be set before anything loads torch

@@ -1,0 +1,77 @@
+"""``ramify rollout``: what it prints, going on, budgets, and one sentence for everything a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SMALL = ["--panel", "3", "--seed", "3"]
+
+
+def test_it_plays_shows_and_goes_on(verb, here: Path) -> None:
+    bill = verb("rollout", *SMALL, "--attempts", "2", "--dry-run", "--json").json["bill"]
+    assert bill == {"tasks": 3, "attempts": 6, "calls": 72, "tokens": 72 * 64}
+    assert not (here / "runs").exists()
+    first = verb("rollout", *SMALL, "--attempts", "2", "--json")
+    assert (first.code, first.err) == (0, "")
+    assert (first.json["run"], first.json["n"], first.json["missing"], first.json["spent"]) == ("runs/rollout-1", 6, 0, None)
+    low, high = first.json["interval"]
+    assert low <= first.json["success"] == first.json["successes"] / 6 <= high
+    more = verb("rollout", *SMALL, "--attempts", "3", "--out", "runs/rollout-1", "--json").json
+    assert more["n"] == 9
+    assert more["tokens"] > first.json["tokens"]
+    again = verb("resume", "rollout-1", "--json").json
+    assert {k: again[k] for k in ("n", "successes", "tokens")} == {k: first.json[k] for k in ("n", "successes", "tokens")}
+    text = verb("rollout", *SMALL, "--attempts", "3", "--out", "runs/rollout-1").out
+    assert "ramify show runs/rollout-1" in text
+    assert f"{more['success']:.1%}" in text
+    assert verb("show", "rollout-1", "--json").json["nodes"] > 9
+
+
+def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> None:
+    code, out, err = verb("rollout", *SMALL, "--budget.calls", "10", "--concurrency", "1", "--out", "r", "--json")
+    result = json.loads(out)
+    assert (code, result["spent"], result["n"], result["missing"]) == (3, "calls", 1, 2)
+    assert err == (
+        "ramify: the budget of calls is spent, 2 attempts were not played: "
+        "raise --budget.calls and give the same command with --out r to go on\n"
+    )
+    assert verb("rollout", *SMALL, "--budget.calls", "10", "--out", "r", "--json").code == 3
+    assert verb("rollout", *SMALL, "--budget.calls", "1000", "--out", "r", "--json").json["n"] == 3
+
+
+def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
+    (here / "empty.jsonl").write_text("")
+    (here / "file").write_text("")
+    for words, message in (
+        (["--backend", "rai"], "unknown back end 'rai'"),
+        (["--backend", "processes:zero"], "'zero' is no number of workers"),
+        (["--env", "houshold"], "did you mean 'household'?"),
+        (["--model", "gpt"], "model 'gpt'"),
+        (["--model", "hf:nowhere"], "there is no folder nowhere"),
+        (["--model", "factory:nowhere:x"], "names nothing that can be imported"),
+        (["--env", "factory:os:nothing"], "names nothing that can be imported"),
+        (["--tasks", "empty.jsonl"], "empty.jsonl holds no task"),
+        (["--attempts", "0"], "--attempts"),
+        (["--budget.tokens", "-1"], "--budget.tokens"),
+        (["--atempts", "2"], "did you mean '--attempts'?"),
+        (["--out", "file"], "it is a file"),
+    ):
+        assert message in verb.refused("rollout", *words), words
+    assert sorted(path.name for path in here.iterdir()) == ["empty.jsonl", "file"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [(["--seed", "4"], "seed was 3, is 4"), (["--temperature", "0.5"], "temperature was 1.0")]
+)
+def test_a_run_is_not_mixed_with_another(verb, here: Path, words: list[str], what: str) -> None:
+    verb("rollout", *SMALL, "--out", "r")
+    said = verb.refused("rollout", *SMALL, *words, "--out", "r")
+    assert said.startswith("r cannot go on, its parts have changed: ")
+    assert what in said
+
+
+def test_a_run_of_something_else_is_left_alone(verb, chats: Path) -> None:
+    assert "was not made by `ramify rollout`" in verb.refused("rollout", "--out", chats)
