@@ -36,6 +36,7 @@ from ramify.trace.db import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty_server import FaultyServer, completion, good, http
+from faulty_server import chat as faulty_chat
 from model_server import NAME, ModelServer, serving
 
 BUILTIN = model_folder("builtin")
@@ -79,12 +80,24 @@ def draw(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **field
 # -- the battery, and what is claimed
 
 
-@pytest.mark.parametrize("style", ["token_ids", "token_id"])
-def test_completions_pass_the_battery(style: str) -> None:
-    with serving(token_server(style=style).app) as url:
+def test_completions_pass_the_battery() -> None:
+    with serving(token_server().app) as url:
         model = completions(url)
         assert model.capabilities == {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds"}
         assert check_model(model) == []
+
+
+def test_ids_inside_the_log_probs_do_as_well() -> None:
+    server = token_server()
+    with serving(server.app) as url:
+        one = draw(completions(url), PREFIX)[0]
+        server.style = "token_id"
+        model = completions(url)
+        other = draw(model, PREFIX)[0]
+        assert "tokens" in model.capabilities
+    assert one.tokens is not None
+    assert other.tokens is not None
+    assert one.tokens.tolist() == other.tokens.tolist()
 
 
 def test_a_chat_passes_the_battery() -> None:
@@ -197,7 +210,10 @@ def test_an_echo_scores_given_tokens_where_nothing_better_is_offered() -> None:
     with serving(server.app) as url:
         model = completions(url)
         assert "prompt_logprobs" in model.capabilities
-        assert check_model(model) == []
+        first = draw(model, PREFIX)[0]
+        assert first.tokens is not None
+        (scores,) = asyncio.run(model.logprobs([np.concatenate([[3, 5, 9], first.tokens])]))
+        np.testing.assert_allclose(scores.logprobs[3:], first.logprobs, atol=1e-4)
         assert any(body.get("echo") for body in server.log)
 
 
@@ -277,6 +293,8 @@ def test_what_a_chat_cannot_follow_is_refused_before_a_request() -> None:
         for change in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}, {"top_k": -2}):
             with pytest.raises(UserError, match="out of range"):
                 draw(model, hello, **change)
+        with pytest.raises(UserError, match="a stop text is empty"):
+            draw(model, hello, stop_texts=("",))
         for prefix in (Prefix(), PREFIX, Prefix(messages=(Message("user", "a"), Message("assistant", "b")))):
             with pytest.raises(NeedsError):
                 draw(model, prefix)
@@ -399,6 +417,9 @@ def test_a_world_with_tools_over_chat(tmp_path: Path) -> None:
 
 def test_tools_in_other_forms() -> None:
     (mcp,) = wire.request_tools([{"name": "f", "inputSchema": {"type": "object"}, "annotations": 1}])
+    assert (
+        wire.request_messages([Message("user", "a\ud800b")])[0]["content"] == "a\ufffdb"
+    )  # JSON readers refuse half a character
     assert mcp == {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 
 
@@ -509,9 +530,25 @@ choice = st.fixed_dictionaries(
         "stop_reason": json_values,
     },
 )  # fmt: skip
+
+
+def nearly_right(length: int) -> Any:
+    """A choice in which at most a little is wrong."""
+    value = st.floats(-20, 0) | st.sampled_from([-0.0, 1e-5, 0.5, float("nan"), float("-inf"), None, -(10**400)])
+    ids = st.lists(st.integers(0, 40), min_size=length, max_size=length)
+    values = st.lists(value, min_size=length, max_size=length + length // 4)
+    return st.fixed_dictionaries(
+        {"finish_reason": st.sampled_from(["stop", "length"]), "token_ids": ids | st.just([1, 2**40]),
+         "message": st.fixed_dictionaries({"content": st.text() | json_values, "tool_calls": calls | json_values}),
+         "logprobs": st.fixed_dictionaries({"token_logprobs": values | json_values}) | st.none()},
+        optional={"prompt_logprobs": st.tuples(st.none(), *[st.dictionaries(st.just("2") | st.just("3"), value)] * 2), "stop_reason": json_values},
+    )  # fmt: skip
+
+
+one_choice = st.integers(1, 4).flatmap(nearly_right).map(lambda found: [found])
 bodies = json_values | st.fixed_dictionaries(
-    {"choices": st.lists(choice | json_values, max_size=2) | json_values},
-    optional={"model": json_values, "usage": json_values, "error": json_values},
+    {"choices": one_choice | st.lists(choice | json_values, max_size=2) | json_values},
+    optional={"model": st.just("m") | json_values, "usage": json_values, "error": json_values},
 )
 
 
@@ -537,6 +574,15 @@ def fixed(mode: str) -> HttpModel:
 
 
 MODELS = {mode: fixed(mode) for mode in ("chat", "completions")}
+
+
+def test_sound_answers_of_the_transport_below_are_draws() -> None:
+    FIXED.raw = json.dumps(faulty_chat({"content": "a", "tool_calls": [CALL]})).encode()
+    assert draw(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))[0].text == "a"
+    FIXED.raw = json.dumps(completion(prompt_logprobs=[None, {"2": {"logprob": -1}}, {"3": -2}])).encode()
+    assert draw(MODELS["completions"], PREFIX)[0].stop == "length"
+    (scores,) = asyncio.run(MODELS["completions"].logprobs([np.array([1, 2, 3], np.int32)]))
+    assert scores.logprobs.tolist() == [0, -1, -2]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

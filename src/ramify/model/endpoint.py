@@ -156,6 +156,8 @@ class HttpModel:
             raise UserError(f"temperature {settings.temperature} or top_p {settings.top_p} is out of range")
         if settings.max_tokens < 1 or settings.top_k < 0:
             raise UserError(f"max_tokens {settings.max_tokens} or top_k {settings.top_k} is out of range")
+        if "" in settings.stop_texts:
+            raise UserError("a stop text is empty, so every reply would stop at once")
         offers = self.capabilities
         if self.mode == "chat":
             for name in ("stop_tokens", "ban", "ban_first", "until"):

@@ -181,7 +181,7 @@ class Transport:
 
     async def _read(self, response: httpx2.Response) -> bytes:
         pieces, size = [], 0
-        async for piece in response.aiter_raw():
+        async for piece in response.aiter_bytes():  # no encoding is let through, so these are the bytes sent
             size += len(piece)
             if size > self.limits.max_bytes:
                 if response.status_code >= 400:

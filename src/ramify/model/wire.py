@@ -35,7 +35,7 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             named = (message.data or {}).get("tool_call_id") if isinstance(message.data, Mapping) else None
             call = named if named in waiting else waiting[0]
             waiting.remove(call)
-            sent.append({"role": "tool", "tool_call_id": call, "content": message.text})
+            sent.append({"role": "tool", "tool_call_id": call, "content": clean(message.text)})
             continue
         sent += _unanswered(waiting)
         waiting = []
@@ -43,10 +43,10 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         calls = _calls_of(message) if message.role == "assistant" and following == "tool" else []
         if calls:
             said = message.text[: min([len(message.text), *(call.char_span[0] for call in parse_tool_calls(message.text))])]
-            sent.append({"role": "assistant", "content": said or None, "tool_calls": calls})
+            sent.append({"role": "assistant", "content": clean(said) or None, "tool_calls": calls})
             waiting = [call["id"] for call in calls]
         else:
-            sent.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
+            sent.append({"role": "user" if message.role == "tool" else message.role, "content": clean(message.text)})
     return sent + _unanswered(waiting)
 
 
@@ -101,7 +101,11 @@ def _same_model(asked: str, answered: str) -> bool:
     """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, a revision, or the last part of a path."""
     asked, answered = asked.rstrip("/").lower(), answered.rstrip("/").lower()
     short, other = asked.rpartition("/")[2], answered.rpartition("/")[2]
-    return short == other or other.startswith((short + "-", short + ":", short + "@")) or short.startswith((other + "@", other + ":"))
+    return (
+        short == other
+        or other.startswith((short + "-", short + ":", short + "@"))
+        or short.startswith((other + "@", other + ":"))
+    )
 
 
 def stop_of(choice: Mapping[str, Any], host: str) -> str:
