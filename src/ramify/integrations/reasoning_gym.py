@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from ramify.base.errors import BoundaryError, UserError, nearest
@@ -77,13 +78,14 @@ class ReasoningGymWorld:
         if self._dataset not in known:
             raise UserError(f"reasoning-gym has no dataset '{self._dataset}' ({nearest(self._dataset, known)})")
         self._create = gym.create_dataset
+        self.entry = lru_cache(maxsize=256)(self._entry)
+        """The dataset of a seed and its first entry."""
         try:
             self.entry(0)
         except Exception as error:  # datasets check their settings with asserts, TypeErrors and more
             raise UserError(f"reasoning-gym refuses {argument}: {error}") from error
 
-    def entry(self, seed: int) -> tuple[Any, dict[str, Any]]:
-        """The dataset of that seed and its first entry."""
+    def _entry(self, seed: int) -> tuple[Any, dict[str, Any]]:
         dataset = self._create(self._dataset, seed=seed, size=1, **self._settings)
         return dataset, dataset[0]
 

@@ -16,8 +16,8 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.env.protocol import Panel, Task
 
 SPLITS = ("train", "eval", "tune", "demo")
-_TRIES = 200
-"""Drafts looked at for each task wanted, before a generator counts as too small."""
+_TRIES = 1000
+"""Drafts in a row that bring no new task, after which a generator counts as too small."""
 
 
 def options(argument: str) -> tuple[str, dict[str, Any]]:
@@ -98,13 +98,13 @@ def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, 
     """
     check_split(split)
     found: dict[str, Task] = {}
-    for i in range(_TRIES * max(n, 1)):
-        if len(found) == n:
-            break
+    last, i = 0, 0
+    while len(found) < n and i - last < _TRIES:
         data = dict(draft(seed % 2**24 * 2**24 + i))
         digest = json_hash({key: value for key, value in data.items() if key != "seed"})
-        if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split:
-            found.setdefault(digest, Task(f"{name}-{digest[:12]}", data))
+        if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split and digest not in found:
+            found[digest], last = Task(f"{name}-{digest[:12]}", data), i
+        i += 1
     if len(found) < n:
         raise UserError(f"{name} gives only {len(found)} different {split} tasks, not {n}")
     return Panel.of(found.values())
