@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,46 +26,16 @@ from ramify.base.seeds import place_key
 from ramify.model import wire
 from ramify.model.address import Endpoint, Limits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.tokenizer import HfTokenizer
 
 T = TypeVar("T")
 
-#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): switched off by name.
-_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_TOKEN_FIELDS = {
-    "return_token_ids": True,
-    "return_tokens_as_token_ids": True,
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-}
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _AGREE = 0.05
 """Log-probs of one token drawn and given differ by less, in nats, where a server means the same by both."""
-
-
-@dataclass(frozen=True)
-class _Dialect:
-    """How a server wants to be asked."""
-
-    extended: bool = True
-    seed: bool = True
-    limit: str = "max_tokens"
-    scores: str = ""
-    """Field that gets log-probs of given tokens: prompt_logprobs, echo, or none."""
-
-
-_DIALECTS = {
-    "chat": (
-        _Dialect(),
-        _Dialect(extended=False),
-        _Dialect(extended=False, limit="max_completion_tokens"),
-        _Dialect(extended=False, seed=False),
-        _Dialect(extended=False, seed=False, limit="max_completion_tokens"),
-    ),
-    "completions": (_Dialect(), _Dialect(extended=False), _Dialect(extended=False, seed=False)),
-}
 
 
 class HttpModel:
@@ -89,7 +59,7 @@ class HttpModel:
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if mode not in _DIALECTS:
+        if mode not in DIALECTS:
             raise UserError(f"an endpoint is asked for chat or completions, not '{mode}'")
         if not model:
             raise UserError("an endpoint needs the name of a model, as in chat:MODEL@http://127.0.0.1:8000/v1")
@@ -105,7 +75,7 @@ class HttpModel:
                 f"completions:{model}@{self.endpoint.url} needs the model's tokenizer: add ?tokenizer=FOLDER, or use chat:{model}@..."
             )
         self._lock = threading.Lock()
-        self._dialect = _Dialect()
+        self._dialect = Dialect()
         self._offers: frozenset[str] | None = None
         self._top_k: bool | None = None
         self._lacks = ""
@@ -212,25 +182,8 @@ class HttpModel:
 
     # -- requests
 
-    def _body(self, settings: Sampling, key: int, dialect: _Dialect) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            dialect.limit: settings.max_tokens,
-        }
-        if dialect.seed:
-            body["seed"] = key & 0x7FFFFFFF  # servers cut seeds to 32 bits, some refuse more
-        if dialect.extended:
-            body |= _NEUTRAL
-        if settings.top_k:
-            body["top_k"] = settings.top_k
-        if settings.stop_texts:
-            body["stop"] = list(settings.stop_texts)
-        return body
-
-    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: _Dialect | None = None) -> Draw:
-        body = self._body(settings, key, dialect or self._dialect) | {"messages": wire.request_messages(prefix.messages)}
+    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Draw:
+        body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
         if prefix.tools:
             body["tools"] = wire.request_tools(prefix.tools)
         return wire.chat_draw(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
@@ -251,16 +204,8 @@ class HttpModel:
         logprobs = np.concatenate(model) if len(model) == 2 else None
         return self._draw([*first.tokens.tolist(), *rest.tokens.tolist()], logprobs, rest.stop, settings, rest.data or {})
 
-    async def _completed(self, given: list[int], settings: Sampling, key: int, dialect: _Dialect) -> Draw:
-        body = self._body(replace(settings, stop_texts=()), key, dialect) | {"prompt": given, "logprobs": 1}
-        if dialect.extended:
-            body |= _TOKEN_FIELDS
-            if settings.stop_tokens:
-                body["stop_token_ids"] = list(settings.stop_tokens)
-            if settings.stop_texts:
-                body |= {"stop": list(settings.stop_texts), "include_stop_str_in_output": True}
-        if settings.ban:
-            body["logit_bias"] = {str(token): -100 for token in settings.ban}
+    async def _completed(self, given: list[int], settings: Sampling, key: int, dialect: Dialect) -> Draw:
+        body = dialect.tokens(self.model, settings, key) | {"prompt": given}
         host = self.endpoint.host
         answer = await self.transport.post("/completions", body)
         choice = wire.only_choice(answer, self.model, host)
@@ -328,7 +273,7 @@ class HttpModel:
     async def _discover(self) -> frozenset[str]:
         """Ask in ever plainer dialects until the server accepts; then see what came back."""
         refused: ProviderError | None = None
-        for dialect in _DIALECTS[self.mode]:
+        for dialect in DIALECTS[self.mode]:
             try:
                 first = await self._look(1, dialect)
                 break
@@ -350,7 +295,7 @@ class HttpModel:
             offers |= await self._scoring(first)
         return frozenset(offers)
 
-    async def _repeats(self, dialect: _Dialect) -> bool:
+    async def _repeats(self, dialect: Dialect) -> bool:
         """Whether the same seed gives the same reply, and another one of two seeds another: a server may ignore seeds and say one thing."""
         wild = replace(_LOOK, temperature=2.0)
         try:
@@ -361,7 +306,7 @@ class HttpModel:
             return False  # some hosted models take temperature 1 only
         return _same(first, again) and not all(_same(first, other) for other in others)
 
-    async def _look(self, seed: int, dialect: _Dialect, settings: Sampling = _LOOK) -> Draw:
+    async def _look(self, seed: int, dialect: Dialect, settings: Sampling = _LOOK) -> Draw:
         if self.mode == "chat":
             prefix = Prefix(messages=(Message("user", "Name a colour, a town and a number."),))
             return await self._chat(prefix, settings, seed, dialect)

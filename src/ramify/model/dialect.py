@@ -1,0 +1,75 @@
+"""How one OpenAI-compatible server wants to be asked: which fields it takes, and what they are called there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.model.protocol import Sampling
+
+#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): switched off by name.
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_TOKEN_FIELDS = {
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a server wants to be asked."""
+
+    extended: bool = True
+    seed: bool = True
+    limit: str = "max_tokens"
+    scores: str = ""
+    """Field that gets log-probs of given tokens: prompt_logprobs, echo, or none."""
+
+    def body(self, model: str, settings: Sampling, key: int) -> dict[str, Any]:
+        """What every request says, but for the prompt."""
+        body: dict[str, Any] = {
+            "model": model,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            self.limit: settings.max_tokens,
+        }
+        if self.seed:
+            body["seed"] = key & 0x7FFFFFFF  # servers cut seeds to 32 bits, some refuse more
+        if self.extended:
+            body |= _NEUTRAL
+        if settings.top_k:
+            body["top_k"] = settings.top_k
+        return body
+
+    def chat(self, model: str, settings: Sampling, key: int) -> dict[str, Any]:
+        """A request for a chat, but for the messages."""
+        stop = {"stop": list(settings.stop_texts)} if settings.stop_texts else {}
+        return self.body(model, settings, key) | stop
+
+    def tokens(self, model: str, settings: Sampling, key: int) -> dict[str, Any]:
+        """A request for token ids, but for the prompt. Servers that know no extensions draw past stops, and the draw is cut then."""
+        body = self.body(model, settings, key) | {"logprobs": 1}
+        if self.extended:
+            body |= _TOKEN_FIELDS
+            if settings.stop_tokens:
+                body["stop_token_ids"] = list(settings.stop_tokens)
+            if settings.stop_texts:
+                body |= {"stop": list(settings.stop_texts), "include_stop_str_in_output": True}
+        if settings.ban:
+            body["logit_bias"] = {str(token): -100 for token in settings.ban}
+        return body
+
+
+#: From what a server may take at most to the plainest, by mode.
+DIALECTS = {
+    "chat": (
+        Dialect(),
+        Dialect(extended=False),
+        Dialect(extended=False, limit="max_completion_tokens"),
+        Dialect(extended=False, seed=False),
+        Dialect(extended=False, seed=False, limit="max_completion_tokens"),
+    ),
+    "completions": (Dialect(), Dialect(extended=False), Dialect(extended=False, seed=False)),
+}
