@@ -247,6 +247,28 @@ def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> 
             assert all(a.turns[-1].answer.stop for a in attempts)
 
 
+def test_no_more_attempts_are_under_way_than_asked_for(tmp_path: Path) -> None:
+    agent = parts.make_agent("factory:worker_parts:walker", None, None)
+    name = ("factory:worker_parts:walker", "household")
+    with Run.create(tmp_path / "run", {}) as run, open_players("processes:4", *name, agent, 3, 3) as players:
+        player, most = players.player(Episodes(agent, HouseholdWorld(), run, 3)), 0
+        message = player._message
+
+        def counted(unit: Unit) -> bytes:
+            nonlocal most
+            assert players.pool is not None
+            most = max(most, sum(member.load for member in players.pool._members))
+            return message(unit)
+
+        player._message = counted  # type: ignore[method-assign]
+
+        async def work() -> int:
+            return len([a async for a in player.in_order(Unit(t.id, t, i) for t in TASKS for i in range(4))])
+
+        assert players.run(work()) == 24
+        assert most == 3
+
+
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     root = make_node("t", None, 0, "root", "", tokens=[])
     odd = make_node("t", root.id, 0, "user", "\ud800 \x00 \u2028", tokens=[1, 2], ends=[1, 2], snapshot="blob:" + "0" * 24)

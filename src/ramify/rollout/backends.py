@@ -100,6 +100,7 @@ class Players:
         if name != "local":
             backend: Backend = registry.get("backend", name)
             start, workers, self._finish = backend.open(workers)
+            workers = min(workers, concurrency)
             self.pool = Pool(start, workers, -(-concurrency // workers), setup)
 
     def __enter__(self) -> Players:
@@ -156,7 +157,9 @@ class Player:
                     attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index)
                 self._charge(attempt.drawn, len(attempt.turns))
                 return attempt
-        header, body = unpack_answer(await self._pool.call(lambda: self._message(unit)))
+        async with self._gate:
+            answer = await self._pool.call(lambda: self._message(unit))
+        header, body = unpack_answer(answer)
         records = tuple(read_records(body))
         header["unit"] = unit
         self._charge(header["drawn"], len(header["turns"]))

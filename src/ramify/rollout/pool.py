@@ -108,9 +108,11 @@ class Pool:
         await asyncio.gather(*(worker.close() for worker in started if not isinstance(worker, BaseException)))
 
     async def _told(self, task: asyncio.Task[Worker], message: bytes) -> bytes | None:
+        worker = await task
         try:
-            return await (await task).call(message)
+            return await worker.call(message)
         except LostWorkerError:
+            await worker.close()
             for member in self._members:
                 if member.worker is task:
                     member.worker = None
