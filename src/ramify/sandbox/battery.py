@@ -12,7 +12,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,23 +24,24 @@ from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 _LIMITS = Limits(seconds=20.0, memory_bytes=256 * MIB, disk_bytes=16 * MIB, processes=16)
 
 
-def check_sandbox(sandbox: Sandbox) -> list[Problem]:
-    """Run every check; no problem means the sandbox does what the protocol says. Takes seconds: some checks wait for a limit.
+def check_sandbox(sandbox: Sandbox, seconds: float = 2.0) -> list[Problem]:
+    """Run every check, side by side; no problem means the sandbox does what the protocol says. ``seconds``: the limit some wait for.
 
     Raises NeedsError where the sandbox cannot run here at all.
     """
 
+    async def one(check: Callable[[_Probe], AsyncIterator[str]]) -> list[Problem]:
+        name = check.__name__.removeprefix("_")
+        try:
+            return [Problem(name, message) async for message in check(_Probe(sandbox, seconds))]
+        except NeedsError:
+            raise
+        except Exception as error:  # whatever a stranger's sandbox raises is the finding
+            return [Problem(name, f"it raised {type(error).__name__}: {error}")]
+
     async def all_checks() -> list[Problem]:
-        problems = []
-        for check in CHECKS:
-            name = check.__name__.removeprefix("_")
-            try:
-                problems += [Problem(name, message) async for message in check(_Probe(sandbox))]
-            except NeedsError:
-                raise
-            except Exception as error:  # whatever a stranger's sandbox raises is the finding
-                problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
-        return problems
+        found = await asyncio.gather(*map(one, CHECKS))
+        return [problem for problems in found for problem in problems]
 
     return asyncio.run(all_checks())
 
@@ -48,6 +49,7 @@ def check_sandbox(sandbox: Sandbox) -> list[Problem]:
 @dataclass(frozen=True)
 class _Probe:
     sandbox: Sandbox
+    seconds: float
 
     async def python(self, code: str, **fields: Any) -> Outcome:
         fields.setdefault("limits", _LIMITS)
@@ -158,7 +160,7 @@ async def _time_limit(probe: _Probe) -> AsyncIterator[str]:
         "print('here', flush=True)\n"
         "time.sleep(600)"
     )
-    done = await probe.python(code, limits=replace(_LIMITS, seconds=2.0))
+    done = await probe.python(code, limits=replace(_LIMITS, seconds=probe.seconds))
     if done.reason != "timeout" or done.code is not None:
         yield f"a command past its time is reported as {done.reason}, {done.code}"
     if done.text != "here\n":
@@ -240,7 +242,7 @@ async def _sessions(probe: _Probe) -> AsyncIterator[str]:
         if (await session.run(["cat", "a/b"])).text != "text":
             yield "a session's command does not see its files"
     async with probe.sandbox.session(limits=_LIMITS) as session:
-        stuck = await session.execute("while True: pass", seconds=1.0)
+        stuck = await session.execute("while True: pass", seconds=probe.seconds / 2)
         if stuck.reason != "timeout":
             yield f"a call past its time is reported as {stuck.reason}"
 

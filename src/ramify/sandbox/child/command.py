@@ -7,6 +7,8 @@ monitor's SIGKILL or after the command's first process, the kernel ends every pr
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 COLLECT_SECONDS = 10.0
 """How long returning files may take after the command has ended."""
 _OPEN_FILES = 256
+_ERRORS = 200
+"""Descriptor on which a command that could not begin says why."""
 
 
 def monitor(fds: dict[str, int], box: Box) -> None:
@@ -146,10 +150,11 @@ def _init(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, mo
     errors, write_error = os.pipe()
     child = os.fork()
     if child == 0:
+        os.dup2(write_error, _ERRORS, inheritable=False)
         try:
-            _command(spec, files_at, fds, box, write_error)
+            _command(spec, files_at, fds, box)
         except BaseException as error:
-            os.write(write_error, str(error).encode()[:4000])
+            os.write(_ERRORS, str(error).encode()[:4000])
         finally:
             os._exit(127)
     os.close(write_error)
@@ -172,14 +177,14 @@ def _init(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, mo
         collect(spec["returns"], box.work, fds["returns"], spec["limits"]["returned_bytes"])
 
 
-def _command(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, write_error: int) -> None:
+def _command(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box) -> None:
     """Become the command: its files, descriptors, limits, filter; then exec."""
     os.setsid()
     os.chdir(box.work)
     _write_files(spec["files"], fds["spec"], files_at)
     os.chdir(spec["folder"])
     env = {"HOME": box.work, "TMPDIR": box.temporary, **spec["env"]}
-    _descriptors([fds["stdin"], fds["stdout"], fds["stderr"], *([fds["channel"]] if "channel" in fds else [])], write_error)
+    _descriptors([fds["stdin"], fds["stdout"], fds["stderr"], *([fds["channel"]] if "channel" in fds else [])])
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
@@ -191,8 +196,10 @@ def _command(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC):
+            raise
         os.write(2, f"sandbox: {spec['argv'][0]}: {error.strerror}\n".encode())
-        os._exit(126 if isinstance(error, PermissionError) else 127)
+        os._exit(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127)
 
 
 def _write_files(files: list[list[Any]], spec: int, at: int) -> None:
@@ -209,16 +216,12 @@ def _write_files(files: list[list[Any]], spec: int, at: int) -> None:
         os.close(handle)
 
 
-def _descriptors(wanted: list[int], write_error: int) -> None:
-    """``wanted`` become 0, 1, 2, 3; ``write_error`` moves to 9 and closes on exec; every other descriptor closes."""
-    import fcntl
-
-    moved = [fcntl.fcntl(handle, fcntl.F_DUPFD, 64) for handle in (*wanted, write_error)]
-    for number, handle in enumerate(moved[:-1]):
+def _descriptors(wanted: list[int]) -> None:
+    """``wanted`` become 0, 1, 2, 3; every other descriptor closes, now or (the one for errors) on exec."""
+    for number, handle in enumerate([fcntl.fcntl(handle, fcntl.F_DUPFD, 64) for handle in wanted]):
         os.dup2(handle, number)
-    os.dup2(moved[-1], 9, inheritable=False)
-    os.closerange(len(wanted), 9)
-    os.closerange(10, 1 << 30)
+    os.closerange(len(wanted), _ERRORS)
+    os.closerange(_ERRORS + 1, 1 << 30)
 
 
 def _limit(limits: dict[str, Any], isolated: bool) -> None:

@@ -56,9 +56,9 @@ def main(door: int, config: str) -> None:
         os.waitpid(child, 0)
         return
     try:
-        kernel.die_with_parent()
         _new_root(options)
         _become_nobody()
+        kernel.die_with_parent()  # last: a change of user forgets it
     except OSError as error:
         _say(server, {"failed": str(error)})
         os._exit(1)
