@@ -32,7 +32,7 @@ SECONDS = 5
 CONSTANT = 64 << 20
 RUNS = ("sqlite", "values")
 ODD_VALUES = (
-    None, 0, -1, 2**62, 1e300, "", "x", "[", "{}", "[1]", "null", '{"a":1}', "[" * 3000, b"", b"\xff", b"\xed\xa0\x80", b"\x00" * 7, "\x00", "blob:zz", "9" * 5000
+    None, 0, -1, 2**62, 1e300, "", "x", "[", "{}", "[1]", "null", "NaN", '{"a":1e999}', '{"a":1}', "[" * 3000, b"", b"\xff", b"\xed\xa0\x80", b"\x00" * 7, "\x00", "blob:zz", "9" * 5000
 )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
         ({"model": "gpt"}, "neither 'builtin' nor 'hf:PATH'"),
         ({"model": "hf:/nowhere"}, "no folder /nowhere"),
         ({"env": "houshold"}, "did you mean 'household'"),
-        ({"tasks": "/nowhere.jsonl"}, "cannot read tasks"),
+        ({"tasks": "/nowhere.jsonl"}, "cannot read /nowhere.jsonl"),
     ],
 )
 def test_bad_parts_are_refused_before_a_run_exists(settings: dict[str, str], says: str, tmp_path: Path) -> None:

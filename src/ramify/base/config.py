@@ -93,6 +93,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the configuration {path}: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep, a path that is none
+        raise UserError(f"{path} is not readable as TOML: {error}") from None
 
 
 def describe(cls: type[Config]) -> list[Setting]:
@@ -249,7 +251,7 @@ def _value(annotation: Any, text: str) -> Any:
     if origins & {tuple, list, dict} and text[:1] in ("[", "{"):
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return text
     if origins & {tuple, list}:
         return [part.strip() for part in text.split(",") if part.strip()]

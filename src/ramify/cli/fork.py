@@ -78,6 +78,8 @@ def read_edit(file: Path) -> Any:
         raise UserError(f"cannot read the edit {file}: it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        raise UserError(f"{file}: not readable as JSON: {error}") from None
 
 
 def table(record: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ def show(
 
     with Run.open(folder) as opened:
         record = stored(summarise)(opened)
-    emit(record, as_json, "" if as_json else stored(_text)(record))
+    stored(emit)(record, as_json, "" if as_json else stored(_text)(record))
 
 
 def write_report(folder: Path, out: Path) -> None:

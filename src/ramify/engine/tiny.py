@@ -82,7 +82,17 @@ class TinyConfig:
 
     @classmethod
     def from_hf(cls, record: dict[str, Any]) -> TinyConfig | None:
-        """Read a ``config.json`` record; None where it asks for anything this decoder does not do exactly."""
+        """Read a ``config.json`` record; None where it asks for anything this decoder does not do exactly.
+
+        Raises UserError where it describes no model.
+        """
+        try:
+            return cls._from_hf(record)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+            raise UserError(f"config.json describes no model: {type(error).__name__} {error}") from error
+
+    @classmethod
+    def _from_hf(cls, record: dict[str, Any]) -> TinyConfig | None:
         kind = record.get("model_type")
         rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
         plain = (
@@ -292,8 +302,8 @@ class TinyLM(nn.Module):
             raise UserError(
                 f"{folder / 'config.json'}: model_type {record.get('model_type')!r} is not a plain Llama, Qwen2 or Qwen3"
             )
-        model = cls(config)
         weights = {name: value.float() for name, value in _read_weights(folder).items()}
+        model = cls._sized(config, weights, folder)
         if config.tied:
             weights.pop("lm_head.weight", None)
         own = model.state_dict()
@@ -304,6 +314,26 @@ class TinyLM(nn.Module):
                 raise UserError(f"{folder}: weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
         model.load_state_dict(weights)
         return model.eval()
+
+    @classmethod
+    def _sized(cls, config: TinyConfig, weights: dict[str, Tensor], folder: Path) -> TinyLM:
+        """A model of the shape of ``config``, which is made only where the file's first weights have it: a size costs memory."""
+        layer, size = "model.layers.0.", config.head_size
+        wanted = {"model.embed_tokens.weight": (config.vocab, config.width)} | {
+            f"{layer}self_attn.q_proj.weight": (config.heads * size, config.width),
+            f"{layer}self_attn.k_proj.weight": (config.kv_heads * size, config.width),
+            f"{layer}mlp.gate_proj.weight": (config.ffn, config.width),
+        }
+        for name, shape in wanted.items():
+            if name not in weights or tuple(weights[name].shape) != shape:
+                found = tuple(weights[name].shape) if name in weights else "missing"
+                raise UserError(f"{folder}: weight '{name}' is {found}, expected {shape}")
+        if config.layers > len(weights):
+            raise UserError(f"{folder} has weights for fewer layers than the {config.layers} of its config.json")
+        try:
+            return cls(config)
+        except (RuntimeError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
+            raise UserError(f"{folder / 'config.json'} describes no model: {error}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

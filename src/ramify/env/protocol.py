@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.trace.lines import read_lines
 
 Snapshot = Any
 """A JSON value, or bytes: durable, stored with the run. Or :class:`Volatile`."""
@@ -149,22 +149,15 @@ def read_panel(path: Path) -> Panel:
 
     Raises UserError naming file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read tasks from {path}: {error}") from error
     tasks = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error.msg})") from error
-        if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+    for number, record in read_lines(path):
+        if not isinstance(record.get("id"), str):
             raise UserError(f"{path}:{number}: a task is an object with a text 'id'")
-        task_id = record.pop("id")
-        tasks.append(Task(task_id, record))
+        try:
+            canonical_json(record)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: {error}") from error
+        tasks.append(Task(record.pop("id"), record))
     if not tasks:
         raise UserError(f"{path} holds no task")
     return Panel.of(tasks)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.trace.keys import Canonicaliser
+from ramify.trace.lines import read_lines
 from ramify.trace.path import text_between
 
 if TYPE_CHECKING:
@@ -42,21 +43,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
         except (OSError, pyarrow.ArrowException) as error:
             raise UserError(f"cannot read steps from {path}: {error}") from error
     else:
-        rows = []
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read steps from {path}: {error}") from error
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise UserError(f"{path}:{number}: not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{path}:{number}: a step is a JSON object")
-            rows.append(row)
+        rows = [row for _, row in read_lines(path)]
     if not rows:
         raise UserError(f"{path} holds no step")
     return rows
@@ -72,13 +59,20 @@ def to_columns(steps: Iterable[Mapping[str, Any]], task_key: str = "task_id") ->
         step, reward = row["step"], row["reward"]
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
             raise UserError(f"step record {number}: field 'step' is {step!r}, not an integer")
-        if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)) or not math.isfinite(float(reward)):
+        if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)) or not _finite(reward):
             raise UserError(f"step record {number}: field 'reward' is {reward!r}, not a finite number")
     columns: Columns = {name: [row[name] for row in rows] for name in REQUIRED[1:]}
     columns["task_id"] = [row[task_key] for row in rows]
     for name, default in OPTIONAL.items():
         columns[name] = [row.get(name, default) for row in rows]
     return columns
+
+
+def _finite(number: Any) -> bool:
+    try:
+        return math.isfinite(float(number))
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

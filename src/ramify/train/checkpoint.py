@@ -23,5 +23,5 @@ def unpack(blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = int.from_bytes(blob[:8], "little")
         header = json.loads(blob[8 : 8 + size])
         return load(blob), json.loads(header["__metadata__"]["record"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"not a checkpoint written by ramify: {error}") from error

@@ -206,7 +206,7 @@ def test_verbs(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["report", "FILE", "--gamma", "2"], "--gamma"),
         (["report", "FILE", "--anchor", "ancor"], "did you mean 'anchor'?"),
         (["report", "FILE", "--scrub", "number"], "did you mean 'numbers'?"),
-        (["report", "missing.jsonl"], "cannot read steps from missing.jsonl"),
+        (["report", "missing.jsonl"], "cannot read missing.jsonl"),
         (["why", "FILE", "--task", "t"], "--task, --attempt and --step"),
         (["why", "FILE", "--task", "t", "--attempt", "9", "--step", "0"], "there is no step t/9/0"),
         (["show", "FILE", "--task", "u"], "no task 'u'"),
@@ -226,7 +226,7 @@ def test_bad_usage_is_one_sentence(args, sentence, file: Path, capsys: pytest.Ca
     [
         ("", "holds no step"),
         ("{", ":1: not JSON"),
-        ("[1]\n", ":1: a step is a JSON object"),
+        ("[1]\n", ":1: a line must hold one JSON object"),
         ('{"task_id": 1, "attempt_id": 1, "step": 0, "rewrd": 1, "anchor": 1}', "did you mean 'rewrd'?"),
         ('{"task_id": 1, "attempt_id": 1, "step": 0.5, "reward": 1, "anchor": 1}', "'step' is 0.5, not an integer"),
         ('{"task_id": 1, "attempt_id": 1, "step": 0, "reward": NaN, "anchor": 1}', "'reward' is nan, not a finite number"),

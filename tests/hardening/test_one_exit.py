@@ -1,0 +1,108 @@
+"""One way to the terminal: only ``render/terminal.py`` writes to it, after the one sanitizer. Read from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "ramify"
+EXIT = "render/terminal.py"
+#: Functions that print fixed texts of ours through the command-line library: the version and the help.
+FIXED = {"_version", "format_help"}
+#: (file, use) that is no way to the terminal, each with the reason.
+ALLOWED = {
+    ("cli/main.py", "sys.stdout"),  # flushed, and pointed at nothing when its reader has left
+    ("base/plugins.py", "sys.stderr"),  # what a stranger's module prints while it loads goes there, not into --json
+}
+#: Programs that run in another process, whose output is caught and cut by its parent.
+ELSEWHERE = "sandbox/child/"
+STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
+CALLS = {
+    *(
+        "print",
+        "builtins.print",
+        "pprint.pprint",
+        "pprint",
+        "rich.print",
+        "Console",
+        "rich.console.Console",
+        "breakpoint",
+        "input",
+    ),
+    *("typer.echo", "typer.secho", "typer.prompt", "typer.confirm", "click.echo", "click.secho", "echo", "secho"),
+    *(
+        "logging.basicConfig",
+        "logging.StreamHandler",
+        "traceback.print_exc",
+        "traceback.print_exception",
+        "traceback.print_stack",
+    ),
+}
+HELP = {"typer.echo"}
+
+
+def dotted(node: ast.expr) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "?", *reversed(parts)])
+
+
+def exits(tree: ast.AST, function: str = "") -> Iterator[str]:
+    """What in ``tree`` could write to the terminal."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name in CALLS and not (name in HELP and function in FIXED):
+                yield name
+            first = node.args[0] if node.args else None
+            if (
+                name in ("os.write", "open", "os.fdopen")
+                and isinstance(first, ast.Constant)
+                and first.value in (1, 2, "/dev/tty", "/dev/stdout")
+            ):
+                yield name
+        elif isinstance(node, ast.Attribute) and dotted(node) in STREAMS:
+            yield dotted(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "sys":
+            yield from (f"sys.{alias.name}" for alias in node.names if f"sys.{alias.name}" in STREAMS)
+        yield from exits(node, inner)
+
+
+def test_only_the_terminal_module_writes_to_the_terminal() -> None:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if name != EXIT and not name.startswith(ELSEWHERE):
+            ways = {way for way in exits(ast.parse(path.read_text(encoding="utf-8"))) if (name, way) not in ALLOWED}
+            found |= {name: ways} if ways else {}
+    assert found == {}
+
+
+def test_the_exit_itself_sanitises_everything() -> None:
+    """Every write in the terminal module is of sanitised text: ``print`` of what ``_printable(sanitize(...))`` or JSON made."""
+    tree = ast.parse((SOURCE / EXIT).read_text(encoding="utf-8"))
+    prints = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func) == "print"]
+    assert len(prints) == 3
+    for call in prints:
+        (text,) = call.args
+        assert isinstance(text, ast.Call)
+        if dotted(text.func) == "_printable":
+            assert isinstance(text.args[0], ast.Call)
+            assert dotted(text.args[0].func) == "sanitize"
+        else:
+            assert ast.unparse(text).startswith("json.dumps(result, ensure_ascii=True")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["print('x')", "import sys\nsys.stdout.write('x')", "from sys import stderr", "typer.echo(text)", "rich.print(x)", "os.write(1, b'x')",
+     "def show():\n    typer.echo(run)", "logging.basicConfig()", "traceback.print_exc()", "w = sys.__stderr__", "Console().print(x)"],
+)  # fmt: skip
+def test_the_check_itself_sees_each_way(line: str) -> None:
+    assert list(exits(ast.parse(line)))

@@ -1,0 +1,123 @@
+"""A task panel has one hash: whatever the order of files and lines, the locale, the hash seed of Python, and the number of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.env.protocol import read_panel
+from ramify.env.worlds.household import HouseholdWorld
+from ramify.jobs.parts import panels
+from ramify.model.chat import TagTemplate
+from ramify.model.protocol import Sampling
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.run import Agent, Episodes
+from ramify.trace.db import Run
+
+IDS = ["a", "B", "ä", "ı", "I", "i", "İ", "z", "Z", "ß", "ss", "10", "9", "x\u2028y", "日本", "a b", "A", "é", "e\u0301"]
+ASK = """
+import sys
+from pathlib import Path
+from ramify.jobs.parts import panels
+from ramify.env.protocol import read_panel
+from ramify.env.worlds.household import HouseholdWorld
+print(read_panel(Path(sys.argv[1])).hash)
+for panel in (*panels(HouseholdWorld(), sys.argv[1], 1, 1, 0), *panels(HouseholdWorld(), None, 5, 5, 7)):
+    print(panel.hash)
+"""
+
+
+def write_tasks(folder: Path, seed: int) -> Path:
+    """The same tasks in another order of lines and keys."""
+    rng = random.Random(seed)
+    lines = []
+    for task_id in rng.sample(IDS, len(IDS)):
+        record = [("id", task_id), ("goal", f"find {task_id}"), ("n", 3)]
+        rng.shuffle(record)
+        lines.append(json.dumps(dict(record), ensure_ascii=rng.random() < 0.5))
+    folder.mkdir()
+    file = folder / "tasks.jsonl"
+    file.write_bytes(rng.choice((b"\n", b"\r\n", b"\n\n")).join(line.encode() for line in lines))
+    return file
+
+
+def hashes(file: Path, **settings: str) -> list[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(file)], capture_output=True, text=True, env={**kept, **settings}, check=True
+    )
+    return done.stdout.split()
+
+
+def test_one_hash_in_every_locale_and_order(tmp_path: Path) -> None:
+    found = [
+        hashes(write_tasks(tmp_path / "one", 1), LC_ALL="C", PYTHONHASHSEED="0"),
+        hashes(write_tasks(tmp_path / "two", 2), LC_ALL="tr_TR.UTF-8", PYTHONHASHSEED="1"),
+        hashes(write_tasks(tmp_path / "three", 3), LC_ALL="C.UTF-8", PYTHONHASHSEED="77", PYTHONUTF8="0"),
+        hashes(write_tasks(tmp_path / "four", 4), LC_ALL="POSIX", PYTHONIOENCODING="latin-1"),
+    ]
+    assert found == [found[0]] * 4
+    assert len(set(found[0])) == 5
+
+
+def test_a_task_that_is_another_changes_the_hash(tmp_path: Path) -> None:
+    file = write_tasks(tmp_path / "one", 1)
+    before = read_panel(file).hash
+    file.write_text(file.read_text().replace('"n": 3', '"n": 4', 1))
+    assert read_panel(file).hash != before
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_one_panel_and_one_tree_with_any_number_of_workers(tmp_path: Path, at_once: int) -> None:
+    train, _ = panels(HouseholdWorld(), None, 3, 3, 5)
+    with Run.create(tmp_path / "run", {}) as run:
+        model = ScriptedModel(lambda messages, key: "go " + "hall" if key % 2 else "wait")
+        template = TagTemplate(model.tokenizer)
+        agent = Agent(model, template, Sampling(max_tokens=20, stop_tokens=template.stop_tokens))
+        episodes = Episodes(agent, HouseholdWorld(), run, seed=5)
+
+        async def play() -> None:
+            gate = asyncio.Semaphore(at_once)
+
+            async def one(task, index: int) -> None:
+                async with gate:
+                    await episodes.attempt(task.id, task, index)
+
+            await asyncio.gather(*(one(task, index) for task in train for index in range(2)))
+
+        asyncio.run(play())
+        run.commit()
+        found = [train.hash, *sorted(run.tree(tree.name).hash for tree in run.trees())]
+    known = tmp_path.parent / "panel-hashes.json"
+    if known.exists():
+        assert json.loads(known.read_text()) == found
+    known.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 5000, '{"id": "a", "n": ' + "9" * 5000 + "}", '{"id": 1}', "\x00", '{"id": "a"', '"id"', '{"id": "a", "x": NaN}', '{"id": "\\ud800"}'],
+)  # fmt: skip
+def test_hostile_task_files(tmp_path: Path, line: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(f'{{"id": "first"}}\n{line}\n')
+    try:
+        assert read_panel(tmp_path / "tasks.jsonl").hash
+    except UserError as error:
+        assert str(tmp_path / "tasks.jsonl") in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe", b'{"id": "a"}\n{"id": "a"}'])
+def test_no_panel(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(data)
+    with pytest.raises(UserError):
+        read_panel(tmp_path / "tasks.jsonl")
+    with pytest.raises(UserError, match="cannot read"):
+        read_panel(tmp_path / "nothing")
