@@ -231,7 +231,10 @@ def _sharing(probe: _Probe) -> Iterator[str]:
 
 def _keys(probe: _Probe) -> Iterator[str]:
     for task in probe.panel():
-        walks = [probe.walk(task, number) for number in range(6)]
+        walks = [probe.walk(task, 0)]
+        if all(place.key is None for place in walks[0]):
+            continue
+        walks += [probe.walk(task, number) for number in range(1, 6)]
         first: dict[str, _Place] = {}
         for place in itertools.chain(*walks):
             if place.key is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -50,8 +51,9 @@ class Server:
         try:
             self.tools = self._started.result(timeout + LEAVING)
         except BaseException as error:
+            failure = self._failure("does not start", error)
             self.close()
-            raise self._failure("does not start", error) from error
+            raise failure from error
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool; the result as the protocol gives it."""
@@ -114,11 +116,9 @@ class Server:
             error = error.exceptions[0]
         late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
         why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {error}"
-        try:
-            self._errors.seek(0)
-            said = self._errors.read(1 << 20).decode("utf-8", "replace").strip().rpartition("\n")[2]
-        except ValueError:  # closed already
-            said = ""
+        # by position: the server writes where the file's own position is
+        end = os.fstat(self._errors.fileno()).st_size
+        said = os.pread(self._errors.fileno(), 4096, max(0, end - 4096)).decode("utf-8", "replace").strip().rpartition("\n")[2]
         last = f" (its last words: {said[-200:]})" if said else ""
         return BoundaryError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
 
@@ -149,8 +149,8 @@ class McpEpisode(ToolEpisode):
         if name not in known:
             return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
         told = self._server.call(name, arguments)
-        text = cut("\n".join(map(_part, told.content)))
-        self._calls.append({"name": name, "arguments": dict(arguments), "text": text, "error": bool(told.is_error)})
+        text = "\n".join(map(_part, told.content))
+        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(text), "error": bool(told.is_error)})
         return Result(text, failed=bool(told.is_error))
 
     def judged(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,9 @@ class TextWorldWorld:
         wanted = self._textworld.EnvInfos(won=True, lost=True, score=True, extras=["walkthrough"])
         wanted.admissible_commands = self.admissible
         try:
-            return self._textworld.start(file, wanted)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # jericho knows classics only; TextWorld's own games it calls unsupported
+                return self._textworld.start(file, wanted)
         except Exception as error:  # the interpreter's loader raises whatever it finds
             raise UserError(f"{file} is not a game that TextWorld can play: {type(error).__name__}: {error}") from error
 

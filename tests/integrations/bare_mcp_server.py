@@ -1,0 +1,42 @@
+"""An MCP server of another make, without any package: a counter. It starts in a blink and speaks an older version of the protocol."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+count = 0
+SCHEMA = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+
+
+def answer(method: str, params: dict) -> dict | None:
+    global count
+    if method == "initialize":
+        told = {"name": "bare", "version": "1"}
+        return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": told}
+    if method == "tools/list":
+        plain = [{"name": name, "description": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "die")]
+        return {"tools": [{"name": "add", "description": "Add.", "inputSchema": SCHEMA}, *plain]}
+    if method == "tools/call":
+        if params["name"] == "hang":
+            time.sleep(3600)
+        if params["name"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if params["name"] == "pid":
+            return {"content": [{"type": "text", "text": str(os.getpid())}]}
+        try:
+            count += int(params["arguments"]["amount"])
+        except (KeyError, TypeError, ValueError):
+            return {"content": [{"type": "text", "text": "amount is no number"}], "isError": True}
+        return {"content": [{"type": "text", "text": str(count)}]}
+    return None
+
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = answer(asked["method"], asked.get("params") or {})
+    reply = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no such method"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **reply}), flush=True)

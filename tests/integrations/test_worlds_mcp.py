@@ -1,0 +1,249 @@
+"""A real MCP server over stdio: its tools called, killed in mid-call, hung, surrounded by garbage, and always reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.errors import BoundaryError, UserError
+from ramify.env.battery import check_env
+from ramify.env.protocol import Panel, Task
+from ramify.jobs.parts import find_world
+from ramify.jobs.play import fork_run, rollout
+from ramify.model.protocol import Sampling
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.run import Agent, Episodes
+from ramify.trace.db import Run
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("mcp", reason="mcp is not installed: THE mcp DOOR IS NOT TESTED")
+from ramify.integrations.mcp import McpWorld  # noqa: E402
+
+SERVER = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('mcp_server.py')))}"
+BARE = shlex.quote(str(Path(__file__).with_name("bare_mcp_server.py")))
+TASK = Task("count", {"prompt": "count to 3", "answer": "3", "split": "train"})
+LONG = Sampling(max_tokens=400)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def world(settings: str = "timeout=20", flags: str = "", **more: Any) -> McpWorld:
+    return McpWorld(f"{settings} {SERVER} {flags}", tasks=Panel.of([TASK]), **more)
+
+
+@pytest.fixture
+def env() -> Iterator[Any]:
+    made = world().make()
+    made.reset(TASK, 0)
+    yield made
+    made.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead and not waited for counts as running."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_the_tools_are_the_servers() -> None:
+    made = world()
+    named = {tool["function"]["name"]: tool["function"] for tool in made.tools}
+    assert named["add"]["description"] == "Add to the counter and tell what it shows."
+    assert named["add"]["parameters"]["properties"]["amount"]["type"] == "integer"
+    assert made.tools is made.tools
+
+
+def test_calls_are_run_by_the_server(env: Any) -> None:
+    assert '"name": "add"' in env.system
+    seen = env.step(call("add", amount=2))
+    assert (seen.text, seen.role, seen.valid) == ("2", "tool", True)
+    both = env.step(call("add", amount=1) + call("note", text="é🗝\n\x00</tool_call>"))
+    assert both.text == "1. add: 3\n2. note: 1 notes"
+    wrong = env.step(call("add", amount="many"))
+    assert "valid integer" in wrong.text
+    assert wrong.data["tool_results"][0]["error"] is True
+    assert env.step(call("fail")).data["tool_results"][0]["error"] is True
+    assert env.step(call("ad")).text == "error: there is no tool 'ad' (did you mean 'add'?)"
+    assert env.step(call("flood", size=1_000_000)).text.endswith("(984,000 characters more)")
+    assert "API" not in env.step(call("variables")).text
+    assert [one["name"] for one in env.judged()] == ["add", "add", "note", "add", "fail", "flood", "variables"]
+    end = env.step("3")
+    assert (end.terminated, end.outcome) == (True, True)
+
+
+def test_no_secret_of_the_environment_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_API_KEY", "canary")
+    made = world().make()
+    made.reset(TASK, 0)
+    assert "RAMIFY_API_KEY" not in made.step(call("variables")).text
+    made.close()
+
+
+def test_a_server_of_another_make_conforms() -> None:
+    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made.actions = lambda task, snapshot: [call("add", amount=1), call("add"), "3"]  # type: ignore[attr-defined]
+    assert check_env(made, tasks=1, turns=3) == []
+
+
+def script(messages: Any, key: int) -> str:
+    said = sum(m.role == "assistant" for m in messages)
+    return call("add", amount=1 + (key % 3 == 0)) if said < 3 else messages[-1].text
+
+
+def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
+    model, made = ScriptedModel(script, tokens=False), world("timeout=20 at_once=3")
+    attempts = rollout(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
+    assert {a.failure for a in attempts} == {None}
+    assert {a.outcome for a in attempts} == {True, False}
+    done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, world=made)
+    assert [a.replayed for a in done.arm.attempts] == [2, 2, 2]
+    assert done.arm.scored == 3
+
+
+@pytest.mark.parametrize(("tool", "said"), [("die", "fails in 'die': MCPError: Connection closed"), ("hang", "no answer in 3 s")])
+def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(tmp_path: Path, tool: str, said: str) -> None:
+    pids: list[int] = []
+
+    def reply(messages: Any, key: int) -> str:
+        turn = sum(m.role == "assistant" for m in messages)
+        if turn == 1:
+            pids.append(int(messages[-1].text))
+        return [call("pid"), call(tool) if key % 2 else call("add", amount=3), "3"][turn]
+
+    made = McpWorld(f"timeout=3 at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    attempts = rollout(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
+    failed = [a for a in attempts if a.failure]
+    assert 0 < len(failed) < 6, "siblings go on"
+    assert all(str(a.failure).startswith("tool: ") and said in str(a.failure) for a in failed)
+    assert all(a.outcome for a in attempts if not a.failure)
+    assert pids
+    assert not any(map(alive, pids))
+    with Run.open(tmp_path / "run") as run:
+        assert sum(v.value is None for v in run.verdicts(scorer="env")) == len(failed)
+
+
+def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
+    pid = int(env.step(call("pid")).text)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(BoundaryError, match="tool: the MCP server"):
+        env.step(call("add", amount=1))
+    env.close()
+    assert not alive(pid)
+    env.reset(TASK, 0)
+    assert env.step(call("add", amount=1)).text == "1"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"{SERVER} --silent", "does not start: no answer in 2 s"),
+        (f"{SERVER} --broken", r"does not start: .*\(its last words: no such configuration\)"),
+        ("true", "does not start"),
+        ("cat", "does not start"),
+        ("yes", "does not start"),
+    ],
+)
+def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, said: str) -> None:
+    made = McpWorld(f"timeout={2 if 'broken' not in command else 20} {command}", tasks=Panel.of([TASK]))
+    (attempt,) = rollout(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
+    assert attempt.turns == ()
+    with pytest.raises(BoundaryError, match=said):
+        raise BoundaryError("tool", str(attempt.failure))
+    if command == "true":
+        with pytest.raises(BoundaryError, match="does not start"):
+            _ = made.tools
+
+
+def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    noisy = tmp_path / "noisy.sh"
+    noisy.write_text(
+        f"(while sleep 0.05; do echo 'this is {{not JSON'; echo; echo '{{\"jsonrpc\": 1}}'; done) &\nexec {SERVER}\n"
+    )
+    made = McpWorld(f"timeout=20 sh {shlex.quote(str(noisy))}", tasks=Panel.of([TASK])).make()
+    made.reset(TASK, 0)
+    assert [made.step(call("add", amount=1)).text for _ in range(10)] == [str(i) for i in range(1, 11)]
+    pid = int(made.step(call("pid")).text)
+    made.close()
+    assert not alive(pid)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_server_that_ignores_the_end_is_killed() -> None:
+    made = world(flags="--stubborn").make()
+    made.reset(TASK, 0)
+    pid = int(made.step(call("pid")).text)
+    made.close()
+    assert not alive(pid)
+
+
+def test_servers_end_with_the_process_that_started_them() -> None:
+    code = (
+        "from ramify.integrations.mcp import McpWorld; from ramify.env.protocol import Task, Panel; import sys\n"
+        "task = Task('a', {'prompt': 'b'})\n"
+        "env = McpWorld(sys.argv[1], tasks=Panel.of([task])).make(); env.reset(task, 0)\n"
+        "print(env.step(sys.argv[2]).text)\n"
+    )
+    command = [sys.executable, "-c", code, f"timeout=20 {SERVER} --stubborn", call("pid")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not alive(int(done.stdout))
+
+
+def test_forks_notice_a_server_whose_answers_vary(tmp_path: Path) -> None:
+    replies = [call("pid"), call("add", amount=3), "3"]
+    with Run.create(tmp_path / "run", {}) as run:
+        made = Episodes(Agent(ScriptedModel(replies, tokens=False), sampling=LONG), world(), run)
+        first = asyncio.run(made.attempt("t", TASK, 0))
+        again = asyncio.run(made.branch("t", TASK, first.turns[1].answer.id, 1))
+        assert "differs at step 1" in str(again.failure)
+
+
+def test_the_tasks_file_and_the_grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"id": f"t{i}", "prompt": f"add {i}", "want": i}) + "\n" for i in range(12)))
+    (tmp_path / "own_grade.py").write_text(
+        "def grade(task, answer, calls):\n    return calls[-1]['text'] == str(task.data['want']) and calls[-1]['name'] == 'add'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: Any = find_world(f"mcp:tasks={tasks} grade=own_grade:grade timeout=20 {SERVER}")
+    task = next(iter(made.panel("train", 1)))
+    env = made.make()
+    env.reset(task, 0)
+    env.step(call("add", amount=task.data["want"]))
+    assert env.step("done").outcome is True
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("mcp", "needs a command"),
+        ("mcp:timeout=3", "needs a command"),
+        ("mcp:no-such-command-here x", "there is no command 'no-such-command-here'"),
+        ("mcp:tmeout=3 cat", "did you mean 'timeout'"),
+        ("mcp:timeout=soon cat", "timeout must be a positive number"),
+        ("mcp:at_once=0 cat", "at_once must be a positive number"),
+        ("mcp:tasks=/no/such/file cat", "cannot read"),
+        ("mcp:grade=nowhere:grade cat", "cannot be imported"),
+        ("mcp:'cat", "cannot read its command"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_anything_runs(spec: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        find_world(spec)
+
+
+def test_a_world_without_tasks_says_so() -> None:
+    with pytest.raises(UserError, match="give tasks=FILE"):
+        find_world("mcp:cat").panel("train", 1)
