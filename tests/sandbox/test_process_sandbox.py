@@ -90,7 +90,7 @@ def test_files_that_do_not_fit_are_an_error(sandbox: ProcessSandbox) -> None:
 def test_what_cannot_be_asked_for_is_one_sentence(sandbox: ProcessSandbox) -> None:
     for fields in (
         {"file": {}}, {"files": {"../x": b""}}, {"files": {"a": 1}}, {"network": "some"}, {"clock": math.nan}, {"env": {"A=B": "c"}},
-        {"env": {"A": "\0"}}, {"returns": "out"}, {"folder": "/"},
+        {"env": {"A": "\0"}}, {"returns": "out"}, {"folder": "/"}, {"files": None}, {"limits": {"seconds": 1}}, {"tools": {"f": 1}}, {"stdin": 1}, {"env": {"A": 1}},
     ):  # fmt: skip
         with pytest.raises(UserError):
             run(sandbox, ["true"], **fields)
@@ -249,6 +249,36 @@ def test_a_session_of_no_calls_and_one_that_raises(sandbox: ProcessSandbox) -> N
     asyncio.run(play(False))
     with pytest.raises(ValueError, match="mine"):
         asyncio.run(play(True))
+
+
+def test_large_answers_and_outputs_of_a_session(sandbox: ProcessSandbox) -> None:
+    async def play() -> None:
+        async with sandbox.session(tools={"length": len, "size": lambda text: len(text)}) as session:
+            most = await session.execute("print('\\0' * (1 << 21)); 'x' * 500_000")
+            assert (most.ok, len(most.value)) == (True, 500_000)
+            assert 0 < len(most.stdout) < 1 << 20
+            assert (await session.execute("'x' * (1 << 21)")).value is None
+            assert (await session.execute("print('\\ud800'); {1: float('nan')}")).reason in ("done", "killed")
+            asked = "import ramify_host\nramify_host.call('size', {'text': 'x' * %d})"
+            assert (await session.execute(asked % 1_000_000)).value == 1_000_000
+            assert "a frame holds" in (await session.execute(asked % (1 << 21))).error
+            assert (await session.execute("1")).value == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", b"\xff" * 99, b"\x02\0\0\0[]", b"\x02\0\0\0{}x"])
+def test_frames_of_files_that_make_no_sense(data: bytes) -> None:
+    assert launch.unpack_returned(data) == ({}, {})
+    for head in (
+        {"path": "/etc/x", "size": 0},
+        {"path": "../x", "size": 0},
+        {"path": 1},
+        {"path": "a", "size": -1},
+        {"path": "a", "size": 9},
+    ):
+        frame = json.dumps(head).encode()
+        assert launch.unpack_returned(len(frame).to_bytes(4, "little") + frame + data[:8]) == ({}, {})
 
 
 # --- nothing is left ------------------------------------------------------------------------------------------------------------

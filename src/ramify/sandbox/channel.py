@@ -13,10 +13,10 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.sandbox.protocol import Json, Tool
 
-FRAME_BYTES = 4 << 20
+FRAME_BYTES = 2 << 20
 """A longer frame ends the command."""
 MOST_CALLS = 10_000
-"""Host calls of one command or session; more end it."""
+"""Host calls of one command, or of one call of a session; more end it."""
 
 
 class AbuseError(Exception):

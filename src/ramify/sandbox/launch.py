@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.sandbox.channel import Channel
-from ramify.sandbox.protocol import Command
+from ramify.sandbox.protocol import Command, inside_path
 
 INSIDE = Path(__file__).parent / "inside"
 """Files that are seen inside as /ramify and run there only."""
@@ -259,14 +259,18 @@ def unpack_returned(data: bytes) -> tuple[dict[str, bytes], dict[str, str]]:
         (size,) = struct.unpack_from("<I", data, at)
         if at + 4 + size > len(data):
             break
-        head = json.loads(data[at + 4 : at + 4 + size])
+        try:
+            head = json.loads(data[at + 4 : at + 4 + size])
+            path, length = head["path"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), head.get("size")
+            inside_path(path, 4000)  # escapes of bytes that are not UTF-8 lengthen it
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
+            break  # a container's code may have got between
         at += 4 + size
-        path = head["path"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         if "refused" in head:
-            refused[path] = head["refused"]
-        elif at + head["size"] <= len(data):
-            files[path] = data[at : at + head["size"]]
-            at += head["size"]
+            refused[path] = str(head["refused"])[:200]
+        elif type(length) is int and 0 <= length <= len(data) - at:
+            files[path] = data[at : at + length]
+            at += length
         else:
             break
     return files, refused

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import BoundaryError, NeedsError
 from ramify.base.registry import register
 from ramify.sandbox import launch
 from ramify.sandbox.channel import Channel, Tools, serve
@@ -239,7 +239,7 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
     try:
         seen = asyncio.run(_probe(sandbox))
     except Exception as error:  # whatever fails is the answer
-        return {"isolation": Layer(False, f"{error}")}
+        return {"isolation": Layer(False, f"{error}"), "docker": _docker()}
     own = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
     apart = {name for name, place in seen["namespaces"].items() if place != own.get(name)}
     whole = {"user", "mnt", "pid", "net", "ipc", "uts"} <= apart
@@ -259,7 +259,16 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
         "memory": (seen["processes"] > 0, "sampled every 50 ms over all processes: overshoot is possible",
                    "limited per process only"),
     }  # fmt: skip
-    return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()}
+    return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()} | {"docker": _docker()}
+
+
+def _docker() -> Layer:
+    from ramify.sandbox.docker import DockerSandbox
+
+    try:
+        return Layer(True, f"an engine answers (version {DockerSandbox().check()})")
+    except NeedsError as error:
+        return Layer(False, f"the docker sandbox cannot be used: {error}")
 
 
 async def _probe(sandbox: ProcessSandbox) -> dict[str, Any]:

@@ -95,6 +95,12 @@ class Command:
     def __post_init__(self) -> None:
         if isinstance(self.argv, str | bytes) or not self.argv or not all(isinstance(word, str) for word in self.argv):
             raise UserError(f"a sandbox command is a list of strings such as ['python', 'main.py'], not {self.argv!r}")
+        kinds = {"files": Mapping, "env": Mapping, "tools": Mapping, "stdin": bytes | str, "limits": Limits, "folder": str}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(f"sandbox {name} cannot be a {type(getattr(self, name)).__name__}")
+        if not all(isinstance(name, str) and callable(tool) for name, tool in self.tools.items()):
+            raise UserError("sandbox tools: a name for each function")
         if isinstance(self.returns, str):
             raise UserError(f"returns is a list of paths, not the string {self.returns!r}")
         if not self.argv[0]:
@@ -117,8 +123,8 @@ class Command:
             raise UserError(f"sandbox clock: seconds since 1970, not {self.clock!r}")
 
 
-def inside_path(path: str) -> None:
-    """Raise UserError unless ``path`` is relative, without ``..`` and NUL."""
+def inside_path(path: str, most: int = 1000) -> None:
+    """Raise UserError unless ``path`` is relative, without ``..`` and NUL, at most ``most`` characters."""
     bad = (
         not isinstance(path, str)
         or not path
@@ -127,7 +133,7 @@ def inside_path(path: str) -> None:
         or ".." in path.split("/")
         or not _encodes(path)
     )
-    if bad or len(path) > 1000:
+    if bad or len(path) > most:
         raise UserError(f"sandbox path {path!r}: a relative path below the work folder, without '..', is needed")
 
 

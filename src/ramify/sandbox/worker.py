@@ -88,6 +88,7 @@ class WorkerSession:
             if self._worker is None:
                 self._worker = await self._started()
             channel = self._worker[1]
+            self._tools.calls = 0
             self._number += 1
             begun = time.monotonic()
             try:

@@ -177,7 +177,11 @@ def _serve(server: socket.socket, options: dict[str, Any]) -> None:
         data, handles, _, _ = socket.recv_fds(server, 65536, 4)
         if not data:
             return
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # too many processes on this machine: the host sees this box end, the others live on
+            child = -1
+        if child == 0:
             server.close()
             try:
                 box.serve(json.loads(data), socket.socket(fileno=handles[0]), options, program)

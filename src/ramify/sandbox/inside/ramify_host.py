@@ -12,6 +12,7 @@ import struct
 import threading
 from typing import Any
 
+FRAME_BYTES = 2 << 20
 _lock = threading.Lock()
 _numbers = itertools.count(1)
 _channel: tuple[int, int] | None = None
@@ -36,6 +37,8 @@ def call(name: str, arguments: dict[str, Any] | None = None) -> Any:
 def send(frame: dict[str, Any]) -> None:
     """Send one frame."""
     data = json.dumps(frame).encode()
+    if len(data) > FRAME_BYTES:
+        raise HostError(f"{len(data)} bytes; a frame holds {FRAME_BYTES}")
     view = memoryview(struct.pack("<I", len(data)) + data)
     while view:
         view = view[os.write(_open()[1], view) :]

@@ -17,14 +17,14 @@ from typing import Any
 
 import ramify_host  # type: ignore[import-not-found]
 
-_TEXT, _OUTPUT = 10_000, 1 << 19
+_TEXT, _PART = 10_000, 1 << 19
 
 
 class _Kept(io.StringIO):
     """Text written, up to a cap; the rest is dropped."""
 
     def write(self, text: str) -> int:
-        room = _OUTPUT - self.tell()
+        room = _PART - self.tell()
         super().write(text[: max(0, room)])
         return len(text)
 
@@ -44,8 +44,8 @@ def main() -> None:
                 value = _execute(request["execute"], request["id"], scope) if "execute" in request else _call(request, scope)
             except BaseException as problem:
                 error = _explained(problem)
-        answer = {"done": request["id"], "value": value, "stdout": out.getvalue(), "stderr": err.getvalue(), "error": error}
-        ramify_host.send({**answer, "text": _text(value)} if _plain(value) else {**answer, "value": None, "text": _text(value)})
+        said = {"stdout": _fitting(out.getvalue()), "stderr": _fitting(err.getvalue()), "error": error, "text": _text(value)}
+        ramify_host.send({"done": request["id"], "value": value if _plain(value) else None, **said})
 
 
 def _execute(code: str, number: int, scope: dict[str, Any]) -> Any:
@@ -76,9 +76,14 @@ def _explained(problem: BaseException) -> str:
 
 def _plain(value: Any) -> bool:
     try:
-        return len(json.dumps(value, allow_nan=False)) <= 1 << 20
+        return len(json.dumps(value, allow_nan=False)) <= _PART
     except (TypeError, ValueError, RecursionError):
         return False
+
+
+def _fitting(text: str) -> str:
+    """As much of ``text`` as a frame has room for."""
+    return text if len(json.dumps(text)) <= _PART else text[: _PART // 12]  # a character beyond the first plane takes 12 bytes
 
 
 def _text(value: Any) -> str:
