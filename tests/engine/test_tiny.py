@@ -79,7 +79,7 @@ def test_bad_checkpoints_are_one_sentence(tmp_path: Path) -> None:
     model.save(tmp_path)
     record = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**record, "intermediate_size": 40}))
-    with pytest.raises(UserError, match=r"weight 'model.layers.0.mlp.down_proj.weight' is \(32, 48\), expected \(32, 40\)"):
+    with pytest.raises(UserError, match=r"weight 'model.layers.0.mlp.gate_proj.weight' is \(48, 32\), expected \(40, 32\)"):
         TinyLM.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**record, "hidden_act": "gelu"}))
     with pytest.raises(UserError, match="not a plain Llama"):
