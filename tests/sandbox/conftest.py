@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.sandbox.process import ProcessSandbox
+from ramify.sandbox.process import ProcessSandbox, strength
 from ramify.sandbox.protocol import Limits, Outcome
 
 SHORT = Limits(seconds=4.0, memory_bytes=128 << 20, disk_bytes=8 << 20, file_bytes=16 << 20, files=200, processes=12)
@@ -17,6 +17,10 @@ def sandbox() -> ProcessSandbox:
     made = ProcessSandbox()
     if not made.isolates:
         pytest.skip("this kernel or container forbids namespaces: THE PROCESS SANDBOX AND ITS ATTACKS ARE NOT TESTED")
+    layers = strength()
+    for name in ("isolation", "files", "processes", "users", "limits"):  # the attacks are real: never let them loose
+        if not layers[name].works:
+            pytest.exit(f"the sandbox's '{name}' layer does not hold: {layers[name].means}", returncode=1)
     return made
 
 

@@ -424,6 +424,26 @@ def test_limits_hold_without_namespaces(tmp_path: Path) -> None:
     assert run(bare, ["python", "-S", "-c", code]).text == "-1\n"
 
 
+INNER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from ramify.sandbox.process import ProcessSandbox
+from ramify.sandbox.protocol import Limits
+bomb = "import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass"
+bare = ProcessSandbox(allow_unsandboxed=True, namespaces=False)
+done = asyncio.run(bare.run(["python", "-S", "-c", bomb], limits=Limits(seconds=1.0, processes=10)))
+print(done.reason)
+"""
+
+
+def test_a_fork_bomb_of_an_ordinary_user_without_namespaces(sandbox: ProcessSandbox) -> None:
+    """Set off inside a sandbox that isolates, so that it cannot get loose even where this fails."""
+    limits = Limits(seconds=8.0, processes=60)
+    outer = ProcessSandbox(readable=[ROOT / "src"])
+    done = run(outer, ["python", "-S", "-c", INNER, str(ROOT / "src")], limits=limits)
+    assert done.text in ("timeout\n", "processes\n"), done.error_text
+
+
 def test_a_session_without_namespaces() -> None:
     async def play() -> None:
         bare = ProcessSandbox(allow_unsandboxed=True, namespaces=False)

@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -240,11 +241,17 @@ def _spec(command: Command, env: dict[str, str], commands: int) -> list[bytes]:
 
 def _memory(parts: Sequence[bytes]) -> int:
     """A sealed in-memory file with ``parts``, opened for reading: nobody inside can change or grow it."""
-    handle = os.memfd_create("ramify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        handle = os.memfd_create("ramify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    except OSError:  # where even the host is in a sandbox that has none
+        with tempfile.TemporaryFile() as file:
+            handle, seals = os.dup(file.fileno()), 0
     try:
         with open(handle, "wb", closefd=False) as file:
             file.writelines(parts)
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        if seals:
+            fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
         return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(handle)

@@ -237,10 +237,9 @@ def _limit(limits: dict[str, Any], isolated: bool) -> None:
         resource.RLIMIT_SIGPENDING: 1024,
         resource.RLIMIT_STACK: 8 << 20,
     }
-    if isolated:  # counted per user namespace; without one it would count all processes of the user
-        wanted[resource.RLIMIT_NPROC] = (
-            limits["processes"] + 3 * limits["commands"] + 1
-        )  # box, monitors, inits, the command itself
+    # Counted per user namespace: box, monitors, inits and commands. Without one it counts all tasks of the user, and spares root.
+    others = 3 * limits["commands"] + 1 if isolated else watch.user_tasks()
+    wanted[resource.RLIMIT_NPROC] = limits["processes"] + others
     for kind, value in wanted.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

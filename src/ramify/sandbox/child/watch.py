@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,10 +102,30 @@ def end_all() -> None:
 
 
 def end_descendants() -> None:
-    """End everything below this process, which adopts orphans, until nothing is left."""
+    """End everything below this process, which adopts orphans: stop all first, so that none can fork away, then kill and reap."""
+    stopped: set[int] = set()
+    while new := set(descendants(os.getpid())) - stopped:
+        _signal(new, signal.SIGSTOP)
+        stopped |= new
     while below := descendants(os.getpid()):
-        for pid in below:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _signal(below, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.wait()
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def user_tasks() -> int:
+    """Processes and threads of this process's user, as far as /proc shows them."""
+    count = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
