@@ -43,7 +43,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strike(shim: Path, folder: Path, job: str, fault: str, every: int, first: int = 1) -> dict:
     """Figures of one campaign; raises where a fault left what it must not."""
-    settings = {"LD_PRELOAD": str(shim), "RAMIFY_SHIM": str(shim), "PYTHONPATH": str(HERE), "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {"LD_PRELOAD": str(shim), "RAMIFY_SHIM": str(shim), "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
         [sys.executable, str(HERE / "faults.py"), str(folder / "faults"), job, fault, str(every), str(first)],
         capture_output=True, text=True, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
