@@ -217,7 +217,7 @@ def test_run_verb_on_the_builtin_agent(tmp_path: Path) -> None:
         (["--unit", "hours"], "--unit"),
         (["--rule", "best"], "--rule"),
         (["--world", "househld"], "household"),
-        (["--model", "gpt"], "neither 'builtin'"),
+        (["--model", "gpt"], "unknown model 'gpt'"),
         (["--budget", "3"], "at least"),
         (["--tasks", "none.jsonl"], "cannot read"),
     ],
