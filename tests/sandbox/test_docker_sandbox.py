@@ -98,6 +98,7 @@ def test_a_command_in_a_container(docker: DockerSandbox) -> None:
     assert (done.files, done.refused) == ({"out": b"b\n"}, {"link": "a link"})
 
 
+@pytest.mark.slow
 def test_limits_of_time_and_output_in_a_container(docker: DockerSandbox) -> None:
     late = run(docker, ["sh", "-c", "echo here; setsid sleep 600 & sleep 600"], limits=Limits(seconds=1.0))
     assert (late.reason, late.code, late.text) == ("timeout", None, "here\n")
@@ -126,6 +127,7 @@ def test_a_session_in_a_container(docker: DockerSandbox) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_a_cancelled_command_leaves_no_container(docker: DockerSandbox) -> None:
     async def play() -> None:
         for wait in (0.05, 0.4, 0.8):

@@ -19,7 +19,7 @@ from ramify.sandbox.protocol import Command, CommandRunner, Limits, Outcome
 
 
 def caught(sandbox: Any) -> set[str]:
-    return {problem.check for problem in check_sandbox(sandbox, seconds=1.0)}
+    return {problem.check for problem in check_sandbox(sandbox, seconds=0.8)}
 
 
 def test_the_process_sandbox_passes(sandbox: ProcessSandbox) -> None:
@@ -132,13 +132,13 @@ class Forgetful(ProcessSandbox):
     ("broken", "checks"),
     [
         (Leaks, {"environment"}),
-        (Connected, {"network"}),
-        (Lax, {"resource_limits", "output_limit"}),
+        pytest.param(Connected, {"network"}, marks=pytest.mark.slow),
+        pytest.param(Lax, {"resource_limits", "output_limit"}, marks=pytest.mark.slow),
         (Chatty, {"output_limit", "files"}),
         (Mistaken, {"runs", "time_limit", "output_limit"}),
-        (Deaf, {"runs", "files"}),
+        pytest.param(Deaf, {"runs", "files"}, marks=pytest.mark.slow),
         (Bare, {"host_files", "host_processes", "network"}),
-        (Forgetful, {"sessions"}),
+        pytest.param(Forgetful, {"sessions"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_sandbox_is_caught(sandbox: ProcessSandbox, broken: type, checks: set[str]) -> None:

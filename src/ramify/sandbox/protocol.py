@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -244,12 +245,12 @@ class Sandbox(Protocol):
         ...
 
 
-class CommandRunner:
+class CommandRunner(ABC):
     """`run` and `run_many` on top of one method that runs a `Command`."""
 
+    @abstractmethod
     async def run_command(self, command: Command) -> Outcome:
         """Run ``command`` in a fresh box."""
-        raise NotImplementedError
 
     async def run(self, argv: Sequence[str], **command: Any) -> Outcome:
         """Run one command in a fresh box; keyword arguments are the fields of `Command`. Raises UserError on bad ones."""
