@@ -8,5 +8,5 @@ def my_agent(messages, key):  # `key` is the draw's place: same place, same repl
 
 
 model = ramify.ScriptedModel(my_agent, tokens=False)
-for attempt in ramify.rollout(model, "household", attempts=4, out="runs/mine"):
+for attempt in ramify.play(model, "household", attempts=4, out="runs/mine"):
     print(attempt.task.id, attempt.index, attempt.outcome, len(attempt.turns), attempt.leaf)

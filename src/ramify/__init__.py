@@ -15,7 +15,7 @@ _NAMES: dict[str, str] = {
     "improve": "ramify.jobs.improve",
     "resume": "ramify.jobs.improve",
     "ImproveConfig": "ramify.jobs.improve",
-    "rollout": "ramify.jobs.play",
+    "play": "ramify.jobs.play",
     "fork_run": "ramify.jobs.play",
     "Run": "ramify.trace.db",
     "ScriptedModel": "ramify.model.scripted",

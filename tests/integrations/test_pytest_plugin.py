@@ -13,7 +13,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.env.worlds.chain import ChainWorld
 from ramify.integrations.assertions import assert_conforms, assert_same_tree, assert_success_rate
-from ramify.jobs.play import rollout
+from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
 from ramify.score.match import ExactMatch
 
@@ -111,8 +111,8 @@ def test_same_tree(tmp_path: Path) -> None:
     replies = {"a": "answer 1", "b": "answer 2"}
     tasks = ChainWorld().panel("train", 2)
     for name, folder in (("a", "one"), ("a", "two"), ("b", "other")):
-        rollout(ScriptedModel([replies[name]], name="same"), "chain", tasks, out=tmp_path / folder)
-    rollout(ScriptedModel(["answer 1"], name="same"), "chain", list(tasks)[:1], out=tmp_path / "fewer")
+        play(ScriptedModel([replies[name]], name="same"), "chain", tasks, out=tmp_path / folder)
+    play(ScriptedModel(["answer 1"], name="same"), "chain", list(tasks)[:1], out=tmp_path / "fewer")
     assert_same_tree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(AssertionError, match=r"differs: only the left run has node [0-9a-f]+ \(assistant: 'answer 1'\)"):
         assert_same_tree(tmp_path / "one", tmp_path / "other")

@@ -18,7 +18,7 @@ from ramify.base.errors import NeedsError, RamifyError
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.integrations.ray import RayBackend
 from ramify.jobs.collect import Collection, RolloutConfig
-from ramify.jobs.play import rollout
+from ramify.jobs.play import play
 from ramify.stats.checks import CellError, Cells
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
@@ -75,7 +75,7 @@ def lines(folder: Path) -> list[bytes]:
 
 
 def played(folder: Path, backend: str, model: str, env: str = "household") -> Any:
-    attempts = rollout(model, env, TASKS, attempts=4, out=folder, seed=3, backend=backend, concurrency=16)
+    attempts = play(model, env, TASKS, attempts=4, out=folder, seed=3, backend=backend, concurrency=16)
     return [(a.tree, a.index, a.leaf, a.reward, a.outcome, len(a.turns)) for a in attempts], lines(folder)
 
 

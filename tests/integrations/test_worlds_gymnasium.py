@@ -13,7 +13,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task, Volatile
 from ramify.jobs.parts import find_world
-from ramify.jobs.play import fork_run, rollout
+from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def test_real_environments_conform(spec: str) -> None:
 
 def test_the_lake_is_crossed_and_forks_at_every_step_go_on_right(tmp_path: Path) -> None:
     model = ScriptedModel(ROUTE, tokens=False)
-    (walked,) = rollout(model, LAKE, [Task("lake", {"seed": 1})], out=tmp_path / "run")
+    (walked,) = play(model, LAKE, [Task("lake", {"seed": 1})], out=tmp_path / "run")
     assert (walked.outcome, walked.reward, walked.truncated, len(walked.turns)) == (True, 1.0, False, 6)
     assert walked.turns[0].answer.text == "(Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n4"
     assert all(turn.answer.snapshot is None for turn in walked.turns), "a copied environment is never stored"
@@ -67,7 +67,7 @@ def test_the_lake_is_crossed_and_forks_at_every_step_go_on_right(tmp_path: Path)
 def test_forks_at_the_places_of_a_slippery_lake_find_the_same_future(tmp_path: Path) -> None:
     spec = "gymnasium:FrozenLake-v1"
     model = ScriptedModel(["2", "1"] * 50, tokens=False)
-    (walked,) = rollout(model, spec, [Task("lake", {"seed": 7})], out=tmp_path / "run")
+    (walked,) = play(model, spec, [Task("lake", {"seed": 7})], out=tmp_path / "run")
     told = [turn.answer.text for turn in walked.turns]
     for at, turn in enumerate(walked.turns):
         done = fork_run(tmp_path / "run", turn.node.id, n=1, model=model)  # its own process memory: replayed

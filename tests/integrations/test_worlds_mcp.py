@@ -19,7 +19,7 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Panel, Task
 from ramify.jobs.parts import find_world
-from ramify.jobs.play import fork_run, rollout
+from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Episodes
@@ -103,7 +103,7 @@ def script(messages: Any, key: int) -> str:
 
 def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
     model, made = ScriptedModel(script, tokens=False), world("timeout=20 at_once=3")
-    attempts = rollout(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
+    attempts = play(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
     assert {a.failure for a in attempts} == {None}
     assert {a.outcome for a in attempts} == {True, False}
     done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, world=made)
@@ -122,7 +122,7 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(tmp_
         return [call("pid"), call(tool) if key % 2 else call("add", amount=3), "3"][turn]
 
     made = McpWorld(f"timeout=3 at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
-    attempts = rollout(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
+    attempts = play(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
     failed = [a for a in attempts if a.failure]
     assert 0 < len(failed) < 6, "siblings go on"
     assert all(str(a.failure).startswith("tool: ") and said in str(a.failure) for a in failed)
@@ -156,7 +156,7 @@ def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
 )
 def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, said: str) -> None:
     made = McpWorld(f"timeout={2 if 'broken' not in command else 20} {command}", tasks=Panel.of([TASK]))
-    (attempt,) = rollout(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
+    (attempt,) = play(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
     assert attempt.turns == ()
     with pytest.raises(BoundaryError, match=said):
         raise BoundaryError("tool", str(attempt.failure))

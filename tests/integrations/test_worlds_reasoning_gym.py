@@ -13,7 +13,7 @@ from ramify.base.errors import UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.parts import find_world
-from ramify.jobs.play import fork_run, rollout
+from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_rollout_and_fork(tmp_path: Path) -> None:
         return answers[messages[1].text] if key % 2 else "<answer>0</answer>"
 
     model = ScriptedModel(reply, tokens=False)
-    attempts = rollout(model, "reasoning-gym:leg_counting", tasks, attempts=6, out=tmp_path / "run")
+    attempts = play(model, "reasoning-gym:leg_counting", tasks, attempts=6, out=tmp_path / "run")
     assert {a.outcome for a in attempts} == {True, False}
     done = fork_run(tmp_path / "run", attempts[0].turns[0].node.id, n=12, model=model)
     assert 0 < done.arm.successes < 12

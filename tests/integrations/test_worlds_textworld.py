@@ -13,7 +13,7 @@ from ramify.base.errors import UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.parts import find_world
-from ramify.jobs.play import fork_run, rollout
+from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 
@@ -150,7 +150,7 @@ def test_many_episodes_at_once_do_not_mix(tmp_path: Path) -> None:
         turn = sum(m.role == "assistant" for m in messages)
         return route[turn] if key % 7 and turn < len(route) else "look"
 
-    attempts = rollout(Yielding(reply, tokens=False), world, tasks, attempts=6, out=tmp_path / "run")
+    attempts = play(Yielding(reply, tokens=False), world, tasks, attempts=6, out=tmp_path / "run")
     assert all(a.failure is None for a in attempts)
     assert any(a.outcome for a in attempts)
     assert sum(map(len, world._idle.values())) == 12, "interpreters come back for the next episode"

@@ -7,14 +7,14 @@ from typing import Any
 
 from ramify.engine.checkpoints import model_folder
 from ramify.env.worlds.household import HouseholdWorld
-from ramify.jobs.play import rollout
+from ramify.jobs.play import play
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict, make_node
 
 
 def household_run(folder: Path, tasks: int = 4, attempts: int = 4) -> Path:
     """Attempts of the built-in agent: some succeed, some do not."""
-    rollout("builtin", "household", HouseholdWorld().panel("train", tasks, 0), attempts=attempts, out=folder, seed=1)
+    play("builtin", "household", HouseholdWorld().panel("train", tasks, 0), attempts=attempts, out=folder, seed=1)
     return folder
 
 

@@ -133,7 +133,7 @@ def test_without_ids_there_is_no_tokens_capability_and_it_is_refused_before_anyt
         with pytest.raises(NeedsError, match=f"takes and returns no token ids.*use it as chat:{NAME}@"):
             model.check(Sampling())
         with pytest.raises(NeedsError):
-            ramify.rollout(f"completions:{NAME}@{url}?tokenizer={BUILTIN}", "household")
+            ramify.play(f"completions:{NAME}@{url}?tokenizer={BUILTIN}", "household")
 
 
 def test_texts_are_ids_where_no_two_tokens_have_the_same_text(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def use_the_tool(messages: Any, key: int) -> Draw:
 def test_a_world_with_tools_over_chat(tmp_path: Path) -> None:
     server = chat_server(use_the_tool)
     with serving(server.app) as url:
-        (attempt,) = ramify.rollout(HttpModel(url, NAME), Adder(), out=tmp_path / "r")
+        (attempt,) = ramify.play(HttpModel(url, NAME), Adder(), out=tmp_path / "r")
     assert attempt.outcome
     first, second = attempt.turns
     assert first.node.tokens is None
@@ -430,8 +430,8 @@ def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: P
     tasks = list(HouseholdWorld().panel("eval", 2))
     with serving(chat_server().app) as url:
         name = f"chat:{NAME}@{url}"
-        first = ramify.rollout(name, "household", tasks, attempts=2, out=tmp_path / "a", seed=4)
-        again = ramify.rollout(name, "household", tasks, attempts=2, out=tmp_path / "b", seed=4)
+        first = ramify.play(name, "household", tasks, attempts=2, out=tmp_path / "a", seed=4)
+        again = ramify.play(name, "household", tasks, attempts=2, out=tmp_path / "b", seed=4)
         assert [a.leaf for a in first] == [a.leaf for a in again]
         assert all(turn.node.tokens is None and turn.node.stop == "eos" for a in first for turn in a.turns)
         node = first[0].turns[1].node.id
@@ -445,7 +445,7 @@ def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: P
 def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> None:
     with serving(token_server().app) as url:
         name = f"completions:{NAME}@{url}?tokenizer={BUILTIN}"
-        (attempt,) = ramify.rollout(name, "household", list(HouseholdWorld().panel("eval", 1)), out=tmp_path / "a")
+        (attempt,) = ramify.play(name, "household", list(HouseholdWorld().panel("eval", 1)), out=tmp_path / "a")
         node = attempt.turns[0].node
         assert node.tokens is not None
         assert node.sampled is not None
@@ -479,7 +479,7 @@ def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_go_on(t
     server.before = sometimes
     with serving(server.app) as url:
         model = HttpModel(url + "?retries=0", NAME)
-        attempts = ramify.rollout(model, "household", list(HouseholdWorld().panel("eval", 3)), attempts=4, out=tmp_path / "r")
+        attempts = ramify.play(model, "household", list(HouseholdWorld().panel("eval", 3)), attempts=4, out=tmp_path / "r")
     failed = [a for a in attempts if a.failure]
     whole = [a for a in attempts if not a.failure]
     assert failed
@@ -632,7 +632,7 @@ def test_a_key_shows_up_nowhere_but_in_its_header(
     with serving(server.app) as url:
         name = f"chat:{NAME}@{url}"
         model, _ = find_model(name)
-        attempts = ramify.rollout(name, "household", list(HouseholdWorld().panel("eval", 1)), attempts=2, out=tmp_path / "r")
+        attempts = ramify.play(name, "household", list(HouseholdWorld().panel("eval", 1)), attempts=2, out=tmp_path / "r")
         assert all("Incorrect API key provided: ***" in str(a.failure) for a in attempts)
         assert server.headers[-1]["authorization"] == f"Bearer {CANARY}"
         assert main(["fork", str(tmp_path / "r"), attempts[0].turns[0].node.id, "--n", "1"]) == 0

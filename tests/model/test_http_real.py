@@ -88,7 +88,7 @@ def test_a_chat_with_transformers_serve(served: tuple[str, Path], tmp_path: Path
     assert draw.tokens is None
     assert (draw.stop, draw.data and draw.data["usage"]["completion_tokens"]) == ("length", 5)
     short = Sampling(max_tokens=4)
-    attempts = ramify.rollout(
+    attempts = ramify.play(
         f"chat:{folder}@{url}", "chain", ChainWorld().panel("eval", 1), attempts=2, out=tmp_path / "r", sampling=short
     )
     assert [a.failure for a in attempts] == [None, None]
@@ -151,6 +151,6 @@ def test_vllm_scores_what_it_drew_and_bans_what_it_must_not(vllm: HttpModel) -> 
 def test_a_rollout_with_vllm(vllm: HttpModel, tmp_path: Path) -> None:
     name = f"completions:{vllm.model}@{os.environ['RAMIFY_TEST_VLLM']}"
     tasks = list(HouseholdWorld().panel("eval", 1))
-    (attempt,) = ramify.rollout(name, "household", tasks, out=tmp_path / "r")
+    (attempt,) = ramify.play(name, "household", tasks, out=tmp_path / "r")
     assert attempt.failure is None
     assert attempt.turns[0].node.drawn > 0

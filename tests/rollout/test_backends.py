@@ -19,7 +19,7 @@ from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.jobs import parts
 from ramify.jobs.collect import Collection, RolloutConfig
-from ramify.jobs.play import open_players, rollout
+from ramify.jobs.play import open_players, play
 from ramify.model.protocol import Sampling
 from ramify.rollout.backends import Player, Unit, parse, stored
 from ramify.rollout.run import Episodes
@@ -48,7 +48,7 @@ def lines(folder: Path) -> list[bytes]:
 def played(
     folder: Path, backend: str, model: str = "factory:worker_parts:walker", env: str = "household", **options: Any
 ) -> list:
-    attempts = rollout(model, env, options.pop("tasks", TASKS), attempts=3, out=folder, seed=3, backend=backend, **options)
+    attempts = play(model, env, options.pop("tasks", TASKS), attempts=3, out=folder, seed=3, backend=backend, **options)
     return [(a.tree, a.index, a.leaf, a.reward, a.outcome, a.truncated, a.failure, len(a.turns), a.drawn) for a in attempts]
 
 
@@ -220,9 +220,9 @@ def test_a_bad_back_end_is_one_sentence(backend: str, message: str) -> None:
 def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
     model, _ = parts.find_model("factory:worker_parts:walker")
     with pytest.raises(UserError, match="make model and world themselves: give both by name"):
-        rollout(model, "household", out=tmp_path / "a", backend="processes:2")
+        play(model, "household", out=tmp_path / "a", backend="processes:2")
     with pytest.raises(UserError, match="names nothing that can be imported"):
-        rollout("factory:no_such_module:x", "household", out=tmp_path / "b")
+        play("factory:no_such_module:x", "household", out=tmp_path / "b")
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
 

@@ -10,7 +10,7 @@ from lights.model import Expert
 from lights.scorer import Switches
 from lights.world import LightsWorld
 
-from ramify.jobs.play import rollout
+from ramify.jobs.play import play
 
 
 @pytest.mark.parametrize(("kind", "part"), [("env", LightsWorld()), ("scorer", Switches()), ("model", Expert())])
@@ -19,7 +19,7 @@ def test_the_parts_conform(ramify: Any, kind: str, part: Any) -> None:
 
 
 def test_the_expert_beats_chance_and_repeats_itself(ramify: Any, tmp_path: Path, forbid_real_calls: None) -> None:
-    first = rollout(Expert(), LightsWorld(), attempts=8, out=tmp_path / "first", seed=1)
-    rollout(Expert(), LightsWorld(), attempts=8, out=tmp_path / "second", seed=1)
+    first = play(Expert(), LightsWorld(), attempts=8, out=tmp_path / "first", seed=1)
+    play(Expert(), LightsWorld(), attempts=8, out=tmp_path / "second", seed=1)
     ramify.assert_same_tree(tmp_path / "first", tmp_path / "second")
     ramify.assert_success_rate(first, at_least=0.25)

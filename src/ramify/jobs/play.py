@@ -22,7 +22,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import Node
 
 
-def rollout(
+def play(
     model: Model | str,
     world: World | str,
     tasks: Iterable[Task] | None = None,
@@ -53,10 +53,10 @@ def rollout(
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
 
-        async def play() -> list[Attempt]:
+        async def attempted() -> list[Attempt]:
             return [attempt async for _, attempt in player.in_order(units)]
 
-        return players.run(play())
+        return players.run(attempted())
 
 
 def open_players(backend: str, model: Any, world: Any, agent: Agent, seed: int, concurrency: int) -> Players:
