@@ -18,7 +18,8 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.model.address import Endpoint, Limits
 from ramify.model.endpoint import HttpModel
-from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait, probe
+from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait
+from ramify.model.probe import probe
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import forbid_real_calls
 

@@ -23,7 +23,8 @@ from ramify.env.worlds.chain import ChainWorld
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
-from ramify.model.http import ProviderError, probe
+from ramify.model.http import ProviderError
+from ramify.model.probe import probe
 from ramify.model.protocol import Message, Prefix, Sampling
 from ramify.train.recipes import train_tokenizer
 

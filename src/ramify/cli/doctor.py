@@ -56,7 +56,7 @@ class Findings:
 
     def add(self, topic: str, name: str, status: str, text: str, **more: Any) -> None:
         """Note one finding; status is ok, absent or broken. Secrets in ``text`` are redacted."""
-        from ramify.base.config import redact
+        from ramify.base.secrets import redact
 
         self.rows.append(redact({"topic": topic, "name": name, "status": status, "text": text, **more}))
 
@@ -231,7 +231,7 @@ def _browser(found: Findings) -> None:
 
 def _endpoints(found: Findings, urls: list[str]) -> None:
     for url in dict.fromkeys(urls):
-        seen = importlib.import_module("ramify.model.http").probe(url)
+        seen = importlib.import_module("ramify.model.probe").probe(url)
         models = ", ".join(seen["models"][:5]) + (", ..." if len(seen["models"]) > 5 else "")
         text = (
             f"answers in {seen['latency_s']} s; models: {models or 'none listed'}" if seen["ok"] else str(seen.get("error", ""))

@@ -1,0 +1,43 @@
+"""Look at an endpoint before a run: is it there, what does it serve, what does a model on it offer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+from ramify.base.errors import RamifyError
+from ramify.model.address import Endpoint, Limits
+from ramify.model.endpoint import HttpModel
+from ramify.model.http import ProviderError, Transport
+
+
+def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
+    """Look at an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the answer holds no secret.
+
+    Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models, ``models``,
+    ``offers`` (capabilities of the named model, for which a few tokens are drawn; of a bare URL none are looked for), and ``error``
+    and ``kind`` where something is wrong. Do not call it from an event loop.
+    """
+    found: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
+    try:
+        spec = re.fullmatch(r"(chat|completions):(.*?@(https?://.*))", url, re.DOTALL)
+        endpoint = Endpoint.parse(spec[3] if spec else url)
+        found["url"] = endpoint.url
+        limits = Limits(connect=timeout, read=timeout, total=timeout, retries=0)
+        transport = Transport(endpoint, limits)
+        begun = time.monotonic()
+        answer = asyncio.run(transport.get("/models"))
+        found |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}
+        entries = answer.get("data")
+        names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        found["models"] = [name for name in names if isinstance(name, str)]
+        if spec:
+            found["offers"] = sorted(HttpModel.named(spec[1], spec[2], limits=limits).capabilities)
+        found["ok"] = True
+    except ProviderError as error:
+        found |= {"reachable": error.kind not in ("connection", "timeout", "cut"), "error": error.message, "kind": error.kind}
+    except RamifyError as error:
+        found |= {"error": str(error), "kind": "refused"}
+    return found
