@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import model_validator
 
-from ramify.base.config import Config, check, describe, load, redact
+from ramify.base.config import Config, check, describe, load
 from ramify.base.errors import UserError
+from ramify.base.secrets import redact
 
 
 class Train(Config):

@@ -1,4 +1,8 @@
-"""One way to the terminal: only ``render/terminal.py`` writes to it, after the one sanitizer. Read from the syntax trees."""
+"""One way to the terminal: only ``render/terminal.py`` writes to it, after the one sanitizer. Read from the syntax trees.
+
+The help text is the one exception: the command-line library lays it out and prints it. What a command of ours adds to it goes into the
+library's formatter; no text of a trace is part of it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "ramify"
 EXIT = "render/terminal.py"
-#: Functions that print fixed texts of ours through the command-line library: the version and the help.
-FIXED = {"_version", "format_help"}
 #: (file, use) that is no way to the terminal, each with the reason.
 ALLOWED = {
     ("cli/main.py", "sys.stdout"),  # flushed, and pointed at nothing when its reader has left
@@ -41,7 +43,6 @@ CALLS = {
         "traceback.print_stack",
     ),
 }
-HELP = {"typer.echo"}
 
 
 def dotted(node: ast.expr) -> str:
@@ -52,13 +53,12 @@ def dotted(node: ast.expr) -> str:
     return ".".join([node.id if isinstance(node, ast.Name) else "?", *reversed(parts)])
 
 
-def exits(tree: ast.AST, function: str = "") -> Iterator[str]:
+def exits(tree: ast.AST) -> Iterator[str]:
     """What in ``tree`` could write to the terminal."""
-    for node in ast.iter_child_nodes(tree):
-        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = dotted(node.func)
-            if name in CALLS and not (name in HELP and function in FIXED):
+            if name in CALLS:
                 yield name
             first = node.args[0] if node.args else None
             if (
@@ -71,7 +71,6 @@ def exits(tree: ast.AST, function: str = "") -> Iterator[str]:
             yield dotted(node)
         elif isinstance(node, ast.ImportFrom) and node.module == "sys":
             yield from (f"sys.{alias.name}" for alias in node.names if f"sys.{alias.name}" in STREAMS)
-        yield from exits(node, inner)
 
 
 def test_only_the_terminal_module_writes_to_the_terminal() -> None:
@@ -82,6 +81,16 @@ def test_only_the_terminal_module_writes_to_the_terminal() -> None:
             ways = {way for way in exits(ast.parse(path.read_text(encoding="utf-8"))) if (name, way) not in ALLOWED}
             found |= {name: ways} if ways else {}
     assert found == {}
+
+
+def test_there_is_one_sanitizer() -> None:
+    """No other module has a function named like one."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and "sanitiz" in node.name:
+                found.append(f"{path.relative_to(SOURCE).as_posix()}:{node.name}")
+    assert found == [f"{EXIT}:sanitize"]
 
 
 def test_the_exit_itself_sanitises_everything() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import random
 import socket
 import threading
@@ -136,13 +137,15 @@ def test_who_is_slow_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             link.close()
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null", "", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null", "", "file://", "http://127.0.0.1:1"]
+)
 def test_other_origins_are_refused(port: int, origin: str) -> None:
     assert get(port, origin=origin)[0] == 403
 
 
 def test_its_own_origin_is_answered(port: int) -> None:
-    assert get(port, origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert get(port, host=f"127.0.0.1:{port}", origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
 @pytest.mark.parametrize("size", [str(MAX_BODY + 1), "9" * 30, "1e3"])
@@ -155,6 +158,28 @@ def test_large_bodies_are_refused(port: int, size: str) -> None:
 def test_a_token_that_is_none(folder: Path, token: str) -> None:
     with pytest.raises(UserError, match="letters and digits"):
         open_server(folder, token=token)
+
+
+class Incomparable(str):
+    """A token that fails the request which compares it by ``==`` or ``in``: what is left is its bytes, for ``hmac.compare_digest``."""
+
+    def _refuse(self, other: object) -> bool:
+        raise AssertionError("the token is compared in a time that tells how much of it is right")
+
+    __eq__ = __ne__ = __lt__ = __contains__ = startswith = _refuse  # type: ignore[assignment]
+    __hash__ = str.__hash__
+
+
+def test_tokens_are_compared_in_constant_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(bytes(b)) or real(a, b))
+    with serving(folder, token=Incomparable(TOKEN)) as port:
+        assert get(port, authorization="Bearer wrong")[0] == 401
+        assert get(port, cookie="ramify_token=wrong")[0] == 401
+        assert get(port, "/?token=wrong")[0] == 401
+        assert set(compared) == {TOKEN.encode()}
+        assert get(port, authorization=f"Bearer {TOKEN}")[0] == 200
 
 
 def test_a_bind_beyond_this_machine_needs_a_token(folder: Path) -> None:

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import ast
 import io
 import json
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ramify
 from ramify.render.terminal import emit, progress, sanitize, say, short, table
-
-SOURCE = Path(ramify.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -105,26 +100,3 @@ def test_progress_shows_rate_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("n", "text"), [(0, "0"), (0.25, "0.2"), (950, "950"), (1234, "1.2k"), (34567, "35k"), (5.6e6, "5.6M")])
 def test_short(n: float, text: str) -> None:
     assert short(n) == text
-
-
-#: Help and version are our own fixed texts and go the command line library's way.
-HELP = {"cli/common.py", "cli/main.py"}
-
-
-def test_one_module_prints() -> None:
-    """Every text of a trace that reaches a terminal passes ``render/terminal.py``, the home of the one sanitizer."""
-    offenders = []
-    for file in sorted(SOURCE.rglob("*.py")):
-        if file == SOURCE / "render" / "terminal.py":
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            fixed = name == "typer.echo" and str(file.relative_to(SOURCE)) in HELP
-            prints = name in ("print", "typer.echo", "typer.secho", "click.echo") or name.startswith(
-                ("sys.stdout.w", "sys.stderr.w")
-            )
-            if prints and not fixed:
-                offenders.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {name}")
-            if isinstance(node, ast.FunctionDef) and "sanitiz" in node.name:
-                offenders.append(f"{file.relative_to(SOURCE)}:{node.lineno}: a second sanitizer {node.name}")
-    assert offenders == []

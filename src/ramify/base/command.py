@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
 from typer.core import TyperCommand
 
 from ramify.base.config import Config, describe
@@ -27,4 +26,4 @@ class SettingsCommand(TyperCommand):
         for setting in describe(self.settings()):
             default = f" [{setting.default}]" if setting.default else ""
             lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}\n        {setting.help}{default}")
-        typer.echo("\n".join(lines))
+        formatter.write("\n".join(lines))

@@ -7,7 +7,6 @@ This module imports pydantic, so modules that must start fast import it inside a
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 import types
@@ -19,16 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from ramify.base.errors import UserError, nearest
-
-REDACTED = "[redacted]"
-_SECRET_KEY = re.compile(
-    r"(?:^|[_.-])(?:api_?key|access_?key|private_?key|secret|passwd|password|credentials?|authorization|bearer"
-    r"|(?:api|access|auth|bearer|hf|refresh|session)_?token)$|^token$",
-    re.IGNORECASE,
-)
-_SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
-_MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinary text
+from ramify.base.secrets import redact
 
 
 class Config(BaseModel):
@@ -100,22 +90,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 def describe(cls: type[Config]) -> list[Setting]:
     """Every settable key of ``cls`` in order, nested ones dotted."""
     return list(_walk(cls))
-
-
-def redact(value: Any, key: str = "") -> Any:
-    """``value`` without secrets: entries under secret-looking keys, logins inside URLs, and values of secret environment variables."""
-    if isinstance(value, Mapping):
-        return {k: redact(v, str(k)) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(v, key) for v in value]
-    if value not in (None, "") and _SECRET_KEY.search(key):
-        return REDACTED
-    if isinstance(value, str):
-        for name, secret in os.environ.items():
-            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_VARIABLE.search(name.upper()):
-                value = value.replace(secret, REDACTED)
-        return _URL_LOGIN.sub(REDACTED + "@", value)
-    return value
 
 
 def _preset(config: Config) -> dict[str, Any]:

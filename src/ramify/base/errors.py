@@ -36,13 +36,17 @@ class BoundaryError(RamifyError):
     """A failure at a named boundary. The rollout records it on the tree; siblings go on.
 
     ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor. ``kind`` is a finer name where the boundary has
-    one; ``final`` is True where trying again is pointless, or was done already.
+    one; ``final`` is True where trying again is pointless, or was done already. Secrets are taken out of ``message``, which may quote
+    what a stranger's code or server said.
     """
 
     kind: str = ""
     final: bool = False
 
     def __init__(self, boundary: str, message: str) -> None:
+        from ramify.base.secrets import redact
+
+        message = redact(message)
         super().__init__(f"{boundary}: {message}")
         self.boundary = boundary
         self.message = message

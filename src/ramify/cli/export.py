@@ -31,7 +31,7 @@ class ExportCommand(TyperCommand):
             endings = f" ({', '.join(writer.suffixes)})" if writer.suffixes else ""
             lines.append(f"  {writer.name}{endings}\n        {writer.help}")
             lines += [f"        --{_flag(name)}: {text}" for name, text in writer.settings.items()]
-        typer.echo("\n".join(lines))
+        formatter.write("\n".join(lines))
 
 
 @app.command(cls=ExportCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

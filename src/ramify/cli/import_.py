@@ -21,7 +21,7 @@ class ImportCommand(TyperCommand):
         super().format_help(ctx, formatter)
         from ramify.trace.formats import readers
 
-        typer.echo("\n".join(["Formats:", *(f"  {reader.name}\n        {reader.help}" for reader in readers().values())]))
+        formatter.write("\n".join(["Formats:", *(f"  {reader.name}\n        {reader.help}" for reader in readers().values())]))
 
 
 @app.command("import", cls=ImportCommand)

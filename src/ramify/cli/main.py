@@ -71,8 +71,9 @@ app = typer.Typer(cls=LazyGroup, add_completion=False, context_settings={"help_o
 def _version(wanted: bool) -> None:
     if wanted:
         import ramify
+        from ramify.render.terminal import emit
 
-        typer.echo(f"ramify {ramify.__version__}")
+        emit({}, False, f"ramify {ramify.__version__}")
         raise typer.Exit
 
 
@@ -110,9 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
+    from ramify.base.secrets import redact
     from ramify.render.terminal import say
 
-    say(f"ramify: {sentence}")
+    say(f"ramify: {redact(sentence)}")
     return code
 
 

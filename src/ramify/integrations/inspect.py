@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ramify.base import registry
-from ramify.base.config import redact
 from ramify.base.errors import UserError
+from ramify.base.secrets import redact
 from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records

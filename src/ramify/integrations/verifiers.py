@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ramify.base import registry
-from ramify.base.config import redact
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
+from ramify.base.secrets import redact
 from ramify.trace.chats import FINISHED
 from ramify.trace.db import Run
 from ramify.trace.foreign import IMPORTED, import_records

@@ -120,7 +120,7 @@ def _producer(request: dict[str, Any], response: dict[str, Any]) -> Producer:
 
 def _redacted(value: dict[str, Any]) -> dict[str, Any]:
     """A log of calls may hold what was sent with them: headers, keys."""
-    from ramify.base.config import redact
+    from ramify.base.secrets import redact
 
     found: dict[str, Any] = redact(plain(value))
     return found

@@ -109,7 +109,7 @@ class _Guard:
         if len(hosts) != 1 or not self._is_ours(_without_port(hosts[0])):
             return _message("Refused", "This server answers to its own address only: use the one it printed.", 421)
         for origin in (value for name, value in given if name == b"origin"):
-            if not self._is_ours(_without_port(origin.partition("://")[2])):
+            if origin.partition("://")[2].lower() != hosts[0].lower():  # another port of this machine is another site
                 return _message("Refused", "This server does not answer the pages of other sites.", 403)
         sizes = [value for name, value in given if name == b"content-length"]
         if any(not size.isdecimal() or int(size) > MAX_BODY for size in sizes):

@@ -1,0 +1,34 @@
+"""Secrets are taken out of what is stored or shown: settings, errors, records of other tools."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REDACTED = "[redacted]"
+_SECRET_KEY = re.compile(
+    r"(?:^|[_.-])(?:api_?key|access_?key|private_?key|secret|passwd|password|credentials?|authorization|bearer"
+    r"|(?:api|access|auth|bearer|hf|refresh|session)_?token)$|^token$",
+    re.IGNORECASE,
+)
+_SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+_MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinary text
+
+
+def redact(value: Any, key: str = "") -> Any:
+    """``value`` without secrets: entries under secret-looking keys, logins inside URLs, and values of secret environment variables."""
+    if isinstance(value, Mapping):
+        return {k: redact(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(v, key) for v in value]
+    if value not in (None, "") and _SECRET_KEY.search(key):
+        return REDACTED
+    if isinstance(value, str):
+        for name, secret in os.environ.items():
+            if len(secret) >= _MIN_SECRET and secret in value and _SECRET_VARIABLE.search(name.upper()):
+                value = value.replace(secret, REDACTED)
+        return _URL_LOGIN.sub(REDACTED + "@", value)
+    return value
