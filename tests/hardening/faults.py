@@ -116,8 +116,8 @@ def main(root: Path, name: str, fault: str, every: int, first: int = 1) -> None:
     code, _, said, total = run(job, undisturbed, 0, "count")
     assert code == 0, said
     assert total > 0
-    job.check(undisturbed, [])
     wanted = job.digest(undisturbed)
+    job.check(undisturbed, [])
     struck = range(first, total + 1, every)
     for number in struck:
         strike(job, root, before, number, fault, wanted)
