@@ -87,7 +87,10 @@ def root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code. A user's mistake is one sentence on stderr, never a traceback."""
+    """Run the command line and return its exit code. A user's mistake is one sentence on stderr, never a traceback.
+
+    A fault of ours is raised where ``argv`` is given, and shown as its traceback in the command itself.
+    """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         code = typer.main.get_group(app).main(args=args, prog_name="ramify", standalone_mode=False)
@@ -104,17 +107,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(refused), refused.exit_code)
     except Exception as error:
         explain = getattr(error, "format_message", None)  # the command-line library's own usage errors
-        if explain is None:
+        if explain is None and argv is not None:
             raise
+        if (
+            explain is None
+        ):  # a fault of ours: the traceback may quote secrets and texts of a trace, so it leaves by the one exit, too
+            import traceback
+
+            return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
         return _complain(explain(), EXIT_USAGE)
     return code if isinstance(code, int) else EXIT_DONE
 
 
-def _complain(sentence: str, code: int) -> int:
+def _complain(sentence: str, code: int, more: str = "") -> int:
+    """Say ``sentence`` on one line, whatever it quotes, then the lines of ``more``."""
     from ramify.base.secrets import redact
-    from ramify.render.terminal import say
+    from ramify.render.terminal import sanitize, say
 
-    say(f"ramify: {redact(sentence)}")
+    say("ramify: " + sanitize(redact(sentence), flatten=True))
+    if more:
+        say(redact(more))
     return code
 
 

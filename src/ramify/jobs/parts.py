@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base import registry
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.engine import named
 from ramify.env.protocol import Panel, World, read_panel
@@ -32,7 +32,7 @@ def find_world(spec: str) -> World:
     """
     name, colon, argument = spec.partition(":")
     if name == "factory":
-        own: World = find_attribute(argument)()
+        own: World = _made(argument)
         return own
     make = registry.get("env", name)
     if colon:
@@ -49,9 +49,20 @@ def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
     ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns. Raises UserError where there is no such model.
     """
     if spec.startswith("factory:"):
-        own: Model = find_attribute(spec.removeprefix("factory:"))()
+        own: Model = _made(spec.removeprefix("factory:"))
         return own, template_of(own)
     return named.find_model(spec)
+
+
+def _made(path: str) -> Any:
+    """What the callable at ``MODULE:ATTRIBUTE`` returns. Raises UserError where it fails."""
+    make = find_attribute(path)
+    try:
+        return make()
+    except RamifyError:
+        raise
+    except Exception as error:  # code of the user's own may raise anything
+        raise UserError(f"factory:{path} failed: {type(error).__name__}: {error}") from error
 
 
 def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:

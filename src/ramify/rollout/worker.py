@@ -122,8 +122,8 @@ def find_attribute(spec: str) -> Any:
         found: Any = importlib.import_module(module)
         for name in attribute.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"'{spec}' names nothing that can be imported: {error}") from error
+    except Exception as error:  # a module of the user's own may raise anything
+        raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
     return found
 
 
