@@ -14,9 +14,9 @@ from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.progress import Progress
 from ramify.env.protocol import Panel, close, read_panel
 from ramify.jobs import parts, play
-from ramify.jobs.improve import Progress
 from ramify.model.protocol import Sampling
 from ramify.rollout.backends import Unit, parse
 from ramify.rollout.run import Attempt, Episodes

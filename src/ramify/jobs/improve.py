@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,7 @@ import ramify
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
+from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import Task, World
@@ -116,18 +117,6 @@ class ImproveConfig(Config):
     """How steps are credited."""
     train: TrainConfig = TrainConfig(lr=0.0)
     """How to train; lr 0 takes the arm's own tuned rate. The rate falls linearly to 0 over the token budget."""
-
-
-class Progress(Protocol):
-    """What a progress bar offers."""
-
-    def begin(self, total: float, done: float = 0) -> None:
-        """Set the whole and what is done already."""
-        ...
-
-    def at(self, done: float, note: str = "") -> None:
-        """Show how far it is."""
-        ...
 
 
 def plan(config: ImproveConfig) -> dict[str, Any]:

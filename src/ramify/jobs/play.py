@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.engine.checkpoints import load_model
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate
@@ -113,7 +112,7 @@ def open_episodes(
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
             model, template = parts.find_model(spec)
             if improved.is_dir() and model.identity.weights != drawn_by:
-                model, template = load_model(improved)
+                model, template = parts.find_model(f"hf:{improved}")
             settings["stop_tokens"] = () if template is None else template.stop_tokens
             agent = parts.make_agent(model, template, parts.read_sampling(settings))
         else:
