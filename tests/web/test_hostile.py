@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from web_hostile import PAYLOADS, all_in_one
 from web_sample import make_run
 
+from ramify.cli.main import main
 from ramify.trace.db import Run
 from ramify.web.pages import message_html, node_html, report_html, tree_html, trees_html
+from ramify.web.server import open_server
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -134,3 +138,46 @@ def test_nothing_happens_in_a_real_browser(tmp_path: Path) -> None:
     assert dialogs == ["alive"]
     assert seen == len(requests)
     assert [url for url in requests if not url.startswith(f"file://{tmp_path}/page-")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_happens_on_served_and_exported_pages(tmp_path: Path) -> None:
+    """As a user gets them: from the server with its headers, and as the files that the verbs write."""
+    if not shutil.which(CHROMIUM):
+        pytest.skip(f"NOT CHECKED: no browser at {CHROMIUM}; the hostile pages were only read by a parser")
+    from playwright.sync_api import sync_playwright
+
+    run = make_run(tmp_path / "run", updates=2, tasks=1, attempts=4, twist=all_in_one)
+    assert main(["export", str(run), str(tmp_path / "export.html")]) == 0
+    assert main(["show", str(run), "--html", str(tmp_path / "show.html")]) == 0
+    with Run.open(run) as opened:
+        name = opened.trees()[0].name
+        node = opened.tree(name).leaves()[0].id
+    server, listener = open_server(run)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    origin = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    urls = [f"{origin}/{path}" for path in ("", "trees", f"tree/{quote(name)}", f"node/{node}", quote("".join(PAYLOADS[:20])))]
+    urls += [(tmp_path / file).as_uri() for file in ("export.html", "show.html")]
+    dialogs: list[str] = []
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
+        for url in urls:
+            page.goto(url, timeout=120_000)
+            assert "alert(1)" in page.locator("body").inner_text()
+            for summary in page.locator("summary").all()[:12]:
+                summary.click()
+            page.wait_for_timeout(100)
+            assert page.locator("script, iframe, img, object, embed, form, base, link").count() == 0
+        browser.close()
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+    assert dialogs == []
+    assert requests == [page_url for page_url in requests if page_url in urls]
+    assert set(urls) <= set(requests)
