@@ -84,7 +84,7 @@ def test_weights_that_are_none(folder: Path, name: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "model.ckpt"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])  # the second loads transformers
 def test_pickled_weights_are_not_opened(folder: Path, tmp_path: Path, name: str, kind: str) -> None:
     if kind == "gpt2":  # a type that goes through transformers
         shape = {

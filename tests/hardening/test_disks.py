@@ -138,7 +138,7 @@ def test_improve_onto_a_full_disk(small: Path) -> None:
     assert not (small / "run" / "run.sqlite").exists()
 
 
-@pytest.mark.parametrize("form", ["jsonl", "dot", "html", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", *(pytest.param(form, marks=pytest.mark.slow) for form in ("dot", "html", "parquet"))])
 def test_devices(run: Path, form: str) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("NOT CHECKED: there is no /dev/full here")
@@ -181,7 +181,7 @@ def test_a_read_only_disk(tmp_path: Path, run: Path, chats: Path) -> None:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("name", ["y" * 250, "y" * 255])
+@pytest.mark.parametrize("name", ["y" * 255, pytest.param("y" * 250, marks=pytest.mark.slow)])
 def test_names_as_long_as_they_can_be(tmp_path: Path, chats: Path, run: Path, name: str) -> None:
     assert ramify("import", chats, "--run", tmp_path / name).returncode == 0
     assert ramify("export", run, tmp_path / (name[:-6] + ".jsonl")).returncode == 0

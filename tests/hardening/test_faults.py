@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FAST = [("store", "full", 41), ("store", "kill", 37), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
+FAST = [("store", "full", 83), ("store", "kill", 71), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
 SLOW = [
     *[("store", fault, 7) for fault in ("full", "io", "io-ever", "kill")],
     *[("import", fault, 17) for fault in ("full", "io", "kill")],

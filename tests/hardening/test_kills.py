@@ -26,7 +26,7 @@ def kill(folder: Path, kills: int, seed: int, *kinds: str) -> dict:
 
 
 def test_killed_at_random_instants(tmp_path: Path) -> None:
-    figures = kill(tmp_path, 20, 5, "import", "rollout", "fork")
+    figures = kill(tmp_path, 20, 5, "import", "rollout")
     assert figures["kills"] == 20
     assert figures["runs"] >= 2
 
