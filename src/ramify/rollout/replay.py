@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from ramify.base.errors import BoundaryError
-from ramify.env.protocol import Env, Observation, Task, Volatile
+from ramify.env.protocol import Observation, Snapshot, Task, Volatile
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.trace.path import as_messages
@@ -14,7 +14,7 @@ from ramify.trace.tree import Tree
 
 
 async def restore(
-    env: Env,
+    back: Callable[[Snapshot], None],
     step: Callable[[str], Awaitable[Observation]],
     task: Task,
     node: Node,
@@ -22,10 +22,10 @@ async def restore(
     run: Run,
     volatile: Mapping[str, Volatile],
 ) -> int:
-    """Bring ``env``, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
+    """Bring a world, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
 
-    It goes back to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else to the start, and takes
-    the recorded actions from there with ``step``. Raises BoundaryError("env") naming the first step whose answer is not the
+    It goes ``back`` to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else stays at the start,
+    and takes the recorded actions from there with ``step``. Raises BoundaryError("env") naming the first step whose answer is not the
     recorded one.
     """
     segments = tree.path(node.id).segments
@@ -33,7 +33,7 @@ async def restore(
     for at in range(len(segments) - 1, -1, -1):
         known = segments[at][0]
         if known.snapshot is not None or known.id in volatile:
-            env.restore(_snapshot(known, run, volatile))
+            back(_snapshot(known, run, volatile))
             start = at + 1
             break
     turns = sum(n.role == "assistant" and n.opens for n, _ in segments[:start])
@@ -94,7 +94,7 @@ def _original(node: Node, tree: Tree) -> Node:
     return next((other for other in siblings if other.role == node.role and "edit" not in other.data), node)
 
 
-def _snapshot(node: Node, run: Run, volatile: Mapping[str, Volatile]) -> object:
+def _snapshot(node: Node, run: Run, volatile: Mapping[str, Volatile]) -> Snapshot:
     if node.snapshot is None:
         return volatile[node.id]
     return run.get_blob(node.snapshot[5:]) if node.snapshot.startswith("blob:") else json.loads(node.snapshot)

@@ -19,7 +19,7 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
-from ramify.env.protocol import Env, Observation, Task, Volatile, World, close, tools_of
+from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close, tools_of
 from ramify.model.chat import assistant_node_parts
 from ramify.model.protocol import Message, Prefix
 from ramify.rollout.agent import Agent as Agent
@@ -207,7 +207,10 @@ class Episodes:
         A world that does not come that far is a failed attempt without turns.
         """
         async with self._gate():
-            env = self.world.make()
+            try:
+                env = _guard("env", f"making the world '{self.world.name}'", self.world.make)
+            except BoundaryError as error:
+                return self.failed(tree, task, back_to, index, str(error))
             try:
                 try:
                     node = await self._begin(env, tree, task)
@@ -311,7 +314,10 @@ class Episodes:
         async def step(action: str) -> Observation:
             return await self._world("env", "step", lambda: env.step(action))
 
-        return await restore(env, step, task, node, self.trees[node.tree], self.run, self._volatile)
+        def back(snapshot: Snapshot) -> None:
+            _guard("env", "restore", lambda: env.restore(snapshot))
+
+        return await restore(back, step, task, node, self.trees[node.tree], self.run, self._volatile)
 
     def _place_at(self, node: Node, offset: int | None = None) -> _Place:
         """The place after ``node``, or after ``offset`` tokens of it, with what the model will be shown."""
