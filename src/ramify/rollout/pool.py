@@ -152,13 +152,15 @@ class Pool:
             self._waiting_alone += alone
             try:
                 await self._changed.wait_for(lambda: self._free(alone) is not None)
+                member = self._free(alone)
+                assert member is not None
+                member.load += 1
+                member.alone = alone
+                return member
             finally:
-                self._waiting_alone -= alone
-            member = self._free(alone)
-            assert member is not None
-            member.load += 1
-            member.alone = alone
-            return member
+                if alone:
+                    self._waiting_alone -= 1
+                    self._changed.notify_all()  # those who stood back for this one may have a place now
 
     def _free(self, alone: bool) -> _Member | None:
         if self._waiting_alone and not alone:
@@ -187,14 +189,17 @@ class ProcessWorker:
 
     @classmethod
     async def start(cls, number: int) -> ProcessWorker:
-        """Start the process; it uses one thread for arithmetic and finds the modules this one finds."""
+        """Start the process; it uses one thread for arithmetic and finds the modules this one finds. Raises LostWorkerError."""
         environment = os.environ | dict.fromkeys(THREADS, "1") | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ramify.rollout.worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ramify.rollout.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+            )
+        except OSError as error:
+            raise LostWorkerError(f"no process can be started: {error.strerror or error}") from error
         return cls(process)
 
     @property
