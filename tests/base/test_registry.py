@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.trace.formats import Reader, Writer
 
 
 @pytest.fixture
@@ -34,6 +37,32 @@ def test_register_and_get(parts: dict) -> None:
     assert registry.get("scorer", "one") is one
     with pytest.raises(UserError, match=r"scorer 'one' is registered twice: by .*one and by .*two"):
         registry.register("scorer", "one")(two)
+
+
+def test_two_records_of_one_name_are_refused(parts: dict) -> None:
+    def reader(read: Any) -> Reader:
+        return Reader("mine", "Reads.", lambda path, first: False, read)
+
+    def writer(write: Any) -> Writer:
+        return Writer("mine", "writes", write)
+
+    for kind, record in (("reader", reader), ("writer", writer)):
+        first = registry.register(kind, "mine")(record(one))
+        registry.register(kind, "mine")(record(one))  # a module that is loaded again
+        with pytest.raises(UserError, match=rf"{kind} 'mine' is registered twice: by .*\.one and by .*\.two"):
+            registry.register(kind, "mine")(record(two))
+        assert parts[kind, "mine"].help == first.help
+
+
+def test_two_objects_of_one_class_and_name_are_refused_where_two_modules_register_them(parts: dict) -> None:
+    registry.register("backend", "mine")(object())
+    registry.register("backend", "mine")(object())
+    stranger: dict[str, Any] = {"__name__": "stranger", "registry": registry}
+    register = types.FunctionType(
+        (lambda: registry.register("backend", "mine")(object())).__code__, stranger | {"object": object}
+    )
+    with pytest.raises(UserError, match=r"registered twice: by .*test_registry\.object and by stranger\.object"):
+        register()
 
 
 def test_unknown_names_and_kinds_suggest_the_nearest() -> None:

@@ -6,6 +6,7 @@ name of its kind is asked for. Methods are the packages under ``ramify.methods``
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -69,6 +70,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }
 
 _parts: dict[tuple[str, str], Any] = {}
+_origins: dict[tuple[str, str], str] = {}
 
 T = TypeVar("T")
 
@@ -92,10 +94,10 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         if plugins.loading() and not caller.startswith("ramify."):  # built-in parts come first, so that they keep their names
             for _ in _load_builtin(kind):
                 pass
-        present = _parts.get((kind, name))
-        if present is not None and _origin(present) != _origin(part):
-            raise UserError(f"{kind} '{name}' is registered twice: by {_origin(present)} and by {_origin(part)}")
-        _parts[kind, name] = part
+        origin = _origin(part, caller)
+        if (kind, name) in _parts and _origins[kind, name] != origin:
+            raise UserError(f"{kind} '{name}' is registered twice: by {_origins[kind, name]} and by {origin}")
+        _parts[kind, name], _origins[kind, name] = part, origin
         return part
 
     return keep
@@ -152,7 +154,9 @@ def builtin_methods() -> list[str]:
     return sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(folders) if info.ispkg)
 
 
-def _origin(part: Any) -> str:
-    if not hasattr(part, "__qualname__"):
-        return str(getattr(part, "__name__", type(part).__qualname__))
-    return f"{part.__module__}.{part.__qualname__}"
+def _origin(part: Any, caller: str) -> str:
+    """Where a part comes from: its class or function, the functions a record holds, else who registered it."""
+    if hasattr(part, "__qualname__"):
+        return f"{part.__module__}.{part.__qualname__}"
+    held = [getattr(part, field.name) for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    return ", ".join(_origin(value, caller) for value in held if callable(value)) or f"{caller}.{type(part).__qualname__}"
