@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
+from ramify.base.ids import stable_hash
 
 #: What a user can mend by naming another path; any other refusal is the disk's.
 _WRONG_PATH = {
@@ -32,7 +33,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises UserError where the path is wrong, RamifyError where the disk refuses.
     """
     try:
-        target = path.resolve()  # a link stays a link
+        target = Path(os.path.realpath(path))  # a link stays a link
+        if target.is_symlink():
+            raise UserError(f"cannot write {path}: it is a link that leads to itself")
         if target.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
         if target.exists() and not target.is_file():
@@ -44,7 +47,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         if not target.parent.is_dir():
             raise UserError(f"cannot write {path}: there is no folder {path.parent}")
         # tagged by process, so that two that write one path at once do not mix; a name of 255 bytes has no room for more
-        temporary = target.with_name(f".part-{os.getpid()}-{target.name}"[:80])
+        temporary = target.with_name(f".part-{os.getpid()}-{stable_hash(target.name)}")
         try:
             yield temporary
             _flush(temporary)
