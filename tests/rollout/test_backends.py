@@ -24,9 +24,9 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.backends import Player, Unit, parse, stored
 from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
-from ramify.trace.db import Run, TreeInfo
+from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
-from ramify.trace.node import Context, Insert, Producer, Span, Verdict, make_node
+from ramify.trace.node import Context, Insert, Producer, Span, TreeInfo, Verdict, make_node
 
 HERE = Path(__file__).parent
 TASKS = list(HouseholdWorld().panel("train", 6, 3))

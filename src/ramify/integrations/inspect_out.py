@@ -18,9 +18,9 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
 from ramify.trace.connect import FILE
-from ramify.trace.db import Run, TreeInfo
+from ramify.trace.db import Run
 from ramify.trace.messages import number, plain
-from ramify.trace.node import Node, Verdict
+from ramify.trace.node import Node, TreeInfo, Verdict
 from ramify.trace.path import Path as TracePath
 
 _REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}

@@ -127,8 +127,8 @@ class Collection:
             self._check_start(run, stored)
             done = {entry.key: entry.payload for entry in run.journal("attempt")}
             budget = Budget(self.config.budget.model_dump())
-            for entry in done.values():
-                budget.charge(calls=entry["turns"], tokens=entry["tokens"], turns=entry["turns"])
+            turns = sum(entry["turns"] for entry in done.values())
+            budget.charge(calls=turns, tokens=sum(entry["tokens"] for entry in done.values()), turns=turns)
             earlier = sum(float(entry.payload["seconds"]) for entry in run.journal("stretch"))
             budget.charge(seconds=earlier)
             begun = time.monotonic()

@@ -135,7 +135,6 @@ class Player:
         self.episodes, self._budget, self._pool = episodes, budget, players.pool
         self._gate = asyncio.Semaphore(players.concurrency)
         self._window = AHEAD * players.concurrency
-        self._stored = {info.name for info in episodes.run.trees()}
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """As :meth:`Episodes.attempt`."""
@@ -173,7 +172,7 @@ class Player:
         unit: Unit = header["unit"]
         with self.episodes.run.transaction() as run:
             add_records(run, records)
-        if unit.tree not in self.episodes.trees and unit.tree not in self._stored:
+        if unit.tree not in self.episodes.trees and not self.episodes.run.has_tree(unit.tree):
             self.episodes.trees[unit.tree] = Tree(unit.tree)
         known = self.episodes.load(unit.tree)
         for record in records:
@@ -230,7 +229,7 @@ class Player:
             "data": dict(unit.task.data),
         }
         known: list[Record] = []
-        if unit.tree in self.episodes.trees or unit.tree in self._stored:
+        if unit.tree in self.episodes.trees or self.episodes.run.has_tree(unit.tree):
             known += stored(self.episodes.load(unit.tree), unit, self.episodes.run.context)
         snapshots = {node.snapshot for node in known if isinstance(node, Node) and node.snapshot is not None}
         known += [self.episodes.run.get_blob(name[5:]) for name in sorted(snapshots) if name.startswith("blob:")]

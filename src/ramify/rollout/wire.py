@@ -16,9 +16,9 @@ import numpy as np
 from ramify.base import errors
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.ids import stable_hash
-from ramify.trace.db import Run, TreeInfo
+from ramify.trace.db import Run
 from ramify.trace.jsonl import node_json
-from ramify.trace.node import Context, Node, Producer, Verdict, context_from_json, make_node
+from ramify.trace.node import Context, Node, Producer, TreeInfo, Verdict, context_from_json, make_node
 from ramify.trace.tree import Tree
 
 Record = Node | Context | Producer | Verdict | TreeInfo | bytes

@@ -17,7 +17,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -31,32 +30,13 @@ from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
 from ramify.trace.connect import FILE, UNSTORABLE, check, connect, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
-from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
+from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
 BLOBS = "blobs"
 BATCH = 1000
 Record = Node | Stream | Mark | Verdict | Context | Producer
-
-
-@dataclass(frozen=True, slots=True)
-class TreeInfo:
-    """What is known of a tree without its nodes: the task it is about, the group it belongs to, and small JSON extras."""
-
-    name: str
-    task: Mapping[str, Any]
-    group: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the journal of what was done."""
-
-    kind: str
-    key: str
-    payload: Any
 
 
 _R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer, TreeInfo, Entry)
@@ -288,6 +268,10 @@ class Run:
         """The trees, in order of arrival, of one group or all."""
         return self._matching(TreeInfo, None, {"s.grp": group})
 
+    def has_tree(self, name: str) -> bool:
+        """Whether there is a tree of that name."""
+        return self._row("SELECT 1 FROM trees WHERE name = ?", name) is not None
+
     def tree(self, name: str) -> Tree:
         """One tree with all its nodes, in memory. Raises UserError when there is none of that name."""
         return Tree(name, self.nodes(name))
@@ -360,6 +344,12 @@ class Run:
 
     def journal(self, kind: str | None = None) -> list[Entry]:
         """What was noted as done, in order."""
+        where, args = schema.where({"s.kind": kind})
+        rows = list(self._rows(f"SELECT kind, key, payload FROM journal s {where} ORDER BY s.seq", *args))
+        with suppress(RamifyError):  # one document decodes several times faster than as many
+            payloads = schema.from_json(f"[{','.join(str(row[2]) for row in rows)}]")
+            if len(payloads) == len(rows):
+                return [Entry(kind, key, payload) for (kind, key, _), payload in zip(rows, payloads, strict=True)]
         return self._matching(Entry, None, {"s.kind": kind})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:

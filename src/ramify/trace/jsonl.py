@@ -23,9 +23,9 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.connect import take_lock
-from ramify.trace.db import Entry, Run, TreeInfo
+from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json, make_node
+from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict, context_from_json, make_node
 from ramify.trace.schema import SCHEMA
 
 _DEFAULTS: dict[str, Any] = {

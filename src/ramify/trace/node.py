@@ -225,3 +225,22 @@ class Verdict:
     evidence: Any = None
     cost: Mapping[str, float] = field(default_factory=dict)
     judges: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInfo:
+    """What is known of a tree without its nodes: the task it is about, the group it belongs to, and small JSON extras."""
+
+    name: str
+    task: Mapping[str, Any]
+    group: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal of what was done."""
+
+    kind: str
+    key: str
+    payload: Any

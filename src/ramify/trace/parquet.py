@@ -16,8 +16,8 @@ import numpy as np
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
-from ramify.trace.db import Entry, Run, TreeInfo
-from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict
+from ramify.trace.db import Run
+from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict
 
 _GROUP = 4096
 _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {

@@ -18,7 +18,8 @@ from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
-from ramify.trace.db import Run, TreeInfo
+from ramify.trace.db import Run
+from ramify.trace.node import TreeInfo
 from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from ramify.base.errors import UserError, nearest
 from ramify.render.graphs import Move, State
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
-from ramify.trace.db import Run, TreeInfo
-from ramify.trace.node import Node, Verdict
+from ramify.trace.db import Run
+from ramify.trace.node import Node, TreeInfo, Verdict
 
 START = "start"
 _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
