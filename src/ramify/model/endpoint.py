@@ -197,7 +197,8 @@ class HttpModel:
         assert first.tokens is not None
         if first.stop != "length" or settings.max_tokens == 1:
             return first
-        rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=())
+        # ``until`` is about the whole reply, so it is asked when both are put together
+        rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=(), until=None)
         rest = await self._completed([*given, *first.tokens.tolist()], rest_settings, place_key(key, "rest"), self._dialect)
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
