@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,13 @@ import pytest
 from trainer_cases import hf_agent, household_run, token_tree
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.engine.checkpoints import load_model, model_folder
+from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.integrations import trl_trainer
 from ramify.integrations.trl import read_steps, read_trl, write_sft, write_steps
+from ramify.model.protocol import Sampling
+from ramify.rollout.compact import DropOldest
+from ramify.rollout.run import Agent
 from ramify.score.match import ExactMatch
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
@@ -280,6 +286,52 @@ def test_a_scorer_is_a_reward_function_and_its_failures_are_none() -> None:
     assert asyncio.run(trl_trainer.reward_function(Broken())(**rows)) == [None, None]
     with pytest.raises(UserError, match="no 'answer'"):
         asyncio.run(reward(prompts=["a"], completions=["b"]))
+
+
+class _ClosedWorld(HouseholdWorld):
+    opened = closed = 0
+
+    def make(self) -> Any:
+        env: Any = super().make()
+        self.opened += 1
+        env.close = self._close
+        return env
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+def test_tree_rollouts_give_worlds_back_and_train_a_shared_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, template = load_model(model_folder("builtin"))
+    sampling = Sampling(max_tokens=24, stop_tokens=template.stop_tokens)
+    world = _ClosedWorld()
+    monkeypatch.setattr(trl_trainer, "_dataset", list)
+    with Run.create(tmp_path / "run", {}) as run:
+        with pytest.raises(UserError, match="take no compactor"):
+            trl_trainer.TreeRollouts(Agent(model, template, sampling, DropOldest(), 200), world, run)
+        rollouts = trl_trainer.TreeRollouts(Agent(model, template, sampling), world, run, roots=2)
+        rows: Any = rollouts.dataset(world.panel("train", 2, 0))
+        assert world.opened == world.closed == 2
+
+        def no_way_back(env: Any, snapshot: Any) -> None:
+            raise OSError("lost")
+
+        monkeypatch.setattr(Household, "restore", no_way_back)  # every branch fails where it would have started
+        monkeypatch.setattr(type(model), "refresh", lambda self: None, raising=False)
+        trainer: Any = types.SimpleNamespace(
+            rollout_inputs=[row for row in rows for _ in range(32)],
+            accelerator=types.SimpleNamespace(num_processes=1),
+            model=types.SimpleNamespace(eval=lambda: None, train=lambda: None),
+        )
+        out = rollouts([], trainer)
+        assert world.opened == world.closed
+        assert out["reward"].count(None) == 60
+        trained = [
+            (tuple(p), tuple(c))
+            for p, c, m in zip(out["prompt_ids"], out["completion_ids"], out["env_mask"], strict=True)
+            if any(m)
+        ]
+        assert len(trained) == len(set(trained)), "a row is trained twice"
 
 
 def test_a_missing_trl_and_a_moved_seam_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

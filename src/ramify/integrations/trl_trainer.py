@@ -19,7 +19,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
-from ramify.env.protocol import Panel, Task, World
+from ramify.env.protocol import Panel, Task, World, close
 from ramify.integrations.reading import message, messages, plain
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
@@ -148,6 +148,10 @@ class TreeRollouts:
         """``agent`` draws with the very module that is trained (``LocalModel(trainer_model, tokenizer)``). Raises UserError."""
         if agent.template is None:
             raise UserError("tree rollouts for a trainer need an agent with tokens and a chat template")
+        if agent.compactor is not None:
+            raise UserError(
+                "tree rollouts for a trainer take no compactor: TRL wants one row an attempt, and compaction makes several"
+            )
         self.agent, self.world, self.run, self.roots, self.rule, self.seed = agent, world, run, roots, rule, seed
         self.calls = 0
 
@@ -155,7 +159,11 @@ class TreeRollouts:
         """The tasks as a dataset of TRL: the first observation as prompt, and the task."""
         rows = []
         for task in panel:
-            first = self.world.make().reset(task, self.seed)
+            env = self.world.make()
+            try:
+                first = env.reset(task, self.seed)
+            finally:
+                close(env)
             data = dict(task.data)
             rows.append(
                 {"prompt": [{"role": first.role, "content": first.text}], "task_id": task.id, "task_data": canonical_json(data)}
@@ -185,7 +193,8 @@ class TreeRollouts:
         chosen = StepSelection.model_validate({"group": group, "rule": self.rule, "zeros": True})
         scored = any(attempt.outcome is not None for attempt in attempts)
         credited = {row["leaf"]: row for row in credited_rows(self.run, chosen)} if scored else {}
-        rows = [credited.get(attempt.leaf) or self._row(attempt) for attempt in attempts]
+        # attempts that failed at one node share it as their end: its row is trained once
+        rows = [credited.pop(attempt.leaf, None) or self._row(attempt) for attempt in attempts]
         out: dict[str, Any] = {name: [row[name] for row in rows] for name in TOKEN_FIELDS}
         return out | {"reward": [None if attempt.outcome is None else attempt.reward for attempt in attempts]}
 
