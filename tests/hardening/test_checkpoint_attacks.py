@@ -16,6 +16,8 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.cli.main import main
 from ramify.engine.checkpoints import load_model, model_folder, save_model
 from ramify.engine.local import LocalModel
+from ramify.model.chat import JinjaTemplate
+from ramify.model.tokenizer import HfTokenizer
 from ramify.train import checkpoint
 
 BUILTIN = model_folder("builtin")
@@ -163,3 +165,26 @@ def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
         save_model(model, BUILTIN, tmp_path / "file")
     with pytest.raises(RamifyError, match="cannot write"):
         save_model(model, BUILTIN, tmp_path / "file" / "inner")
+
+
+GOOD_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "escape",
+    ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception.__globals__['__builtins__'] }}", "{% include '/etc/passwd' %}",
+     "{{ cycler.__init__.__globals__.os.system('touch ran') }}", "{{ messages.append({}) }}", "{% for i in range(10**9) %}x{% endfor %}",
+     "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}"],
+)  # fmt: skip
+def test_chat_templates_stay_in_their_sandbox(folder: Path, escape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "chat_template.jinja").write_text(escape + GOOD_TEMPLATE)
+    with pytest.raises(RamifyError, match="template"):
+        JinjaTemplate.from_folder(HfTokenizer.load(folder), folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_chat_template_that_is_none_of_these(folder: Path) -> None:
+    """What the attacks above are added to is refused for nothing else."""
+    (folder / "chat_template.jinja").write_text(GOOD_TEMPLATE)
+    assert JinjaTemplate.from_folder(HfTokenizer.load(folder), folder).open("assistant")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,18 @@ def exits(tree: ast.AST) -> Iterator[str]:
             yield from (f"sys.{alias.name}" for alias in node.names if f"sys.{alias.name}" in STREAMS)
 
 
+@cache
+def parsed() -> dict[str, ast.Module]:
+    """Path inside the package -> its syntax tree."""
+    files = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
+
 def test_only_the_terminal_module_writes_to_the_terminal() -> None:
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
+    for name, tree in parsed().items():
         if name != EXIT and not name.startswith(ELSEWHERE):
-            ways = {way for way in exits(ast.parse(path.read_text(encoding="utf-8"))) if (name, way) not in ALLOWED}
+            ways = {way for way in exits(tree) if (name, way) not in ALLOWED}
             found |= {name: ways} if ways else {}
     assert found == {}
 
@@ -86,10 +93,10 @@ def test_only_the_terminal_module_writes_to_the_terminal() -> None:
 def test_there_is_one_sanitizer() -> None:
     """No other module has a function named like one."""
     found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, tree in parsed().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and "sanitiz" in node.name:
-                found.append(f"{path.relative_to(SOURCE).as_posix()}:{node.name}")
+                found.append(f"{name}:{node.name}")
     assert found == [f"{EXIT}:sanitize"]
 
 
