@@ -266,7 +266,13 @@ def test_a_first_token_with_bans_of_its_own() -> None:
             three = draw(model, PREFIX, (key,), ban_first=(ban,), until=lambda tokens: len(tokens) > 1 and tokens[0] != ban)[0]
             assert three.tokens is not None
             assert three.tokens.tolist() == other.tokens.tolist()[:2], "until is asked about the whole reply"
-            never = draw(model, PREFIX, (key,), ban_first=(ban,), until=lambda tokens: int(tokens[0]) == int(other.tokens[1]))[0]
+            never = draw(
+                model,
+                PREFIX,
+                (key,),
+                ban_first=(ban,),
+                until=lambda tokens, second=int(other.tokens[1]): int(tokens[0]) == second,
+            )[0]
             assert never.tokens is not None
             assert never.tokens.tolist() == other.tokens.tolist()
     with FaultyServer(lambda _: http(completion(token_ids=[7, 7]))) as deaf:
