@@ -12,7 +12,7 @@ from ramify.methods.graph_credit.run import StateGraph, node_credit, node_record
 from ramify.rollout.run import Attempt
 from ramify.trace.db import Run
 from ramify.trace.tree import Tree
-from ramify.train.batch import Row, row_from_path
+from ramify.train.batch import Row, rows_from_path
 
 
 def credit_group(
@@ -37,9 +37,13 @@ def credit_group(
 
 
 def training_rows(
-    trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]], credit: Mapping[str, np.ndarray], clip: float
+    run: Run,
+    trees: Mapping[str, Tree],
+    attempts: Mapping[str, Sequence[Attempt]],
+    credit: Mapping[str, np.ndarray],
+    clip: float,
 ) -> list[Row]:
-    """One row per attempt, each drawn token in one row only: a message that several attempts share is trained on once.
+    """Rows of attempts (several where one was compacted), each drawn token in one only: a shared message is trained on once.
 
     Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there.
     """
@@ -52,12 +56,15 @@ def training_rows(
             if not fresh:
                 continue
             done |= fresh.keys()
-            row = row_from_path(path, {"advantage": fresh})
-            advantage = row.streams["advantage"].clip(-clip, clip)
-            rows.append(Row(row.tokens, row.mask & (advantage != 0.0), {**row.streams, "advantage": advantage}))
+            for row in rows_from_path(path, trees[name].node, run.context, {"advantage": fresh}):
+                advantage = row.streams["advantage"].clip(-clip, clip)
+                mask = row.mask & (advantage != 0.0)
+                if mask.any():
+                    rows.append(Row(row.tokens, mask, {**row.streams, "advantage": advantage}))
     return rows
 
 
-def imitation_rows(trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]]) -> list[Row]:
+def imitation_rows(run: Run, trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]]) -> list[Row]:
     """The successful attempts, every drawn token once per attempt: rows for supervised training."""
-    return [row_from_path(trees[name].path(a.leaf)) for name, group in attempts.items() for a in group if a.outcome]
+    wins = [(trees[name], attempt) for name, group in attempts.items() for attempt in group if attempt.outcome]
+    return [row for tree, attempt in wins for row in rows_from_path(tree.path(attempt.leaf), tree.node, run.context)]

@@ -404,9 +404,10 @@ class Job:
     def _rows(self, run: Run, group: str, arm: Arm, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
         """Training rows, the losses to train them with, and what the credit's diagnostics warn of."""
         if arm.credit == "imitate":
-            return imitation_rows(grown.trees, grown.attempts), {"cross_entropy": 1.0}, []
+            return imitation_rows(run, grown.trees, grown.attempts), {"cross_entropy": 1.0}, []
         if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
             return [], {"policy_gradient": 1.0}, ["no attempt of this update could be scored"]
         rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
         credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}))
-        return training_rows(grown.trees, grown.attempts, credit, self.config.clip_credit), {"policy_gradient": 1.0}, warned
+        rows = training_rows(run, grown.trees, grown.attempts, credit, self.config.clip_credit)
+        return rows, {"policy_gradient": 1.0}, warned
