@@ -298,3 +298,32 @@ def test_a_real_models_tree_does_not_depend_on_concurrency(tmp_path: Path, compa
                     "the rows are what was sampled from"
                 )
     assert found[0] == found[1]
+
+
+class Begins(TagTemplate):
+    """Puts a token in front of a conversation's first message, as many templates do."""
+
+    def render(self, role: str, text: str, after: str = "user") -> tuple[list[int], list[int], str]:
+        tokens, ends, text = super().render(role, text, after)
+        return ([*self.tokenizer.encode("^"), *tokens], [0, *ends], text) if after == "" else (tokens, ends, text)
+
+
+class Ruleless(Corridor):
+    system = ""
+
+
+class RulelessWorld(CorridorWorld):
+    def make(self) -> Corridor:
+        return Ruleless()
+
+
+def test_what_a_template_puts_in_front_counts_where_another_message_comes_first(tmp_path: Path) -> None:
+    for window in range(25, 60):
+        with Run.create(tmp_path / str(window), {}) as run:
+            model = Recorder()
+            template = Begins(model.tokenizer)
+            sampling = Sampling(max_tokens=40, stop_tokens=template.stop_tokens)
+            made = Episodes(Agent(model, template, sampling, DropOldest(1.0), window), RulelessWorld(), run, seed=5)
+            attempt = play(made)
+            assert all(len(prefix.tokens) <= window for prefix in model.prefixes.values())
+            assert attempt.failure is None or attempt.failure.startswith("compactor: ")

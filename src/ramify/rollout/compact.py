@@ -277,8 +277,18 @@ async def fitted(
     size = sum(len(message.text) for message in said) if template is None else len(whole_tokens(parts))
     if agent.compactor is None or size + head <= agent.window:
         return None
-    window = window_of(agent.model, template, agent.sampling, agent.window - head, key, budget, policy)
-    return await compacted(parts, agent.compactor, window, template)
+    limit = agent.window - head - (_front(template) if template is not None and said and said[0].role != "system" else 0)
+    window = window_of(agent.model, template, agent.sampling, limit, key, budget, policy)
+    shown = await compacted(parts, agent.compactor, window, template)
+    if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
+        raise BoundaryError("compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit")
+    return shown
+
+
+def _front(template: ChatTemplate) -> int:
+    """Tokens a template puts in front of a conversation, which another message gets when the first is dropped."""
+    first, later = (len(template.render("user", "x", after)[0]) for after in ("", "user"))
+    return max(0, first - later)
 
 
 async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window, template: ChatTemplate | None) -> list[Part]:
