@@ -194,7 +194,7 @@ class TreeRollouts:
         scored = any(attempt.outcome is not None for attempt in attempts)
         credited = {row["leaf"]: row for row in credited_rows(self.run, chosen)} if scored else {}
         # attempts that failed at one node share it as their end: its row is trained once
-        rows = [credited.pop(attempt.leaf, None) or self._row(attempt) for attempt in attempts]
+        rows = [credited.pop(attempt.leaf, {}) or self._row(attempt) for attempt in attempts]
         out: dict[str, Any] = {name: [row[name] for row in rows] for name in TOKEN_FIELDS}
         return out | {"reward": [None if attempt.outcome is None else attempt.reward for attempt in attempts]}
 
