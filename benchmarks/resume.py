@@ -20,6 +20,7 @@ from pathlib import Path
 from common import save
 
 from ramify.jobs.collect import Collection, Limits, RolloutConfig
+from ramify.jobs.parts import find_world
 
 PER_TASK, SHORT = 8, 64
 GO_ON = """
@@ -41,9 +42,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    config = RolloutConfig(model="scripted", env="chain", panel=args.rollouts // PER_TASK, attempts=PER_TASK)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
+        folder, tasks = Path(scratch) / "run", Path(scratch) / "tasks.jsonl"
+        panel = find_world("chain").panel("train", args.rollouts // PER_TASK)
+        tasks.write_text("".join(json.dumps({"id": task.id, **task.data}) + "\n" for task in panel), encoding="utf-8")
+        config = RolloutConfig(model="scripted", env="chain", tasks=str(tasks), attempts=PER_TASK)
         begun = time.perf_counter()
         short = config.model_copy(update={"budget": Limits(calls=args.rollouts - SHORT)})
         made = Collection(short).collect(folder)
