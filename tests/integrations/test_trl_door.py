@@ -203,6 +203,23 @@ def test_completions_with_rewards_become_siblings_under_their_prompt(tmp_path: P
         assert [m.text for m in run.path(run.tree(second.name).leaves()[0].id).messages()] == ["hi", "ho"]
 
 
+def test_parts_that_are_no_text_and_calls_are_kept(tmp_path: Path) -> None:
+    def row(url: str) -> dict[str, Any]:
+        shown = [{"type": "text", "text": "what is "}, {"type": "image_url", "image_url": {"url": url}}]
+        call = {"name": "look", "arguments": {"at": 1}}
+        reply = {"role": "gpt", "content": None, "tool_calls": [call]}
+        return {"prompt": [{"role": "human", "content": shown}], "completion": [reply]}
+
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(row(url)) for url in ("a.png", "b.png")))
+    read_trl(tmp_path / "r.jsonl", tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        assert len(run.trees()) == 2, "two pictures are two prompts"
+        user, reply = (node for node, _ in run.path(run.tree(run.trees()[0].name).leaves()[0].id).segments[1:])
+        assert user.text == "what is "
+        assert user.data["content"][1]["image_url"] == {"url": "a.png"}
+        assert reply.data["tool_calls"] == [{"type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}]
+
+
 def test_preferences_become_two_siblings(tmp_path: Path) -> None:
     shared = [{"role": "user", "content": "q"}]
     rows = [

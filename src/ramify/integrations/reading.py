@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
-from ramify.trace.node import Stream, Verdict, make_node
+from ramify.trace.messages import Thread, message, plain
+from ramify.trace.node import Stream, Verdict
 
 SINGLE = 3.4e38
 """Just below the largest number of 32 bits."""
 _BATCH = 256
-_ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant"}
 
 
 class Forest:
@@ -52,40 +51,20 @@ class Forest:
         group = "" if step is None else f"step-{step:06d}"
         tree = f"{group}/prompt-{key}" if group else f"prompt-{key}"
         self.run.add_tree(tree, {"id": f"prompt-{key}"}, group)
-        node = make_node(tree, None, 0, "root", "")
-        self.run.add(node)
-        for role, text, data in given:
-            node = make_node(tree, node.id, len(node), role, text, data=data)
-            self.run.add(node)
         index = self._drawn[tree] = self._drawn.get(tree, -1) + 1
+        thread = Thread(self.run, tree, index)
+        for role, text, data in given:
+            thread.hang(role, text, data, False)
         for i, (role, text, data) in enumerate(said):
-            if i == len(said) - 1 and record:
-                data = data | {"record": plain(record)}
-            # a completion was one draw, whatever it says: two that are equal stay two, also where they end in a tool's answer
-            drawn = index if role == "assistant" or i == len(said) - 1 else -1
-            node = make_node(tree, node.id, len(node), role, text, index=drawn, data=data)
-            self.run.add(node)
+            last = i == len(said) - 1
+            kept = {"record": plain(record)} if last and record else {}
+            thread.hang(role, text, data | kept, role == "assistant", last)
+        leaf = thread.node.id
         for scorer, value in (scores or {}).items():
-            self.run.add(Verdict(node.id, scorer, number(value, f"{place}: '{scorer}'")))
+            self.run.add(Verdict(leaf, scorer, number(value, f"{place}: '{scorer}'")))
         credit = number(advantage, f"{place}: 'advantage'", SINGLE)
         if credit is not None:
-            self.run.add(Stream(node.id, "advantage", self.maker, np.asarray([credit], np.float32)))
-
-
-def message(value: Any, spot: str) -> tuple[str, str, dict[str, Any]]:
-    """(role, text, everything else) of a chat message. Raises UserError naming ``spot``."""
-    if not isinstance(value, Mapping):
-        raise UserError(f"{spot} is no object with 'role' and 'content'")
-    role, content = value.get("role"), value.get("content")
-    role = _ROLES.get(role, role) if isinstance(role, str) else role
-    if role not in ("system", "user", "assistant", "tool"):
-        raise UserError(f"{spot} has the role {role!r}, which is none of system, user, assistant, tool")
-    if isinstance(content, list):
-        texts = [part.get("text") or "" if isinstance(part, Mapping) else part for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
-    if content is not None and not isinstance(content, str):
-        raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
-    return role, content or "", plain({k: v for k, v in value.items() if k not in ("role", "content") and v is not None})
+            self.run.add(Stream(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))
 
 
 def messages(value: Any, role: str, spot: str) -> list[Mapping[str, Any]]:
@@ -113,22 +92,6 @@ def number(value: Any, spot: str, limit: float = math.inf) -> float | None:
     if abs(found) >= limit:
         raise UserError(f"{spot} is infinite" + (" in 32 bits" if limit < math.inf else ""))
     return None if math.isnan(found) else found
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON: dates and bytes of a Parquet file as text, numbers that are none as text."""
-    try:
-        return json.loads(json.dumps(value, allow_nan=False, default=str))
-    except ValueError:
-        return json.loads(json.dumps(_finite(value), default=str))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

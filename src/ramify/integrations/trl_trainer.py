@@ -20,11 +20,12 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
 from ramify.env.protocol import Panel, Task, World, close
-from ramify.integrations.reading import message, messages, plain
+from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.score.protocol import Scorer, score_path
+from ramify.trace.messages import message, plain
 from ramify.trace.node import Verdict, make_node
 from ramify.trace.path import Path
 
