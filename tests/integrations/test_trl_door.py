@@ -351,6 +351,16 @@ def test_tree_rollouts_give_worlds_back_and_train_a_shared_end_once(tmp_path: Pa
         assert len(trained) == len(set(trained)), "a row is trained twice"
 
 
+def test_an_attempt_that_a_boundary_cut_off_is_no_conversation(hand: tuple[Run, str, str], tmp_path: Path) -> None:
+    run, reply, _ = hand
+    assert write_sft(run, tmp_path / "a.jsonl") == 2
+    run.add(Verdict(reply, "env", None, evidence={"outcome": None, "failure": "provider: no answer"}))
+    assert write_sft(run, tmp_path / "b.jsonl") == 2, "what it drew belongs to the attempt that went on from there"
+    assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
+    before = write_steps(run, tmp_path / "s.jsonl")
+    assert [row["reward"] for row in read_steps(tmp_path / "s.jsonl")] == [1.0, 0.0][:before]
+
+
 def test_a_missing_trl_and_a_moved_seam_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types

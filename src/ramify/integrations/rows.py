@@ -89,8 +89,8 @@ class Ended:
 def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
-    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves. Raises UserError when the scorer
-    or group is unknown.
+    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves. Those cut off by a failure at a
+    boundary are left out: one that was played again went on from there. Raises UserError when the scorer or group is unknown.
     """
     infos = sorted(run.trees(selection.group), key=lambda info: info.name)
     if not infos:
@@ -102,6 +102,8 @@ def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
         tree = run.tree(info.name)
         found = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)} if scorer else {}
         for leaf in sorted(found) if scorer else sorted(node.id for node in tree.leaves()):
+            if _failed(found.get(leaf)):
+                continue
             reward, outcome = _judged(found.get(leaf))
             if selection.min_reward is not None and (reward is None or reward < selection.min_reward):
                 continue
@@ -121,6 +123,12 @@ def _scorer(run: Run, selection: Selection) -> str | None:
     if len(known) > 1 and "env" not in known:
         raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(known))})")
     return "env" if "env" in known else next(iter(known), None)
+
+
+def _failed(verdict: Verdict | None) -> bool:
+    """Whether the world or the model broke off what ended here."""
+    evidence = None if verdict is None else verdict.evidence
+    return isinstance(evidence, Mapping) and evidence.get("failure") is not None
 
 
 def _judged(verdict: Verdict | None) -> tuple[float | None, bool | None]:

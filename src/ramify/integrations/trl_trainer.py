@@ -194,8 +194,7 @@ class TreeRollouts:
         chosen = StepSelection.model_validate({"group": group, "rule": self.rule, "zeros": True})
         scored = any(attempt.outcome is not None for attempt in attempts)
         credited = {row["leaf"]: row for row in credited_rows(self.run, chosen)} if scored else {}
-        # attempts that failed at one node share it as their end: its row is trained once
-        rows = [credited.pop(attempt.leaf, {}) or self._row(attempt) for attempt in attempts]
+        rows = [credited.get(attempt.leaf) or self._row(attempt) for attempt in attempts]
         out: dict[str, Any] = {name: [row[name] for row in rows] for name in TOKEN_FIELDS}
         return out | {"reward": [None if attempt.outcome is None else attempt.reward for attempt in attempts]}
 
