@@ -8,6 +8,7 @@ import time
 
 count = 0
 SCHEMA = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
+NAMES = ("pid", "hang", "die", "shapeless", "stray", "refuse", "half")
 
 
 def answer(method: str, params: dict) -> dict | None:
@@ -16,13 +17,23 @@ def answer(method: str, params: dict) -> dict | None:
         told = {"name": "bare", "version": "1"}
         return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": told}
     if method == "tools/list":
-        plain = [{"name": name, "description": name, "inputSchema": {"type": "object"}} for name in ("pid", "hang", "die")]
+        plain = [{"name": name, "description": name, "inputSchema": {"type": "object"}} for name in NAMES]
         return {"tools": [{"name": "add", "description": "Add.", "inputSchema": SCHEMA}, *plain]}
     if method == "tools/call":
         if params["name"] == "hang":
             time.sleep(3600)
         if params["name"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if params["name"] == "shapeless":
+            return {"content": 7}
+        if params["name"] == "stray":
+            for line in (b"\xff\xfe\x00 no text", b"[" * 200_000, b'{"jsonrpc": "2.0", "id": 999, "result": {}}'):
+                sys.stdout.buffer.write(line + b"\n")
+        if params["name"] == "refuse":
+            return None
+        if params["name"] == "half":
+            os.write(1, b'{"jsonrpc": "2.0", "id"')
+            sys.exit(0)
         if params["name"] == "pid":
             return {"content": [{"type": "text", "text": str(os.getpid())}]}
         try:

@@ -18,7 +18,7 @@ from ramify.env.protocol import Panel, Task, Volatile, tools_of
 from ramify.integrations.functions import FunctionTool, FunctionWorld
 from ramify.integrations.spec import TaskList, generated, options, seeded
 from ramify.jobs.parts import find_world
-from ramify.jobs.play import fork_run, rollout
+from ramify.jobs.play import fork_run, play
 from ramify.model.chat import parse_tool_calls
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -223,7 +223,7 @@ def script(messages: Any, key: int) -> str:
 @pytest.mark.parametrize("tokens", [False, True])
 def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
     made, model = world(state=state), ScriptedModel(script, tokens=tokens)
-    attempts = rollout(model, made, TASKS[1:4], attempts=4, out=tmp_path / "run", sampling=Sampling(max_tokens=200))
+    attempts = play(model, made, TASKS[1:4], attempts=4, out=tmp_path / "run", sampling=Sampling(max_tokens=200))
     assert all(a.failure is None for a in attempts)
     assert {a.outcome for a in attempts} == {True, False}
     longest = max(attempts, key=lambda a: len(a.turns))
@@ -244,7 +244,7 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
         "world = make()\n"
     )
     run = (
-        "from ramify.jobs.play import rollout, fork_run\n"
+        "from ramify.jobs.play import play, fork_run\n"
         "from ramify.model.scripted import ScriptedModel\n"
         "import json, sys\n"
         "call = '<tool_call>' + json.dumps({'name': 'add', 'arguments': {'a': 2, 'b': 1}}) + '</tool_call>'\n"
@@ -255,7 +255,7 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
     first = (
         "from ramify.model.protocol import Sampling\n"
         "tasks = [t for t in world._tasks if t.id == 't2']\n"
-        "print(rollout(model, world, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
+        "print(play(model, world, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
     )
     for which in ("world", "make"):
         shell = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "timeout": 60}

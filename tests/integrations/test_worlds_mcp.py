@@ -119,18 +119,35 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(tmp_
         turn = sum(m.role == "assistant" for m in messages)
         if turn == 1:
             pids.append(int(messages[-1].text))
-        return [call("pid"), call(tool) if key % 2 else call("add", amount=3), "3"][turn]
+        return [call("pid"), call(tool) if len(pids) % 2 else call("add", amount=3), "3"][turn]
 
     made = McpWorld(f"timeout=3 at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
     attempts = play(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
     failed = [a for a in attempts if a.failure]
-    assert 0 < len(failed) < 6, "siblings go on"
+    assert len(failed) == 3, "siblings go on"
     assert all(str(a.failure).startswith("tool: ") and said in str(a.failure) for a in failed)
     assert all(a.outcome for a in attempts if not a.failure)
     assert pids
     assert not any(map(alive, pids))
     with Run.open(tmp_path / "run") as run:
         assert sum(v.value is None for v in run.verdicts(scorer="env")) == len(failed)
+
+
+def test_the_first_servers_of_a_process_may_start_at_once() -> None:
+    code = (
+        "import sys, threading; from ramify.integrations import mcp\n"
+        "ready, told = threading.Barrier(8), []\n"
+        "def count():\n"
+        "    ready.wait(); server = mcp.Server(sys.argv[1:], 20)\n"
+        "    told.append([server.call('add', {'amount': 1}).content[0].text for _ in range(4)]); server.close()\n"
+        "threads = [threading.Thread(target=count) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert told == [['1', '2', '3', '4']] * 8, told\n"
+        "assert sum(t.name == 'ramify-mcp' for t in threading.enumerate()) == 1\n"
+    )
+    command = [sys.executable, "-c", code, sys.executable, *shlex.split(BARE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
@@ -177,6 +194,41 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
     made.close()
     assert not alive(pid)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("shapeless", "fails in 'shapeless': ValidationError: content: Input should be a valid list (CallToolResult)"),
+        ("refuse", "fails in 'refuse': MCPError: no such method"),
+        ("half", "fails in 'half': MCPError: Connection closed"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -> None:
+    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK])).make()
+    made.reset(TASK, 0)
+    with pytest.raises(BoundaryError) as caught:
+        made.step(call(tool))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    made.reset(TASK, 0)
+    assert made.step(call("stray", amount=2)).text == "2", "bytes that are no text, no JSON or nobody's answer are passed over"
+    made.close()
+
+
+def test_a_server_whose_answers_or_state_are_not_its_own_is_found_out(tmp_path: Path) -> None:
+    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made.actions = lambda task, snapshot: [call("pid")]  # type: ignore[attr-defined]
+    found = check_env(made, tasks=1, turns=2)
+    assert {p.check for p in found} >= {"reset", "sharing"}, found
+    shared = tmp_path / "shared.py"
+    shared.write_text(Path(shlex.split(BARE)[0]).read_text().replace("count += ", "count = next_count() + "))
+    text = shared.read_text().replace("count = 0\n", f"FILE = {str(tmp_path / 'count')!r}\ncount = 0\n", 1)
+    keep = "def next_count():\n    with open(FILE, 'a+') as file:\n        file.write('x')\n        return file.tell()\n\n\n"
+    shared.write_text(text.replace("def answer", keep + "def answer", 1))
+    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {shlex.quote(str(shared))}", tasks=Panel.of([TASK]))
+    made.actions = lambda task, snapshot: [call("add", amount=1)]  # type: ignore[attr-defined]
+    assert {p.check for p in check_env(made, tasks=1, turns=2)} >= {"reset", "sharing"}
 
 
 def test_a_server_that_ignores_the_end_is_killed() -> None:

@@ -102,7 +102,7 @@ class FunctionEpisode(ToolEpisode):
     """One episode with functions as tools."""
 
     def __init__(self, world: FunctionWorld) -> None:
-        super().__init__(world.tools, world.system, world.max_turns, world.grade)
+        super().__init__(self.call, world.tools, world.system, world.max_turns, world.grade)
         self._world, self._state = world, None
 
     def reset(self, task: Task, seed: int) -> Observation:

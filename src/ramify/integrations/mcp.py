@@ -112,10 +112,16 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, _loop()).result(self._timeout + LEAVING)
 
     def _failure(self, what: str, error: BaseException) -> BoundaryError:
+        import pydantic
+
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
-        why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {error}"
+        told = str(error)
+        if isinstance(error, pydantic.ValidationError):  # of what is wrong with the message, the first
+            first = error.errors()[0]
+            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']} ({error.title})"
+        why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {' '.join(told.split())[:300]}"
         # by position: the server writes where the file's own position is
         end = os.fstat(self._errors.fileno()).st_size
         said = os.pread(self._errors.fileno(), 4096, max(0, end - 4096)).decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -127,7 +133,7 @@ class McpEpisode(ToolEpisode):
     """One episode with a server of its own. The grader's state is the list of calls made: ``{"name", "arguments", "text", "error"}``."""
 
     def __init__(self, world: McpWorld) -> None:
-        super().__init__([], "", world.max_turns, world.grade)
+        super().__init__(self.call, [], "", world.max_turns, world.grade)
         self._world = world
         self._server: Server | None = None
         self._calls: list[dict[str, Any]] = []
@@ -139,6 +145,7 @@ class McpEpisode(ToolEpisode):
         self._calls = []
         self._server = Server(self._world.command, self._world.timeout)
         self.system = describe(self._server.tools)
+        self._world.known(self._server.tools)
         return first
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
@@ -217,6 +224,10 @@ class McpWorld:
             server.close()
         return self._tools
 
+    def known(self, tools: list[dict[str, Any]]) -> None:
+        """Take note of what a server told, so that none is started to ask."""
+        self._tools = self._tools or tools
+
     def make(self) -> Env:
         """A fresh episode."""
         return McpEpisode(self)
@@ -244,10 +255,16 @@ def _part(part: Any) -> str:
 
 
 _open: weakref.WeakSet[Server] = weakref.WeakSet()
+_starting = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _starting:  # or two episodes that start at once would each get a loop, and talk to the wrong one from then on
+        return _only_loop()
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _only_loop() -> asyncio.AbstractEventLoop:
     """The event loop of the thread that talks to servers, started with the first of them."""
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # what a server prints besides is no traceback on the console
     loop = asyncio.new_event_loop()

@@ -58,16 +58,15 @@ def check_prompt(task: Task) -> str:
 
 
 class ToolEpisode:
-    """One episode; the kind of tools says what :meth:`call` does and what the state is."""
+    """One episode; ``call(name, arguments)`` runs a tool."""
 
-    def __init__(self, tools: Tools, words: str, max_turns: int, grade: Grade | None) -> None:
+    def __init__(
+        self, call: Callable[[str, Mapping[str, Any]], Result], tools: Tools, words: str, max_turns: int, grade: Grade | None
+    ) -> None:
+        self._call = call
         self.system, self.max_turns, self._grade = describe(tools, words), max_turns, grade
         self._task: Task | None = None
         self._over = False
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
-        """Run one tool."""
-        raise NotImplementedError
 
     def judged(self) -> Any:
         """The state as the grader is shown it."""
@@ -88,7 +87,7 @@ class ToolEpisode:
             return self._answer(self._task, action)
         results = []
         for call in calls[:MOST_CALLS]:
-            result = Result(f"error: {call.error}", refused=True) if call.error else self.call(call.name, call.arguments)
+            result = Result(f"error: {call.error}", refused=True) if call.error else self._call(call.name, call.arguments)
             results.append((call.name, result))
         results += [(call.name, Result(f"error: more than {MOST_CALLS} calls", refused=True)) for call in calls[MOST_CALLS:]]
         told = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]

@@ -19,6 +19,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.env.protocol import Task
 from ramify.model.protocol import Tokenizer, require
+from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.intervals import difference_of_proportions, wilson
 from ramify.trace.context import whole_tokens
@@ -195,11 +196,11 @@ async def _replay(
     if node.role != "assistant" or (edit is not None and "replace" not in edit):
         raise UserError("after='replay' goes with an agent's message and a 'replace' edit or none")
     known = episodes.load(tree)
-    actions, here = [edit["replace"] if edit else node.text], node
+    actions, here = [edit["replace"] if edit else said_to_world(node.text, node.data)], node
     while rest and (children := known.children(here.id)):
         here = min(children, key=lambda c: c.index)
         if here.role == "assistant":
-            actions.append(here.text)
+            actions.append(said_to_world(here.text, here.data))
     before = known.path(node.id).segments[-2][0]
     return await episodes.reissue(tree, task, before, actions)
 

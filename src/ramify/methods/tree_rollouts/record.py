@@ -162,7 +162,7 @@ class GrownTree:
 
     def _place(self, at: Place, turn: Turn, last: bool, origin: int) -> Place:
         node, answer = turn.node, turn.answer
-        said = node.text if node.tokens is None else node.tokens.tobytes()
+        said = (node.text, canonical_json(node.data.get("tool_calls"))) if node.tokens is None else node.tokens.tobytes()
         key = (at.id, said, answer.text, last)
         if key in self._twins:
             twin = self.places[self._twins[key]]
