@@ -73,9 +73,7 @@ def check(kind: str, part: Any, **options: Any) -> list[Problem]:
     battery = _battery(kind)[1]
     try:
         return list(battery(part, **options))
-    except RamifyError:
-        raise
-    except KeyboardInterrupt:
+    except (RamifyError, KeyboardInterrupt):
         raise
     except BaseException as error:  # so far from its kind that the battery itself stumbles over it; sys.exit is no way to pass
         return [Problem("protocol", f"it is no {kind}: {type(error).__name__}: {error}")]
