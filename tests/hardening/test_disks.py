@@ -152,7 +152,9 @@ def test_standard_output_on_a_full_disk(run: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("NOT CHECKED: there is no /dev/full here")
     for words in (["show", run], ["show", run, "--json"], ["list", "env"]):
-        refused(ramify(*words, out="/dev/full"), 1, "No space left on device")
+        assert refused(ramify(*words, out="/dev/full"), 1, "No space left on device").startswith(
+            "ramify: cannot write the output"
+        )
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -197,6 +199,7 @@ def test_names_that_are_too_long(tmp_path: Path, chats: Path, run: Path) -> None
         refused(ramify("show", run, "--html", tmp_path / long), 2)
         refused(ramify("improve", "--out", tmp_path / long), 2)
         refused(ramify("improve", "--config", tmp_path / long), 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"chats.jsonl", "run"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A disk that is full, that fails, a process killed in the middle of a write: at write calls of every small job, one after another.
 
-The default run strikes a few calls of each kind, the slow one about every fifth; ``full.py`` strikes every single one (its figures
+The default run strikes a few calls of each kind, the slow one more; ``full.py`` strikes every single one (its figures
 are in ``repro/hardening.json``).
 """
 
@@ -20,9 +20,9 @@ FAST = [("store", "full", 83), ("store", "kill", 71), ("import", "io-ever", 53),
 SLOW = [
     *[("store", fault, 7) for fault in ("full", "io", "io-ever", "kill")],
     *[("import", fault, 17) for fault in ("full", "io", "kill")],
-    *[(f"export-{form}", fault, 2) for form in ("jsonl", "parquet", "dot", "html") for fault in ("full", "kill")],
+    *[(f"export-{form}", fault, 4) for form in ("jsonl", "parquet", "dot", "html") for fault in ("full", "kill")],
     *[("checkpoint", fault, 5) for fault in ("full", "io", "kill")],
-    *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full", 131), ("improve", "kill", 97)],
+    *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full", 211), ("improve", "kill", 197)],
 ]
 
 
