@@ -318,3 +318,13 @@ def test_a_worker_is_told_of_its_own_path_only(tmp_path: Path) -> None:
         with Run.create(tmp_path / "copy", {}) as copy:
             add_records(copy, [TreeInfo(tree.name, {}), *(r for r in run.each(Producer)), *told])
             assert len(copy) == len(told)
+
+
+@pytest.mark.parametrize("backend", ["local", "processes:1"])
+def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, backend: str) -> None:
+    config = RolloutConfig(model="factory:worker_parts:hosted", panel=6, seed=3, backend=backend, concurrency=1)
+    whole = Collection(config).collect(tmp_path / "whole")
+    assert whole["tokens"] == 7 * whole["turns"] > 0
+    limited = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 7})})
+    result = Collection(limited).collect(tmp_path / "run")
+    assert (result["spent"], result["n"]) == ("tokens", 1)

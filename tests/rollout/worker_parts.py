@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.env.protocol import Observation
 from ramify.env.worlds.household import Household, HouseholdWorld
+from ramify.model.protocol import Draw
 from ramify.model.scripted import ScriptedModel
 
 
@@ -35,6 +36,13 @@ def slow_walker() -> ScriptedModel:
         return step(messages, key)
 
     return ScriptedModel(slow)
+
+
+def hosted() -> ScriptedModel:
+    """Takes messages, returns text, and says how many tokens that was, as a hosted model does."""
+    return ScriptedModel(
+        lambda messages, key: Draw(step(messages, key), "eos", data={"usage": {"completion_tokens": 7}}), tokens=False
+    )
 
 
 def guesser() -> ScriptedModel:

@@ -75,8 +75,8 @@ class Attempt:
 
     @property
     def drawn(self) -> int:
-        """Newly generated tokens."""
-        return sum(turn.node.drawn for turn in self.turns)
+        """Newly generated tokens; of text-only replies as many as their server says."""
+        return sum(_drawn(turn.node) for turn in self.turns)
 
 
 @dataclass
@@ -443,8 +443,7 @@ class Episodes:
             fields["context"] = context.hash
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
-        told = data.get("usage", {}).get("completion_tokens", 0)  # all that is known of a text-only reply's length
-        self.budget.charge(calls=1, tokens=node.drawn or told, turns=1)
+        self.budget.charge(calls=1, tokens=_drawn(node), turns=1)
         return await self._answered(env, place, node)
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
@@ -483,6 +482,10 @@ def as_turn(node: Node, answer: Node) -> Turn:
     if node.logprobs is not None and node.drawn:
         return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
     return Turn(node, answer)
+
+
+def _drawn(node: Node) -> int:
+    return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))
 
 
 def _guard(boundary: str, what: str, action: Callable[[], T]) -> T:
