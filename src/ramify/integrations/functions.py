@@ -18,6 +18,7 @@ from typing import Any
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
+from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, read_panel
 from ramify.integrations.spec import TaskList, import_attribute
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text, tool_json
@@ -86,7 +87,7 @@ class FunctionTool:
         except BoundaryError:
             raise
         except (Exception, SystemExit) as error:  # a tool may raise anything; the agent is told
-            return Result(f"error: {type(error).__name__}: {error}", failed=True)
+            return Result(str(redact(f"error: {type(error).__name__}: {error}")), failed=True)
 
     def _sentence(self, error: Mapping[str, Any]) -> str:
         where = ".".join(str(part) for part in error["loc"])
