@@ -193,6 +193,24 @@ def test_cancelling_frees_rows_and_leaves_others_alone() -> None:
     assert not model._scheduler.busy
 
 
+def test_cancelling_moves_later_rows_of_an_arena_that_grew() -> None:
+    model = LocalModel(tiny(), max_rows=8)
+    alone = draw(LocalModel(tiny()), tokens(9), [5], max_tokens=80)[0]
+
+    async def run() -> Any:
+        doomed = asyncio.create_task(model.sample(Prefix(tokens(4)), 5, Sampling(max_tokens=200), list(range(5))))
+        kept = asyncio.create_task(model.sample(Prefix(tokens(9)), 1, Sampling(max_tokens=80), [5]))
+        await asyncio.sleep(0.02)
+        assert len(model._scheduler.rows) == 6  # more than an arena begins with: it grew while it was stepped
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        return (await kept)[0]
+
+    found = asyncio.run(run())
+    assert found.tokens.tobytes() == alone.tokens.tobytes()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("prefix", "keys", "settings", "said"),
     [

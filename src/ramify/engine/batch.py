@@ -120,9 +120,10 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """Free the rows and the places in the queue of cancelled jobs."""
-        for slot in reversed(range(len(self.rows))):
-            if self.rows[slot].job.cancelled:
-                self._remove(slot)
+        with torch.inference_mode():  # the arena may have been made in it, and rows move up
+            for slot in reversed(range(len(self.rows))):
+                if self.rows[slot].job.cancelled:
+                    self._remove(slot)
         for group in list(self.queue):
             group.jobs = deque(job for job in group.jobs if not job.cancelled)
             if not group.jobs:
