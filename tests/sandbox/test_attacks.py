@@ -592,9 +592,12 @@ def test_poisoning_the_next_run(attack: Attack) -> None:
         "        try: open(os.path.join(folder, name), 'w').write('print(\"POISON\")')\n"
         "        except OSError: pass"
     )
+    look = "import json, os; print(os.listdir('.'), os.listdir('/tmp'), os.listdir('/dev/shm'))"
+    before = attack(look).text  # nothing, or the folder this Python is in
     attack(code)
-    found = attack("import json, os; print(os.listdir('.'), os.listdir('/tmp'), os.listdir('/dev/shm'))")
-    assert found.text == "[] [] []\n"
+    assert attack(look).text == before
+    assert before.startswith("[] [")
+    assert before.endswith("] []\n")
 
 
 def test_a_link_planted_for_the_hosts_next_write(sandbox: ProcessSandbox) -> None:

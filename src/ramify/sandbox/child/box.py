@@ -79,15 +79,32 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
     socket.sethostname("sandbox")
     if request["network"] == "loopback":
         _loopback_up()
-    size = f"size={request['disk_bytes']},nr_inodes={request['files'] + 4},mode=755"
+    own = 4 + sum(
+        path.removeprefix("/dev").count("/") - 1 for path in options["readable"] if path.startswith(("/tmp/", "/dev/shm/"))
+    )
+    size = f"size={request['disk_bytes']},nr_inodes={request['files'] + own},mode=755"
     kernel.mount("box", "/box", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     for folder, place in (("work", None), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/box/{folder}")
-        if place and not any(path.startswith(place + "/") for path in options["readable"]):
+        if place:
+            below = _shown_below(place, options["readable"])
             kernel.mount(f"/box/{folder}", place, None, kernel.MS_BIND)
+            for path, tree in below:
+                os.makedirs(path, exist_ok=True)
+                kernel.move_mount(tree, path)
     with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")  # of this namespace: nobody inside gains capabilities in one of his own
     return Box(True, "/box/work", "/box/tmp", "/ramify", program)
+
+
+def _shown_below(place: str, readable: list[str]) -> list[tuple[str, int]]:
+    """(path, detached copy of what is mounted there) of each folder shown below ``place``, which is about to be covered."""
+    found: list[tuple[str, int]] = []
+    for path in sorted({name for shown in readable for name in (shown, os.path.realpath(shown))}):
+        inner = any(path.startswith(other + "/") for other, _ in found)
+        if path.startswith(place + "/") and not inner and os.path.isdir(path):
+            found.append((path, kernel.open_tree(path)))
+    return found
 
 
 def _loopback_up() -> None:
