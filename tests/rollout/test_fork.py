@@ -148,6 +148,8 @@ def test_text_only_agents_fork_at_messages(tmp_path: Path) -> None:
         ({"append": ""}, "non-empty text"),
         ({"append_tokens": ["a"]}, "token ids"),
         ({"append": "a", "ban": ["b"]}, "one key"),
+        ({"replace": "a\ud800"}, "no valid text"),
+        ({"ban": ["a", "\ud800"]}, "no valid text"),
     ],
 )
 def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:

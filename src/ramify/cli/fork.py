@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.errors import UserError
-from ramify.cli.common import Json, RunArgument, find_improved, find_run
+from ramify.cli.common import InterruptedRunError, Json, RunArgument, find_improved, find_run
 from ramify.render import terminal
 
 app = typer.Typer(add_completion=False)
@@ -44,7 +44,10 @@ def fork(
     with Run.open(folder) as opened:
         found = opened.node(name)
     with open_episodes(folder, found) as (episodes, task):
-        result = asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))
+        try:
+            result = asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))
+        except KeyboardInterrupt:
+            raise InterruptedRunError(f"interrupted; the continuations played so far stay in {folder}") from None
     record = result.to_json()
     terminal.emit(record, as_json, table(record))
 
@@ -96,6 +99,7 @@ def table(record: dict[str, Any]) -> str:
     if "difference" in record:
         low, high = record["difference"]["interval"]
         text += (
-            f"\n\nThe edit changed success by {record['difference']['success']:+.1%}, 95 % interval [{low:+.1%}, {high:+.1%}]."
+            f"\n\nThe edit changed success by {100 * record['difference']['success']:+.1f} points, "
+            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}."
         )
     return f"fork at {record['node']}:{record['offset']}, after: {record['after']}\n\n{text}"

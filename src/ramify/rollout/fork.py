@@ -10,6 +10,7 @@ An edit is one JSON object:
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,10 @@ def check_edit(edit: Any) -> dict[str, Any] | None:
     if not isinstance(value, EDITS[kind]) or not value or (inner and not all(type(v) is inner for v in value)):
         what = "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'texts'}"
         raise UserError(f"edit '{kind}' takes {what}")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"edit '{kind}' holds a lone surrogate, which is no valid text") from None
     return edit
 
 
