@@ -42,6 +42,7 @@ def test_what_is_no_run_is_a_sentence(verb: Any, chats: Path, words: list[str]) 
     rest = [str(folder / "out.jsonl") if word == "OUT" else word for word in rest]
     assert verb.refused(name, "chatz", *rest) == "no run 'chatz' (did you mean 'chats'?)"
     assert "is not a run: it holds no run.sqlite" in verb.refused(name, "empty", *rest)
+    assert verb.refused(name, "", *rest) == "a run is named by its folder, and the name given is empty"
     assert "is a file; a run is a folder" in verb.refused(name, "file", *rest)
     assert "torn" in verb.refused(name, "torn", *rest)
     assert "foreign" in verb.refused(name, "foreign", *rest)
@@ -122,6 +123,12 @@ def test_import_refuses_what_it_cannot_read(verb: Any, here: Path, content: byte
     assert sentence.startswith("in.jsonl")
     assert words in sentence
     assert sorted(path.name for path in here.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("form", [[], ["--from", "chats"]])
+def test_import_refuses_a_pipe(verb: Any, here: Path, form: list[str]) -> None:
+    os.mkfifo(here / "pipe")  # nobody writes into it: reading it would wait for ever
+    assert "is a pipe" in verb.refused("import", "pipe", "--run", "new", *form)
 
 
 def test_import_refuses_places(verb: Any, chats: Path) -> None:

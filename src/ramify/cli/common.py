@@ -28,6 +28,8 @@ def find_run(text: str) -> Path:
     for folder in (Path(text), RUNS / text):
         if (folder / DATABASE).is_file():
             return folder
+    if not text:
+        raise UserError("a run is named by its folder, and the name given is empty")
     if Path(text).is_file():
         raise UserError(f"{text} is a file; a run is a folder with a {DATABASE}")
     if Path(text).is_dir():

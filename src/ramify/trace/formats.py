@@ -59,6 +59,8 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
 
     Raises UserError: an unknown name, a file that cannot be read, holds no record, or is of no known format or of several.
     """
+    if path.is_fifo():
+        raise UserError(f"{path} is a pipe, and traces are read more than once: write them to a file first")
     known = readers()
     if name is not None:
         if name not in known:
