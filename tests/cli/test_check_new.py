@@ -64,6 +64,7 @@ def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
     assert done.code == 1
     assert "it is no env: SystemExit: 0" in done.out
     assert "does not conform: 1 problem\n" in done.out
+    assert "pass" not in done.out  # which checks were done by then is not known
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
         (("scorer", "broken_syntax:x"), "cannot be imported: SyntaxError"),
         (("scorer", "exits:x"), "cannot be imported: SystemExit"),
         (("scorer", "exits:"), "names no attribute"),
-        (("scorer", "exact:5"), "cannot be made with the argument '5'"),
+        (("scorer", "exact:5"), "takes no argument, and was given '5'"),
+        (("env", "household:x"), "takes no argument, and was given 'x'"),
         (("scorer", ""), "unknown scorer ''"),
     ],
 )
@@ -158,7 +160,7 @@ def test_skeletons_are_typed_and_their_own_tests_pass(here: Path) -> None:
         ("match", "is taken"),
         ("json", "is taken"),
         ("numpy", "is taken"),
-        ("exact", "there is a scorer 'exact' already"),
+        ("exact", "the scorer 'exact' is there already"),
     ],
 )
 def test_names_that_cannot_be(name: str, sentence: str) -> None:

@@ -6,6 +6,7 @@ A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module w
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 from ramify.base import registry
@@ -22,6 +23,8 @@ BATTERIES = {
     "compactor": "ramify.rollout.battery:check_compactor",
     "sandbox": "ramify.sandbox.battery:check_sandbox",
 }
+#: The check of a problem that ended the battery: what it had found until then is not known.
+STOPPED = "the checks"
 #: Kinds whose registered object is the part itself; of the others it is a class or function that makes one.
 AS_THEY_ARE = ("loss",)
 
@@ -42,6 +45,8 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
         if argument is not None:
             raise UserError(f"this {kind} takes no argument, and was given '{argument}'")
         return part
+    if argument is not None and not takes_text(part):
+        raise UserError(f"the {kind} '{getattr(part, 'name', part.__qualname__)}' takes no argument, and was given '{argument}'")
     try:
         return part() if argument is None else part(argument)
     except RamifyError:
@@ -50,6 +55,15 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
         name = getattr(part, "__qualname__", str(part))
         how = "without an argument" if argument is None else f"with the argument '{argument}'"
         raise UserError(f"{kind} '{name}' cannot be made {how}: {type(error).__name__}: {error}") from error
+
+
+def takes_text(make: Any) -> bool:
+    """Whether the first parameter of a part's class or function can be the text behind ``NAME:``."""
+    try:
+        first = next(iter(inspect.signature(make).parameters.values()), None)
+    except ValueError:  # code that is not Python's need not say
+        return True
+    return first is not None and first.annotation in (str, "str", first.empty)
 
 
 def named(kind: str, name: str) -> Any:
@@ -76,7 +90,7 @@ def check(kind: str, part: Any, **options: Any) -> list[Problem]:
     except (RamifyError, KeyboardInterrupt):
         raise
     except BaseException as error:  # so far from its kind that the battery itself stumbles over it; sys.exit is no way to pass
-        return [Problem("protocol", f"it is no {kind}: {type(error).__name__}: {error}")]
+        return [Problem(STOPPED, f"it is no {kind}: {type(error).__name__}: {error}")]
 
 
 def _battery(kind: str) -> tuple[Any, Any]:

@@ -38,7 +38,8 @@ def check(
     conformance.known_kind(kind)
     part = find_part(kind, name)
     found = conformance.check(kind, part)
-    names = list(dict.fromkeys([*conformance.checks(kind), *(problem.check for problem in found)]))
+    stopped = any(problem.check == conformance.STOPPED for problem in found)
+    names = list(dict.fromkeys([*([] if stopped else conformance.checks(kind)), *(problem.check for problem in found)]))
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
     rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
     verdict = (
@@ -71,8 +72,7 @@ def find_part(kind: str, name: str) -> Any:
     if plain in known:
         return conformance.named(kind, name)
     if not colon:
-        known += [model for model in MODELS if kind == "model"]
-        raise UserError(f"unknown {kind} '{name}' ({nearest(name, known)})")
+        raise UserError(f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})")
     if not attribute:
         raise UserError(f"'{name}' names no attribute: a part of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     part: Any = _import(plain, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")

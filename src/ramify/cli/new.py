@@ -54,7 +54,7 @@ def check_name(kind: str, name: str) -> None:
             f"'{name}' is no name for a part: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
         )
     if name in registry.names(kind):
-        raise UserError(f"there is a {kind} '{name}' already")
+        raise UserError(f"the {kind} '{name}' is there already")
     module = _module(name)
     if keyword.iskeyword(module) or keyword.issoftkeyword(module) or importlib.util.find_spec(module) is not None:
         raise UserError(f"'{name}' is taken: '{module}' is a keyword or an installed Python module")

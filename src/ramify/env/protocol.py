@@ -85,6 +85,7 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
 class World(Protocol):
     """A family of episodes: makes environments and panels of tasks.
 

@@ -47,9 +47,9 @@ class RolloutConfig(Config):
     """World the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or factory:MODULE:ATTRIBUTE."""
     tasks: str | None = None
     """JSON lines of your own tasks. Default: tasks the world generates."""
-    panel: int = Field(8, ge=1)
+    panel: int = Field(8, ge=1, le=1_000_000)
     """Tasks to generate where no file is given."""
-    attempts: int = Field(1, ge=1)
+    attempts: int = Field(1, ge=1, le=1_000_000)
     """Attempts at every task."""
     seed: int = 0
     """Decides every draw, together with its place."""

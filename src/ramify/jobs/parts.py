@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ramify.base import registry
+from ramify.base.conformance import takes_text
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.engine import named
@@ -32,13 +32,11 @@ def find_world(spec: str) -> World:
     """
     name, colon, argument = spec.partition(":")
     if name == "factory":
-        own: World = _made(argument)
+        own: World = _made(argument, World, "name, make and panel")
         return own
     make = registry.get("env", name)
-    if colon:
-        first = next(iter(inspect.signature(make).parameters.values()), None)
-        if first is None or first.annotation not in (str, "str", first.empty):
-            raise UserError(f"the world '{name}' takes no argument, so nothing can stand behind '{name}:'")
+    if colon and not takes_text(make):
+        raise UserError(f"the world '{name}' takes no argument, so nothing can stand behind '{name}:'")
     world: World = make(argument) if colon else make()
     return world
 
@@ -49,20 +47,24 @@ def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
     ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns. Raises UserError where there is no such model.
     """
     if spec.startswith("factory:"):
-        own: Model = _made(spec.removeprefix("factory:"))
+        own: Model = _made(spec.removeprefix("factory:"), Model, "identity, capabilities, sample and logprobs")
         return own, template_of(own)
     return named.find_model(spec)
 
 
-def _made(path: str) -> Any:
-    """What the callable at ``MODULE:ATTRIBUTE`` returns. Raises UserError where it fails."""
+def _made(path: str, kind: type, has: str) -> Any:
+    """What the callable at ``MODULE:ATTRIBUTE`` returns. Raises UserError where it fails, or returns nothing of the protocol ``kind``."""
     make = find_attribute(path)
     try:
-        return make()
+        made = make()
+        fits = isinstance(made, kind)
     except RamifyError:
         raise
     except Exception as error:  # code of the user's own may raise anything
         raise UserError(f"factory:{path} failed: {type(error).__name__}: {error}") from error
+    if not fits:
+        raise UserError(f"factory:{path} returned a {type(made).__name__}, which is no {kind.__name__.lower()}: one has {has}")
+    return made
 
 
 def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
