@@ -9,7 +9,7 @@ import pytest
 
 from ramify.base.config import load
 from ramify.cli.improve import next_run
-from ramify.jobs.improve import ImproveConfig
+from ramify.jobs.improve import ARMS, ImproveConfig, resolved
 
 
 def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Path) -> None:
@@ -25,7 +25,8 @@ def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Pat
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json").json
-    assert ImproveConfig.model_validate(record["config"]) == load(ImproveConfig)
+    assert record["config"]["train"]["lr"] == ARMS["ours"].lr  # what will be used, not the 0 that stands for it
+    assert ImproveConfig.model_validate(record["config"]) == resolved(load(ImproveConfig))
 
 
 def test_help_lists_every_setting(verb: Any) -> None:

@@ -52,6 +52,7 @@ def improve(
     settings = load(job.ImproveConfig, config or [], context.args)
     if dry_run:
         bill = job.plan(settings)
+        settings = job.resolved(settings)
         record = {"config": settings.to_json(), "bill": bill}
         text = (
             table(["setting", "value"], [(name, str(value)) for name, value in _leaves(settings.to_json())])

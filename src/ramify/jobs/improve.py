@@ -72,6 +72,13 @@ ARMS = {
 attempt; with the allocator, or with uniform groups dropped and others drawn instead. imitate: supervised training on successes."""
 
 
+class TrainingConfig(TrainConfig):
+    """How ``ramify improve`` trains."""
+
+    lr: float = 0.0
+    """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own (0.001 for ours)."""
+
+
 class ImproveConfig(Config):
     """Settings of ``ramify improve``."""
 
@@ -115,8 +122,15 @@ class ImproveConfig(Config):
     """How budget moves between tasks."""
     credit: CreditConfig = CreditConfig()
     """How steps are credited."""
-    train: TrainConfig = TrainConfig(lr=0.0)
-    """How to train; lr 0 takes the arm's own tuned rate. The rate falls linearly to 0 over the token budget."""
+    train: TrainingConfig = TrainingConfig()
+    """How to train."""
+
+
+def resolved(config: ImproveConfig) -> ImproveConfig:
+    """The settings with the learning rate that 0 stands for; a comparison keeps the 0, because each arm takes its own."""
+    if config.compare or config.train.lr:
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"lr": ARMS[config.arm].lr})})
 
 
 def plan(config: ImproveConfig) -> dict[str, Any]:
