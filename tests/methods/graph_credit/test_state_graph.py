@@ -42,6 +42,16 @@ def steps(paths=PATHS, task="t") -> list[dict]:
     ]
 
 
+def test_the_report_shows_where_two_long_states_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rooms = {"A": "hall", "B": "kitchen", "D": "cellar"}
+    rows = [{**row, "anchor": {"key": f"{'the same words, ' * 5}room {rooms[row['anchor']]}"}} for row in steps()]
+    write_rows(tmp_path / "long.jsonl", rows)
+    assert main(["graph-credit", "report", str(tmp_path / "long.jsonl")]) == 0
+    moves = capsys.readouterr().out.split("top gains")[1]
+    assert "room hall" in moves
+    assert "room cellar" in moves
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "steps.jsonl"

@@ -19,7 +19,7 @@ from ramify.render.terminal import emit, say, table
 from ramify.score.steps import read_steps, write_rows
 from ramify.trace.db import Run
 from ramify.trace.graph import short
-from ramify.trace.keys import exact, scrub, with_history
+from ramify.trace.keys import canonical, exact, scrub, with_history
 
 
 class Options(CreditConfig):
@@ -105,7 +105,7 @@ def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     found = _graph(source, ctx.args)[0].report()
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
     for title in ("top_gains", "top_losses"):
-        moves = [[short(e[n]) for n in ("task", "from", "action", "to")] + [e["delta"]] for e in found[title]]
+        moves = [[short(e["task"]), *_apart(e["from"], e["to"], short(e["action"])), e["delta"]] for e in found[title]]
         text += "\n\n" + table(["task", "from", "action", "to", "delta"], moves, title.replace("_", " ")) if moves else ""
     emit(found, as_json, text)
 
@@ -153,6 +153,16 @@ def why(
         moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]
         text += "\n\n" + table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
     emit(found, as_json, text)
+
+
+def _apart(source: Any, target: Any, action: str, width: int = 40) -> list[str]:
+    """Two states with the action between; long ones from shortly before the first character in which they differ."""
+    keys = [state["key"] if isinstance(state, dict) and state.keys() == {"key"} else state for state in (source, target)]
+    old, new = (key if isinstance(key, str) else canonical(key) for key in keys)
+    alike = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
+    cut = max(0, alike - width // 3) if max(len(old), len(new)) > width else 0
+    before, after = (short("…" * (cut > 0) + text[cut:], width) for text in (old, new))
+    return [before, action, after]
 
 
 def _drawing(graph: StateGraph, task: str | None, form: str) -> str:
