@@ -178,6 +178,9 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(verb, here: Path, mon
     assert "no checks for kind 'worlds'" in verb.refused("new", "worlds", "my-scorer")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "my-scorer")))
     assert verb("new", "scorer", "my-scorer").code == 1
+    full = OSError(30, "Read-only file system", "/somewhere/.my-scorer-x")
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (_ for _ in ()).throw(full))
+    assert verb.refused("new", "scorer", "my-scorer") == "cannot make my-scorer: Read-only file system"
     assert sorted(path.name for path in here.iterdir()) == ["link", "mine"]
 
 

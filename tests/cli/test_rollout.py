@@ -27,7 +27,10 @@ def test_it_plays_shows_and_goes_on(verb, here: Path) -> None:
     text = verb("rollout", *SMALL, "--attempts", "3", "--out", "runs/rollout-1").out
     assert "ramify show runs/rollout-1" in text
     assert f"{more['success']:.1%}" in text
-    assert verb("show", "rollout-1", "--json").json["nodes"] > 9
+    shown = verb("show", "rollout-1", "--json").json
+    assert shown["nodes"] > 9
+    assert (shown["attempts"]["n"], shown["attempts"]["successes"]) == (9, more["successes"])
+    assert "95 % interval" in verb("show", "rollout-1").out
 
 
 def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> None:

@@ -90,7 +90,7 @@ def doctor(
     _endpoints(found, [*listed, *(endpoint or [])])
     broken = found.broken()
     rows = [(row["topic"], row["name"], row["status"], row["text"]) for row in found.rows]
-    verdict = f"{len(broken)} installed things are broken" if broken else "everything that is installed works"
+    verdict = "broken: " + ", ".join(row["name"] for row in broken) if broken else "everything that is installed works"
     record = {"ok": not broken, "findings": found.rows}
     terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{verdict}")
     if broken:

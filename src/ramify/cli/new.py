@@ -93,7 +93,10 @@ def _part(kind: str, name: str) -> str:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Make the folder whole or not at all."""
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}") from error
     try:
         for path, text in files.items():
             (building / path).parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.cli.common import Json, RunArgument, find_run
 from ramify.render.terminal import emit, short, table
+from ramify.stats.intervals import wilson
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -35,7 +36,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Summarise a run: before and after, the last updates, where the budget went."""
+    """Summarise a run: how often its attempts succeeded; of an improve run before and after, the last updates, where the budget went."""
     folder = find_run(run)
     if web and html is not None:
         raise UserError("choose one of --web and --html")
@@ -72,10 +73,15 @@ def summarise(run: Run) -> dict[str, Any]:
     arm = (run.meta.get("config") or {}).get("arm")
     updates = [] if arm is None else [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
     result: dict[str, Any] = next((e.payload for e in run.journal("result")), {})
+    outcomes = [entry.payload["outcome"] for entry in run.journal("attempt")]
+    scored = [outcome for outcome in outcomes if outcome is not None]
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
         "config": run.meta.get("config"),
+        "attempts": {"successes": sum(scored), "n": len(scored), "interval": list(wilson(sum(scored), len(scored)))}
+        if scored
+        else None,
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
         "done": bool(result),
@@ -102,6 +108,11 @@ def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, flo
 def _text(record: dict[str, Any]) -> str:
     trees = record["trees"]
     parts = [f"{record['run']}: {len(trees)} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
+    if record["attempts"]:
+        played, (low, high) = record["attempts"], record["attempts"]["interval"]
+        rate = f"{played['successes'] / played['n']:.1%}"
+        columns = ["success", "95 % interval", "successes", "attempts"]
+        parts.append(table(columns, [(rate, f"[{low:.1%}, {high:.1%}]", played["successes"], played["n"])]))
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]
@@ -126,4 +137,5 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(table(["where the budget went", "tokens", "seconds"], spent))
     if trees and not record["evals"]:
         parts.append("trees: " + ", ".join(trees[:LAST]) + (f", and {len(trees) - LAST} more" if len(trees) > LAST else ""))
+        parts.append(f"Every step and its id, for `ramify fork {record['run']} NODE`: `ramify show {record['run']} --web`.")
     return "\n\n".join(parts)
