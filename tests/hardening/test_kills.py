@@ -34,5 +34,5 @@ def test_killed_at_random_instants(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_kind_of_run_killed(tmp_path: Path) -> None:
-    figures = kill(tmp_path, 30, 6)
+    figures = kill(tmp_path, 24, 6, "improve", "fork", "store")
     assert figures["by kind"]["improve"] > 0
