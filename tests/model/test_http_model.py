@@ -624,6 +624,16 @@ def test_any_bytes_a_server_may_answer(raw: bytes) -> None:
         assert got.stop in ("eos", "stop", "length")
 
 
+def test_of_a_web_page_its_title_is_told() -> None:
+    import httpx2
+
+    page = b"<!DOCTYPE HTML>\n<html><head><title>502 Bad Gateway</title></head><body><h1>Sorry</h1></body></html>"
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(502, content=page, headers={"content-type": "text/html"}))
+    model = HttpModel("http://127.0.0.1:1/v1?retries=0", "m", transport=transport)
+    with pytest.raises(ProviderError, match=r"127\.0\.0\.1:1 answers 502: 502 Bad Gateway$"):
+        draw(model, Prefix(messages=(Message("user", "x"),)))
+
+
 CANARY = "sk-canary-7f3a91c2e5d84b60"
 
 

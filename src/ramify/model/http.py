@@ -219,7 +219,8 @@ class Transport:
         for name in ("message", "detail", "error"):
             if isinstance(detail, dict) and detail.get(name):
                 detail = detail[name]
-        said = self._line(detail if isinstance(detail, str) else text)
+        page = re.search(r"(?is)^\s*<(?:!doctype\s+)?html.*?<title[^<>]*>([^<]*)<", text)
+        said = self._line(page[1] if page else detail if isinstance(detail, str) else text)
         kind, final, again = "request", True, status in _AGAIN
         if status == 429:
             kind = "rate"
