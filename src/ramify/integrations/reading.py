@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,20 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield f"{path}: row {number}", record
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+
+
+def add_records(files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
+    """``add(record, place)`` for each record of the files; how many there were. Raises UserError naming the place, or that there is none."""
+    count = 0
+    for place, record in (item for file in files for item in read_records(file)):
+        try:
+            add(record, place)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place}: {error}") from error
+        count += 1
+    if not count:
+        raise UserError(f"{', '.join(map(str, files))} holds no record")
+    return count
 
 
 def parquet_columns(path: Path) -> set[str]:

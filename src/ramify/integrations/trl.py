@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
-from ramify.integrations.reading import SINGLE, Forest, messages, number, parquet_columns, read_records
+from ramify.integrations.reading import SINGLE, Forest, add_records, messages, number, parquet_columns, read_records
 from ramify.integrations.rows import (
     Selection,
     StepSelection,
@@ -128,18 +128,9 @@ def read_trl(path: Path, folder: Path) -> int:
     Texts become one message each. ``reward``, ``rewards`` (by name or in order), ``label`` and, in the logs of ``log_completions``,
     every other column of numbers become verdicts; ``advantage`` becomes a stream. Raises UserError naming file and row.
     """
-    count = 0
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")
-        for place, record in read_records(path):
-            try:
-                _add(forest, record, place)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{place}: {error}") from error
-            count += 1
-        if not count:
-            raise UserError(f"{path} holds no record")
-    return count
+        return add_records([path], lambda record, place: _add(forest, record, place))
 
 
 _TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")

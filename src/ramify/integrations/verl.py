@@ -21,7 +21,7 @@ from ramify.base.config import Config, check
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.registry import register
-from ramify.integrations.reading import Forest, messages, read_records
+from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, as_json, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.trace.db import Run
@@ -294,26 +294,20 @@ def read_verl(path: Path, folder: Path) -> int:
         files = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem))
         if not files:
             raise UserError(f"{path} holds no .jsonl file")
-    count = 0
     with new_run(folder, {"imported": {"form": "verl", "file": path.name}}) as run:
         forest = Forest(run, "verl")
-        for place, record in (item for file in files for item in read_records(file)):
-            rest = {k: v for k, v in record.items() if k not in ("input", "output", "score", "step") and v is not None}
-            try:
-                forest.add(
-                    messages(record.get("input"), "user", f"{place}: 'input'"),
-                    messages(record.get("output"), "assistant", f"{place}: 'output'"),
-                    place,
-                    step=field(record, "step", int, place, None),
-                    scores={IMPORTED: field(record, "score", (int, float), place)},
-                    record=rest,
-                )
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{place}: {error}") from error
-            count += 1
-        if not count:
-            raise UserError(f"{path} holds no record")
-    return count
+        return add_records(files, lambda record, place: _add(forest, record, place))
+
+
+def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
+    forest.add(
+        messages(record.get("input"), "user", f"{place}: 'input'"),
+        messages(record.get("output"), "assistant", f"{place}: 'output'"),
+        place,
+        step=field(record, "step", int, place, None),
+        scores={IMPORTED: field(record, "score", (int, float), place)},
+        record={k: v for k, v in record.items() if k not in ("input", "output", "score", "step") and v is not None},
+    )
 
 
 def _is_verl(path: Path, first: Mapping[str, Any] | None) -> bool:
