@@ -47,20 +47,26 @@ def run(command: list[str], folder: Path, text: str | None = None) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def run_page(page: Path, folder: Path) -> None:
-    """Run a page top to bottom: consecutive Python blocks share one namespace, in a folder that was empty before the first."""
-    python = ""
+def run_page(page: Path, folder: Path) -> int:
+    """Run a page top to bottom: consecutive Python blocks share one namespace, in a folder that was empty before the first.
+
+    Fails where something it runs fails; returns how many programs it ran.
+    """
+    python, ran = "", 0
     for language, text, wanted in [*blocks(page), ("", "", False)]:
         if language == "python":
             python += text + "\n"
             continue
         if python and (wanted or not language):
             run([sys.executable, "-"], folder, python)
-            python = ""
+            python, ran = "", ran + 1
         if wanted and language == "sh":
             run(["sh", "-eu", "-c", text], folder)
+            ran += 1
     if python:
         run([sys.executable, "-"], folder, python)
+        ran += 1
+    return ran
 
 
 def with_code(extras: bool) -> list[Path]:
@@ -76,7 +82,7 @@ def with_code(extras: bool) -> list[Path]:
 
 @pytest.mark.parametrize("page", with_code(extras=False), ids=name)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+    assert run_page(page, tmp_path) > 0
 
 
 @pytest.mark.slow
@@ -85,7 +91,7 @@ def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_the_code_on_a_page_that_needs_more_runs(page: Path, tmp_path: Path) -> None:
     for module in needs(page):
         pytest.importorskip(module, reason=f"{module} is not installed: THE CODE OF {name(page)} IS NOT TESTED")
-    run_page(page, tmp_path)
+    assert run_page(page, tmp_path) > 0
 
 
 @cache
