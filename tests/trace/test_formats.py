@@ -63,6 +63,13 @@ def test_a_format_is_named_or_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     registry.register("reader", "also-chats")(also)
     with pytest.raises(UserError, match=r"fits several formats: name one with --from \(also-chats, chats\)"):
         formats.pick_reader(chat)
+    broken = formats.Reader("broken", "x", lambda path, first: bool(first and first["nosuch"]), lambda path, folder: 0)
+    registry.register("reader", "broken")(broken)
+    with pytest.raises(
+        UserError, match=r"the reader 'broken' broke on .*c.jsonl \(KeyError: 'nosuch'\): name a format with --from"
+    ):
+        formats.pick_reader(chat)
+    assert formats.pick_reader(chat, "chats").name == "chats"
 
 
 def test_tool_calls_are_kept_in_one_form(tmp_path: Path) -> None:

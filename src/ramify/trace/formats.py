@@ -67,7 +67,7 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
             raise UserError(f"unknown format '{name}' ({nearest(name, known)})")
         return known[name]
     number, first = first_record(path)
-    found = [reader for reader in known.values() if reader.matches(path, first)]
+    found = [reader for reader in known.values() if _fits(reader, path, first)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -78,6 +78,15 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
         f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', ...), "
         f"nor anything else known here: name the format with --from ({', '.join(known)})"
     )
+
+
+def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
+    try:
+        return reader.matches(path, first)
+    except Exception as error:  # a stranger's reader must not stand in the way of the others without saying so
+        raise UserError(
+            f"the reader '{reader.name}' broke on {path} ({type(error).__name__}: {error}): name a format with --from"
+        ) from error
 
 
 def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
