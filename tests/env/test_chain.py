@@ -101,11 +101,22 @@ def test_bad_tasks_are_refused_by_name(data: dict, named: str) -> None:
         ChainWorld().make().reset(Task("bad", data), 0)
 
 
+def test_operands_reach_the_largest_one_below_mod() -> None:
+    def operands(world: ChainWorld) -> set[int]:
+        return {operand for task in world.panel("train", 60) for _, operand in task.data["steps"]}
+
+    assert operands(ChainWorld(mod=7, operand=22)) == set(range(1, 7))
+    assert max(operands(ChainWorld(mod=23))) == 9
+    assert max(operands(ChainWorld(mod=23, operand=22))) > 9
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(UserError, match="fewest"):
         ChainWorld(steps=(3, 2))
     with pytest.raises(UserError, match="at least 2"):
         ChainWorld(mod=1)
+    with pytest.raises(UserError, match="largest operand must be at least 1"):
+        ChainWorld(operand=0)
     with pytest.raises(UserError, match="unknown split"):
         ChainWorld().panel("test", 3)
     with pytest.raises(UserError, match=r"give only \d+ train tasks, not 500"):

@@ -15,8 +15,8 @@ from ramify.base.errors import UserError
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.train import checkpoint, recipes
 from ramify.train.batch import Batch, Row, collate, micro_batches
-from ramify.train.loop import TrainConfig, Trainer, token_logprobs
-from ramify.train.losses import LossConfig, Scores, cross_entropy, policy_gradient, reference_kl
+from ramify.train.loop import TrainConfig, Trainer, token_logprobs, with_reference
+from ramify.train.losses import LossConfig, Scores, cross_entropy, policy_gradient, preference, reference_kl
 
 SHAPE = TinyConfig(vocab=17, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=64, context=64)
 
@@ -54,6 +54,48 @@ def test_reference_kl_is_zero_at_the_reference_and_positive_elsewhere() -> None:
 def test_cross_entropy_weighs_rows() -> None:
     scores = Scores(torch.tensor([[-1.0, -2.0]]))
     assert cross_entropy(batch_of(weight=[2.0, 0.5]), scores, LossConfig())[0].tolist() == [2.0, 1.0]
+
+
+def test_preference_in_closed_form() -> None:
+    batch = batch_of(rival=[3.0, 3.0], reference=[-1.0, -1.0], rival_reference=[-1.0, -2.0])
+    scores = Scores(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -3.0]]))
+    # margins 0 and 2 - 1, times beta
+    found = preference(batch, scores, LossConfig(beta=0.5))[0].tolist()
+    assert found == pytest.approx([math.log(2), math.log(1 + math.exp(-0.5))])
+
+
+def test_preference_needs_rivals() -> None:
+    streams = {name: [0.0] for name in ("rival", "reference", "rival_reference")}
+    with pytest.raises(UserError, match="needs stream 'rival'"):
+        preference(batch_of(reference=[0.0]), Scores(torch.zeros(1, 1)), LossConfig())
+    with pytest.raises(UserError, match="these scores have none"):
+        preference(batch_of(**streams), Scores(torch.zeros(1, 1)), LossConfig())
+
+
+def test_a_preference_moves_the_odds_of_its_pair() -> None:
+    model, tokens = TinyLM(SHAPE, seed=3), np.array([1, 2, 3, 4, 5], np.int32)
+    last = np.array([False] * 4 + [True])
+    pair = Row(tokens, last, {"rival": np.where(last, 9, 0).astype(np.float32)})
+
+    @torch.no_grad()
+    def odds() -> float:
+        full = torch.log_softmax(model(torch.from_numpy(tokens[None, :-1]).long()), -1)[0, -1]
+        return float(full[5] - full[9])
+
+    rows = with_reference(model, [pair])
+    held = rows[0].streams
+    assert held["reference"][-1] - held["rival_reference"][-1] == pytest.approx(odds(), abs=1e-5)
+    before, trainer = odds(), Trainer(model, TrainConfig(lr=1e-2))
+    first = trainer.update(rows, {"preference": 1.0})
+    assert first["preference"] == pytest.approx(math.log(2), abs=1e-5)
+    assert first["tokens"] == 1
+    assert odds() > before + 0.1
+
+
+def test_a_rival_outside_the_vocabulary_is_refused() -> None:
+    pair = Row(np.array([1, 2], np.int32), np.array([False, True]), {"rival": np.array([0, 17], np.float32)})
+    with pytest.raises(UserError, match="rival 17 is no token; the model knows 0 to 16"):
+        with_reference(TinyLM(SHAPE, seed=3), [pair])
 
 
 def test_a_missing_stream_is_named() -> None:

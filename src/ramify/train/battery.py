@@ -17,12 +17,14 @@ from ramify.train.losses import Loss, LossConfig, Scores
 
 LENGTHS = (12, 3, 7, 9)
 NAMES = ("advantage", "logprobs", "reference", "weight")
+LOGPROBS = ("logprobs", "reference", "policy", "rival_reference", "rival_policy")
 
 
 def check_loss(loss: Loss, config: LossConfig | None = None, seed: int = 0) -> list[Problem]:
     """Run every check on made-up batches; no problem means the loss conforms.
 
-    Whatever stream the loss asks for is there; its values are standard normal, below 0 for the log-probs ``logprobs`` and ``reference``.
+    Whatever stream the loss asks for is there; its values are standard normal, below 0 for the log-probs ``logprobs``, ``reference`` and
+    ``rival_reference``.
     """
     return run_checks(CHECKS, _Probe(loss, config or LossConfig(), seed))
 
@@ -38,7 +40,7 @@ class _Streams(dict[str, Tensor]):
         width = self.mask.shape[1]
         drawn = [generator(self.seed, "loss-battery", name, row).normal(size=max(LENGTHS)) for row in self.rows]
         values = np.stack([np.resize(row, width) for row in drawn])
-        below = -np.abs(values) - 0.1 if name in ("logprobs", "reference", "policy") else values
+        below = -np.abs(values) - 0.1 if name in LOGPROBS else values
         return torch.where(self.mask, torch.as_tensor(below, dtype=torch.float32), torch.zeros(()))
 
     def __missing__(self, name: str) -> Tensor:
@@ -69,7 +71,8 @@ class _Probe:
         return Batch(mask.to(torch.int64) * 7, mask, streams), streams.made("policy")
 
     def value(self, batch: Batch, logprobs: Tensor) -> Tensor:
-        return self.loss(batch, Scores(logprobs), self.config)
+        rivals = batch.streams.get("rival_policy")
+        return self.loss(batch, Scores(logprobs, rivals), self.config)
 
 
 def _shape(probe: _Probe) -> Iterator[str]:

@@ -44,26 +44,50 @@ class TrainConfig(Config):
 
 def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:
     """Log-probability of each masked token given those before it, [B, T]; 0 elsewhere. Logits are made only where needed."""
+    return score_batch(module, batch).logprobs
+
+
+def score_batch(module: nn.Module, batch: Batch) -> Scores:
+    """Log-probabilities of the masked tokens and, where rows carry the stream ``rival``, of the tokens it names in their places.
+
+    Raises UserError where a rival is no token of the model.
+    """
     where = batch.mask[:, 1:]
-    targets = batch.tokens[:, 1:][where]
     if isinstance(module, TinyLM):
         logits = nn.functional.linear(module.hidden(batch.tokens[:, :-1])[where], module.head)
     else:
         logits = module(input_ids=batch.tokens[:, :-1], use_cache=False).logits[where].float()
-    chosen = -nn.functional.cross_entropy(logits, targets, reduction="none")
-    out = torch.zeros(batch.tokens.shape, dtype=chosen.dtype, device=chosen.device)
-    out[:, 1:][where] = chosen
-    return out
+
+    def of(tokens: Tensor) -> Tensor:
+        chosen = -nn.functional.cross_entropy(logits, tokens[:, 1:][where], reduction="none")
+        out = torch.zeros(batch.tokens.shape, dtype=chosen.dtype, device=chosen.device)
+        out[:, 1:][where] = chosen
+        return out
+
+    rival = batch.streams.get("rival")
+    if rival is None:
+        return Scores(of(batch.tokens))
+    outside = rival[:, 1:][where]
+    outside = outside[(outside < 0) | (outside >= logits.shape[1])]
+    if len(outside):
+        raise UserError(f"training row: rival {int(outside[0])} is no token; the model knows 0 to {logits.shape[1] - 1}")
+    return Scores(of(batch.tokens), of(rival.long()))
 
 
 def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 16384) -> list[Row]:
-    """Rows with the stream ``reference``: log-probs of their trained tokens under another model, for the KL to it."""
+    """Rows with the stream ``reference``: log-probs of their trained tokens under another model, for the KL to it.
+
+    Rows of pairs (stream ``rival``) get ``rival_reference`` as well. Rows come out in order of length.
+    """
     out = []
     with torch.no_grad():
         for pack in micro_batches(rows, max_tokens):
-            scores = token_logprobs(reference, collate(pack, next(reference.parameters()).device)).cpu().numpy()
-            for row, values in zip(pack, scores, strict=True):
-                out.append(Row(row.tokens, row.mask, {**row.streams, "reference": values[: len(row.tokens)]}))
+            scores = score_batch(reference, collate(pack, next(reference.parameters()).device))
+            found = {"reference": scores.logprobs, "rival_reference": scores.rivals}
+            known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
+            for i, row in enumerate(pack):
+                own = {name: values[i, : len(row.tokens)] for name, values in known.items()}
+                out.append(Row(row.tokens, row.mask, {**row.streams, **own}))
     return out
 
 
@@ -105,7 +129,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for pack in micro_batches(rows, self.config.micro_tokens):
             batch = collate(pack, device)
-            scores = Scores(token_logprobs(self.module, batch))
+            scores = score_batch(self.module, batch)
             total = torch.zeros((), device=device)
             for name, weight in losses.items():
                 value = registry.get("loss", name)(batch, scores, self.config.loss)[batch.mask].sum()

@@ -21,6 +21,8 @@ class LossConfig(Config):
     """Ratios are clipped at 1 - clip_low ..."""
     clip_high: float = 0.2
     """... and 1 + clip_high."""
+    beta: float = 0.1
+    """Strength of a preference: how far the odds of a pair may leave the reference's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,8 @@ class Scores:
     """What the model says of a batch: log-probability of each token, [B, T]; entry 0 and unmasked entries are 0."""
 
     logprobs: Tensor
+    rivals: Tensor | None = None
+    """The same of the token that stream ``rival`` names at each place, in the row's token's stead; None where no row has it."""
 
 
 Loss = Callable[[Batch, Scores, LossConfig], Tensor]
@@ -60,3 +64,18 @@ def reference_kl(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """Low-variance estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = log ref - log p (Schulman 2020, "k3")."""
     gap = _stream(batch, "reference", "reference_kl") - scores.logprobs
     return torch.exp(gap) - gap - 1.0
+
+
+@register("loss", "preference")
+def preference(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
+    """Preference for one token over its ``rival`` in the same place (DPO, Rafailov et al. 2023, equation 7; responses of one token).
+
+    -log sigmoid(beta ((log p(token) - log ref(token)) - (log p(rival) - log ref(rival)))). Both are scored behind the same row, so a
+    pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Streams: ``rival`` (a token id),
+    ``reference`` and ``rival_reference`` (see :func:`ramify.train.loop.with_reference`).
+    """
+    _stream(batch, "rival", "preference")
+    held = _stream(batch, "reference", "preference") - _stream(batch, "rival_reference", "preference")
+    if scores.rivals is None:
+        raise UserError("loss 'preference' needs the rivals' log-probs, and these scores have none")
+    return -torch.nn.functional.logsigmoid(config.beta * (scores.logprobs - scores.rivals - held))

@@ -134,17 +134,20 @@ class Chain:
 class ChainWorld:
     """Chains of ``steps`` (fewest, most) steps modulo ``mod``: the more steps, the harder.
 
-    ``name_error=True`` makes the closing observation name the first wrong step. Raises UserError on settings no chain fits.
+    Operands go from 1 to ``operand``, below ``mod``. ``name_error=True`` makes the closing observation name the first wrong step.
+    Raises UserError on settings no chain fits.
     """
 
     name = "chain"
 
-    def __init__(self, steps: tuple[int, int] = (3, 6), mod: int = 23, name_error: bool = False) -> None:
+    def __init__(self, steps: tuple[int, int] = (3, 6), mod: int = 23, name_error: bool = False, operand: int = 9) -> None:
         if not 1 <= steps[0] <= steps[1]:
             raise UserError(f"chain steps must satisfy 1 <= fewest <= most, not {steps[0]} to {steps[1]}")
         if mod < 2:
             raise UserError(f"the chain's mod must be at least 2, not {mod}")
-        self.steps, self.mod, self._name_error = steps, mod, name_error
+        if operand < 1:
+            raise UserError(f"the chain's largest operand must be at least 1, not {operand}")
+        self.steps, self.mod, self.operand, self._name_error = steps, mod, operand, name_error
 
     def make(self) -> Chain:
         """A fresh episode."""
@@ -175,7 +178,8 @@ class ChainWorld:
 
     def _random(self, rng: np.random.Generator) -> dict[str, Any]:
         count = int(rng.integers(self.steps[0], self.steps[1] + 1))
-        steps = [[OPERATORS[int(rng.integers(3))], int(rng.integers(1, min(9, self.mod - 1) + 1))] for _ in range(count)]
+        most = min(self.operand, self.mod - 1)
+        steps = [[OPERATORS[int(rng.integers(3))], int(rng.integers(1, most + 1))] for _ in range(count)]
         return {"start": int(rng.integers(self.mod)), "steps": steps, "mod": self.mod}
 
 
