@@ -1,0 +1,29 @@
+"""implicit-advantage: grade every action of an agent by how much more likely training made it, read off a policy and its reference.
+
+Paper: Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents, arXiv 2606.26080. Needs the log-probs that two
+models with one tokenizer give to the tokens of finished attempts; no labels, no reward model, no further rollouts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
+"""Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
+
+_HOMES = {
+    "AdvantageConfig": "algorithm",
+    "blame": "algorithm",
+    "AdvantageScorer": "run",
+    "Scored": "run",
+    "Monitor": "monitor",
+}
+
+__all__ = ["NEEDS", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

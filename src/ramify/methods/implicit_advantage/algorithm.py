@@ -1,0 +1,145 @@
+"""The progress advantage of each action, ``A = beta log(pi(a|s) / ref(a|s))`` (arXiv 2606.26080, Proposition 1), and its uses.
+
+For the optimum of the KL-regularised objective this is Q*(s,a) - V*(s) whatever the transitions. Inside one action transitions only
+append a token, so the sum over an action's tokens is the advantage of the whole action; every other token aggregator is a heuristic.
+
+Axis legend: T tokens of an attempt, n its actions ("steps").
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config
+
+TokenAgg = Literal["sum", "mean", "last", "min", "max"]
+StepAgg = Literal["mean", "sum", "last", "min", "max", "bottom10"]
+Rule = Literal["min-cumulative", "sharpest-drop", "sharpest-change"]
+TOKEN_AGGS: tuple[TokenAgg, ...] = ("sum", "mean", "last", "min", "max")
+STEP_AGGS: tuple[StepAgg, ...] = ("mean", "sum", "last", "min", "max", "bottom10")
+RULES: tuple[Rule, ...] = ("min-cumulative", "sharpest-drop", "sharpest-change")
+A_PRIORI: tuple[TokenAgg, StepAgg] = ("sum", "mean")
+"""The cell fixed before any data: the theory's sum over tokens, and the mean over steps."""
+DOMINATED = 0.5
+"""A step whose largest single token holds more than this share of the sum of |A| is one token's doing (section 3.3, point 5)."""
+
+
+class AdvantageConfig(Config):
+    """How attempts are graded."""
+
+    beta: float = Field(1.0, gt=0)
+    """Weight of the KL term the policy was trained with; a scale, it changes no ranking."""
+    order: Literal["ratio", "aggregate"] = "ratio"
+    """ratio: aggregate the log-ratios of tokens (the theory). aggregate: aggregate each model's log-probs, then subtract (the released
+    code; another number for min and max)."""
+    token: TokenAgg = "sum"
+    """From the tokens of a step to the step: sum, mean, last, min, max."""
+    step: StepAgg = "mean"
+    """From the steps to the attempt: mean, sum, last, min, max, or bottom10, the mean of the lowest tenth."""
+    keep_special: bool = True
+    """Grade special tokens inside an action (its end of turn). Leave them out where the reference never saw a chat template."""
+    max_length: int = Field(16_384, ge=2)
+    """Longer attempts are cut from the left, in tokens."""
+    keep_truncated: bool = False
+    """Count steps that the cut touched: with 0 for each token cut off, as the released code does. By default they are left out."""
+
+
+def token_advantages(policy: np.ndarray, reference: np.ndarray, beta: float = 1.0) -> np.ndarray:
+    """A of each token, float64 (T,), from log-probs at temperature 1 over the whole vocabulary (section 3.2)."""
+    ratio: np.ndarray = beta * (np.asarray(policy, np.float64) - np.asarray(reference, np.float64))
+    return ratio
+
+
+def by_step(values: np.ndarray, step: np.ndarray, n: int, kind: TokenAgg) -> np.ndarray:
+    """Aggregate token ``values`` (T,) to the steps that ``step`` (T,) names, -1 for none: (n,), 0.0 for a step without a token."""
+    on = step >= 0
+    values, step = np.asarray(values, np.float64)[on], np.asarray(step)[on]
+    count = np.bincount(step, minlength=n)
+    if kind in ("sum", "mean"):
+        total = np.bincount(step, values, n)
+        return total if kind == "sum" else total / np.maximum(count, 1)
+    out = np.zeros(n)
+    if kind == "last":
+        out[step] = values  # of several tokens of a step the last assignment stays
+        return out
+    reduce = np.minimum if kind == "min" else np.maximum
+    out[:] = np.inf if kind == "min" else -np.inf
+    reduce.at(out, step, values)
+    return np.where(count > 0, out, 0.0)
+
+
+def step_columns(
+    policy: np.ndarray, reference: np.ndarray, step: np.ndarray, n: int, config: AdvantageConfig | None = None
+) -> dict[str, np.ndarray]:
+    """Columns of the n steps of one attempt, from the log-probs of its tokens under both models, each (T,).
+
+    ``step`` (T,): which step each token belongs to, -1 for tokens that are no action. Returned: n_tokens, logp_theta and logp_ref
+    (sums), A_sum, A_mean, A_last, A_min, A_max, and top_share, the share of the sum of |A| that the largest token holds.
+    """
+    config = config or AdvantageConfig()
+    ratio = token_advantages(policy, reference, config.beta)
+    size = np.abs(ratio)
+    columns = {
+        "n_tokens": np.bincount(step[step >= 0], minlength=n),
+        "logp_theta": by_step(policy, step, n, "sum"),
+        "logp_ref": by_step(reference, step, n, "sum"),
+    }
+    for kind in TOKEN_AGGS:
+        if config.order == "ratio":
+            columns[f"A_{kind}"] = by_step(ratio, step, n, kind)
+        else:
+            columns[f"A_{kind}"] = config.beta * (by_step(policy, step, n, kind) - by_step(reference, step, n, kind))
+    total = by_step(size, step, n, "sum")
+    columns["top_share"] = by_step(size, step, n, "max") / np.where(total > 0, total, 1.0)
+    return columns
+
+
+def attempt_score(values: np.ndarray, kind: StepAgg = "mean") -> float | None:
+    """Aggregate the grades of an attempt's steps, (n,); None without a step (last in a choice, left out of an AUROC)."""
+    if not len(values):
+        return None
+    if kind == "bottom10":
+        lowest = np.sort(values)[: max(1, -(-len(values) // 10))]
+        return float(lowest.mean())
+    if kind == "last":
+        return float(values[-1])
+    return float(getattr(values, kind)())
+
+
+def blame(values: np.ndarray, rule: Rule = "sharpest-drop", top: int = 1) -> list[int]:
+    """The steps most to blame for a failure, worst first, at most ``top`` of them; [] without a step. Ties: the earliest first.
+
+    ``values`` (n,) are the grades of the action steps in order (other messages are no steps, so none of them can be named).
+    min-cumulative: where the running sum is lowest. sharpest-drop: the most negative step; the first step where none is negative.
+    sharpest-change: the step after the most negative difference; the first where no difference is <= 0 or there is one step only.
+    """
+    values = np.asarray(values, np.float64)
+    n = len(values)
+    if n == 0:
+        return []
+    if rule == "min-cumulative":
+        blamed = np.cumsum(values)
+    elif rule == "sharpest-drop":
+        blamed = values if values.min() < 0 else np.arange(n, dtype=np.float64)
+    else:
+        change = np.diff(values)
+        steady = n < 2 or change.min() > 0
+        blamed = np.arange(n, dtype=np.float64) if steady else np.concatenate(([np.inf], change))
+    return [int(i) for i in np.argsort(blamed, kind="stable")[:top]]
+
+
+def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Index of the attempt with the highest score in each group, (G,) by group code; ties: the first; a NaN score is the lowest."""
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    order = np.lexsort((np.arange(len(scores)), -scores, groups))
+    first = np.unique(np.asarray(groups)[order], return_index=True)[1]
+    return order[first]
+
+
+def noise_floor(n_tokens: np.ndarray, sd_per_token: float, beta: float = 1.0) -> np.ndarray:
+    """How large |A_sum| of a step of ``n_tokens`` (n,) can be by rounding alone: three deviations of that many independent errors."""
+    floor: np.ndarray = 3.0 * beta * sd_per_token * np.sqrt(n_tokens)
+    return floor

@@ -1,0 +1,173 @@
+"""From attempts to grades: log-probs of both models, advantages of every step, a score for the attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.base.config import check
+from ramify.base.errors import UserError
+from ramify.methods.implicit_advantage.algorithm import (
+    DOMINATED,
+    TOKEN_AGGS,
+    AdvantageConfig,
+    attempt_score,
+    noise_floor,
+    step_columns,
+)
+from ramify.model.pair import Pair
+from ramify.score.trajectories import Trajectory
+
+MAKER = "implicit-advantage"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """An attempt with its grades."""
+
+    trajectory: Trajectory
+    columns: dict[str, np.ndarray]
+    """One entry a step, (n,): see ``algorithm.step_columns``; ``truncated`` tells which steps the length limit cut into."""
+    config: AdvantageConfig
+    logprobs: tuple[np.ndarray, np.ndarray]
+    """float32 (T,) of the row that was scored (cut from the left where it was too long), policy and reference."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def graded(self) -> np.ndarray:
+        """Numbers of the steps that count: all, but for those cut into unless ``keep_truncated``."""
+        return np.flatnonzero(
+            np.ones_like(self.columns["truncated"]) if self.config.keep_truncated else ~self.columns["truncated"]
+        )
+
+    def values(self, token: str | None = None) -> np.ndarray:
+        """Grades of the steps that count under a token aggregator, the configured one by default."""
+        column: np.ndarray = self.columns[f"A_{token or self.config.token}"][self.graded]
+        return column
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Grades of the steps that count, in order."""
+        return self.values()
+
+    @property
+    def score(self) -> float | None:
+        """The attempt's score; None where no step counts."""
+        return attempt_score(self.values(), self.config.step)
+
+    def to_json(self, policy: str = "", reference: str = "") -> dict[str, Any]:
+        """The score record of section 3.6; every token aggregator is kept, so that a choice among them needs no model."""
+        c, t = self.columns, self.trajectory
+        names = ("n_tokens", *(f"A_{kind}" for kind in TOKEN_AGGS), "logp_theta", "logp_ref", "truncated")
+        steps: list[dict[str, Any]] = [{"i": i} | {name: c[name][i].item() for name in names} for i in range(t.n)]
+        for step, action in zip(steps, t.actions, strict=False):
+            step["action"] = action
+        for step, node in zip(steps, t.nodes, strict=False):
+            step["node"] = node
+        return {
+            "trajectory_id": t.id,
+            "task_id": t.task,
+            "policy": policy,
+            "reference": reference,
+            "beta": self.config.beta,
+            "order": self.config.order,
+            "token_agg": self.config.token,
+            "step_agg": self.config.step,
+            "steps": steps,
+            "score": self.score,
+            "reward": t.reward,
+            "success": t.success,
+            "warnings": list(self.warnings),
+        }
+
+
+class AdvantageScorer:
+    """Scores attempts with a pair of models; attempts that carry log-probs of both need none (``pair=None``).
+
+    ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``.
+    """
+
+    def __init__(self, pair: Pair | None, config: AdvantageConfig | None = None, **options: Any) -> None:
+        self.pair = pair
+        self.config = config or check(AdvantageConfig, options)
+        self.noise = 0.0
+        """Deviation of a token's log-ratio by rounding, in nats, once :meth:`measure_noise` ran."""
+
+    def score(self, attempt: Trajectory) -> Scored:
+        """Grade one attempt. Not inside a running event loop: there, ``await score_all([attempt])``."""
+        return self.score_many([attempt])[0]
+
+    def score_many(self, attempts: Sequence[Trajectory]) -> list[Scored]:
+        """Grade attempts in batches; each result is that of the attempt alone but for rounding. See :meth:`score_all`."""
+        return asyncio.run(self.score_all(attempts))
+
+    async def score_all(self, attempts: Sequence[Trajectory]) -> list[Scored]:
+        """Grade attempts. Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise."""
+        rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
+        policy, reference = await self._logprobs(attempts, rows)
+        return [self._scored(a, p, r) for a, p, r in zip(attempts, policy, reference, strict=True)]
+
+    async def measure_noise(self, attempts: Sequence[Trajectory]) -> float:
+        """Measure rounding on up to four attempts; later grades below three deviations of it carry a warning."""
+        if self.pair is not None:
+            self.noise = await self.pair.noise([attempt.tokens[-self.config.max_length :] for attempt in attempts[:4]])
+        return self.noise
+
+    async def _logprobs(
+        self, attempts: Sequence[Trajectory], rows: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        stored = [(a.policy_logprobs, a.reference_logprobs) for a in attempts]
+        missing = [i for i, (p, r) in enumerate(stored) if p is None or r is None]
+        if missing and self.pair is None:
+            raise UserError(f"attempt '{attempts[missing[0]].id}' stores no log-probs of both models, and no pair was given")
+        found: list[tuple[Any, Any]] = [
+            (None, None) if p is None or r is None else (p[-len(row) :], r[-len(row) :])
+            for (p, r), row in zip(stored, rows, strict=True)
+        ]
+        if missing and self.pair is not None:
+            both = await self.pair.logprobs([rows[i] for i in missing])
+            for i, p, r in zip(missing, *both, strict=True):
+                found[i] = (p, r)
+        return [p for p, _ in found], [r for _, r in found]
+
+    def _scored(self, attempt: Trajectory, policy: np.ndarray, reference: np.ndarray) -> Scored:
+        cut = len(attempt.tokens) - len(policy)
+        step = attempt.step[cut:].copy()
+        if not self.config.keep_special and self.pair is not None:
+            step[np.isin(attempt.tokens[cut:], list(self.pair.special))] = -1
+        step[:1] = -1  # the first token of a row has nothing before it
+        _finite(attempt, step, cut, policy, reference)
+        columns = step_columns(policy, reference, step, attempt.n, self.config)
+        lost = np.bincount(attempt.step[:cut][attempt.step[:cut] >= 0], minlength=attempt.n) > 0
+        columns["truncated"] = lost
+        return Scored(attempt, columns, self.config, (policy, reference), tuple(self._warnings(columns)))
+
+    def _warnings(self, columns: dict[str, np.ndarray]) -> list[str]:
+        notes: list[tuple[np.ndarray, Callable[[int], str]]] = [
+            (columns["truncated"], lambda k: f"{k} steps were cut into by max_length = {self.config.max_length}"),
+            (columns["n_tokens"] == 0, lambda k: f"{k} steps have no token and grade 0"),
+            (
+                (columns["n_tokens"] > 1) & (columns["top_share"] > DOMINATED),
+                lambda k: f"{k} steps are one token's doing (over half of |A|)",
+            ),
+        ]
+        if self.noise:
+            floor = noise_floor(columns["n_tokens"], self.noise, self.config.beta)
+            low = (np.abs(columns["A_sum"]) < floor) & (columns["n_tokens"] > 0)
+            notes.append((low, lambda k: f"{k} steps lie below the noise floor of rounding"))
+        return [say(int(where.sum())) for where, say in notes if where.any()]
+
+
+def _finite(attempt: Trajectory, step: np.ndarray, cut: int, policy: np.ndarray, reference: np.ndarray) -> None:
+    for name, values in (("policy", policy), ("reference", reference)):
+        bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
+        if len(bad):
+            at = int(bad[0])
+            raise UserError(
+                f"attempt '{attempt.id}': token {cut + at} (id {int(attempt.tokens[cut + at])}, step {int(step[at])}) has the "
+                f"log-prob {float(values[at])} under the {name}, so its ratio is no number"
+            )
