@@ -1,39 +1,15 @@
-"""From grown trees to training rows: credit every message once, store the credit with its reasons, lay it along the drawn tokens."""
+"""From grown trees and their credit to training rows: each drawn token once."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
 from ramify.rollout.run import Attempt
 from ramify.trace.db import Run
 from ramify.trace.tree import Tree
 from ramify.train.batch import Row, rows_from_path
-
-
-def credit_group(
-    run: Run, group: str, trees: Mapping[str, Tree], config: CreditConfig
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Credit every agent message in a group of stored trees: node id -> credit along its tokens, and the diagnostics' warnings.
-
-    Stores for each message a Mark with the numbers behind its credit and a Stream along its tokens. A message that several attempts
-    share has one credit. Unscored attempts have no part in it.
-    """
-    graph = StateGraph.from_run(run, group)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        columns = graph.advantages(config)
-    nodes = {node.id: node for tree in trees.values() for node in tree.nodes.values()}
-    streams: dict[str, np.ndarray] = {}
-    for node_id, value in node_credit(graph.columns, columns).items():
-        mark, stream = node_records(nodes[node_id], value)
-        run.add(mark, stream)
-        streams[node_id] = stream.values
-    return streams, [str(warning.message) for warning in caught]
 
 
 def training_rows(

@@ -30,10 +30,11 @@ from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import Task, World
 from ramify.jobs import parts
-from ramify.jobs.credit import credit_group, imitation_rows, training_rows
+from ramify.jobs.credit import imitation_rows, training_rows
 from ramify.jobs.grown import Grown, Recorder, gather_all
 from ramify.jobs.play import open_players
 from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.run import credit_group
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree

@@ -178,6 +178,26 @@ def test_credit_from_a_stored_run_and_back(stored: Path, capsys: pytest.CaptureF
     assert "carries no credit" in capsys.readouterr().err
 
 
+def test_credit_is_stored_in_a_run_and_replaced(stored: Path, capsys: pytest.CaptureFixture[str]):
+    def marked(*flags: str) -> tuple[int, dict[str, float]]:
+        assert main(["graph-credit", "mark", str(stored), "--json", "--zero-if-constant=false", *flags]) == 0
+        steps = json.loads(capsys.readouterr().out)["steps"]
+        with Run.open(stored) as run:
+            return steps, {mark.node: mark.value["A"] for mark in run.marks(name="why", maker=MAKER)}
+
+    steps, first = marked()
+    assert steps == len(first) > 0
+    assert marked() == (steps, first)
+    again = marked("--w", "0", "--group", "g")
+    assert again[0] == steps
+    assert again[1].keys() == first.keys()
+    assert again[1] != first  # the rule's other weight replaced the marks, it did not add to them
+    assert main(["graph-credit", "mark", str(stored), "--group", "other"]) == 2
+    assert "holds no trees of the group 'other'" in capsys.readouterr().err
+    assert main(["graph-credit", "mark", str(stored), "--task", "t"]) == 2
+    assert "leave --task out" in capsys.readouterr().err
+
+
 def test_unscored_attempts_are_left_out(tmp_path: Path):
     with Run.create(tmp_path / "run", {}) as run:
         run.add_tree("t", {"id": "a"})

@@ -21,6 +21,7 @@ from ramify.trace.node import Mark, Node, Stream
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
+    from ramify.trace.tree import Tree
 
 MAKER = "graph-credit"
 CREDIT = ("V", "V_next", "delta", "A_ep", "A_nc", "A_ec", "A")
@@ -164,6 +165,33 @@ class StateGraph:
         if name not in rows:
             raise UserError(f"there is no step {name} (task/attempt/step; {nearest(name, rows)})")
         return rows[name]
+
+
+def credit_group(
+    run: Run,
+    group: str,
+    trees: Mapping[str, Tree] | None = None,
+    config: CreditConfig | None = None,
+    keys: Canonicaliser | None = None,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Credit every agent message in a group of stored trees: node id -> credit along its tokens, and the diagnostics' warnings.
+
+    Stores for each message a Mark with the numbers behind its credit and a Stream along its tokens, in place of those of an earlier
+    call. A message that several attempts share has one credit. Unscored attempts have no part in it. ``trees`` are read where they
+    are not given.
+    """
+    graph = StateGraph.from_run(run, group, keys)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        columns = graph.advantages(config)
+    known = [run.tree(info.name) for info in run.trees(group)] if trees is None else trees.values()
+    nodes = {node.id: node for tree in known for node in tree.nodes.values()}
+    streams: dict[str, np.ndarray] = {}
+    for node_id, value in node_credit(graph.columns, columns).items():
+        mark, stream = node_records(nodes[node_id], value)
+        run.add(mark, stream)
+        streams[node_id] = stream.values
+    return streams, [str(warning.message) for warning in caught]
 
 
 def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

@@ -14,12 +14,12 @@ from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load
 from ramify.base.errors import UserError
 from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.graph_credit.run import MAKER, StateGraph
+from ramify.methods.graph_credit.run import MAKER, StateGraph, credit_group
 from ramify.render.terminal import emit, say, table
 from ramify.score.steps import read_steps, write_rows
 from ramify.trace.db import Run
 from ramify.trace.graph import short
-from ramify.trace.keys import canonical, exact, scrub, with_history
+from ramify.trace.keys import Canonicaliser, canonical, exact, scrub, with_history
 
 
 class Options(CreditConfig):
@@ -54,11 +54,15 @@ Out = Annotated[Path | None, typer.Option(help="File to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
+def _keys(options: Options) -> Canonicaliser | None:
+    if not (options.scrub or options.history):
+        return None
+    return with_history(options.history, scrub(*options.scrub) if options.scrub else exact)
+
+
 def _graph(source: Path, flags: list[str]) -> tuple[StateGraph, Options]:
     options = load(Options, flags=flags)
-    keys = None
-    if options.scrub or options.history:
-        keys = with_history(options.history, scrub(*options.scrub) if options.scrub else exact)
+    keys = _keys(options)
     if source.is_dir():
         with Run.open(source) as run:
             graph = StateGraph.from_run(run, options.group, keys)
@@ -122,6 +126,34 @@ def show(
 
 
 @app.command(**_TAKES_OPTIONS)
+def mark(
+    ctx: typer.Context,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    as_json: Json = False,
+) -> None:
+    """Store each step's credit, and the numbers behind it, in a run: `ramify show --web` then colours the steps by it."""
+    options = load(Options, flags=ctx.args)
+    if options.task is not None:
+        raise UserError("credit is stored for all tasks of a run, or of one --group: leave --task out")
+    with Run.open(run, write=True) as stored:
+        present = dict.fromkeys(info.group for info in stored.trees(options.group))
+        if not present:
+            raise UserError(f"{run} holds no trees" + (f" of the group '{options.group}'" if options.group is not None else ""))
+        steps = 0
+        for group in present:  # groups apart: attempts of one task under different weights are not compared
+            credit, warned = credit_group(stored, group, config=options, keys=_keys(options))
+            steps += len(credit)
+            for warning in warned:
+                say(f"warning: {warning}")
+        stored.commit()
+    emit(
+        {"run": str(run), "steps": steps},
+        as_json,
+        f"{steps} steps of {run} carry credit: see them with `ramify show {run} --web`",
+    )
+
+
+@app.command(**_TAKES_OPTIONS)
 def why(
     ctx: typer.Context,
     source: Source,
@@ -138,7 +170,7 @@ def why(
             name = run.find(node)
             marks = run.marks(name="why", maker=MAKER, node=name)
         if not marks:
-            raise UserError(f"node {name} of {source} carries no credit")
+            raise UserError(f"node {name} of {source} carries no credit: `ramify graph-credit mark {source}` stores it")
         found: dict[str, Any] = {"node": name} | dict(marks[0].value)
     else:
         graph, options = _graph(source, [node, *ctx.args] if node else ctx.args)
