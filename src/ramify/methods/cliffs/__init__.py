@@ -1,0 +1,28 @@
+"""cliffs: find the tokens at which a chain of thought falls off, by forking it at every token, and confirm them.
+
+Paper: Cliff Tokens: Identifying Single-Token Failure Triggers in LLM Mathematical Reasoning, arXiv 2606.25524. Needs a model that
+continues token ids, so a chat endpoint is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+NEEDS: tuple[str, ...] = ("tokens", "continue")
+"""Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
+
+_HOMES = {
+    "ZTest": "algorithm",
+    "Cliff": "algorithm",
+    "detect": "algorithm",
+    "confirm": "algorithm",
+}
+
+__all__ = ["NEEDS", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,297 @@
+"""Formulas of cliffs: the test, the screen, confirmation, classes, candidates, controls. No I/O.
+
+Source: Ko, Kang, Lee, "Cliff Tokens" (arXiv 2606.25524), sections of our spec (``3.2`` ...) named at each formula. Positions of a
+reply of T tokens are 0..T; token t (1..T) leads from position t - 1 to position t. The potential V_t is the chance of a right end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.rollout.token_traces import Counts
+from ramify.stats.evidence import benjamini_hochberg
+
+#: Entropy in nats below which a greedy token is deterministic: H_b(0.99) (3.4).
+H_STAR = -(0.99 * math.log(0.99) + 0.01 * math.log(0.01))
+TIE = 1e-9
+"""Log-probabilities this near the highest tie with it at rank 1."""
+KINDS = ("deterministic", "uncertain", "sampled_off", "other")
+
+
+@dataclass(frozen=True)
+class ZTest:
+    """One-sided two-proportion z-test with a minimum effect: a cliff iff d > delta0 + z_alpha SE, strictly (3.2)."""
+
+    delta0: float = 0.1
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delta0 < 1 or not 0 < self.alpha < 1:
+            raise UserError(f"a cliff test needs delta0 in [0, 1) and alpha in (0, 1), not {self.delta0} and {self.alpha}")
+
+    @property
+    def z(self) -> float:
+        """z_alpha: 1.645 for 0.05."""
+        return NormalDist().inv_cdf(1 - self.alpha)
+
+    def table(self, n: int, n_cur: int | None = None) -> np.ndarray:
+        """Whether (k_prev, k_cur) is a cliff, bool (n + 1, n_cur + 1); ``n_cur`` is ``n`` unless it is given."""
+        return _table(self.delta0, self.z, n, n if n_cur is None else n_cur)
+
+    def is_cliff(self, k_prev: int, k_cur: int, n: int) -> bool:
+        """The test at one pair of counts out of ``n``. Raises ValueError on counts outside [0, n]."""
+        return self.fires(Counts(k_prev, n), Counts(k_cur, n))
+
+    def fires(self, prev: Counts, cur: Counts) -> bool:
+        """The test on counts that may be out of different n. Never where one of them is empty."""
+        return bool(self.table(prev.n, cur.n)[prev.k, cur.k])
+
+    def p_value(self, prev: Counts, cur: Counts) -> float:
+        """Chance of so large a drop if the true one were ``delta0``: below ``alpha`` exactly where the test fires; 1 without counts."""
+        if not prev.n or not cur.n:
+            return 1.0
+        over, se = prev.rate - cur.rate - self.delta0, standard_error(prev, cur)
+        return NormalDist().cdf(-over / se) if se else 0.0 if over > _EDGE else 1.0
+
+
+_EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by a rounding error
+
+
+@lru_cache(maxsize=64)
+def _table(delta0: float, z: float, n_prev: int, n_cur: int) -> np.ndarray:
+    prev, cur = np.arange(n_prev + 1) / max(n_prev, 1), np.arange(n_cur + 1) / max(n_cur, 1)
+    variance = (prev * (1 - prev) / max(n_prev, 1))[:, None] + cur * (1 - cur) / max(n_cur, 1)
+    out: np.ndarray = (prev[:, None] - cur) - delta0 - z * np.sqrt(variance) > _EDGE
+    out &= n_prev > 0 and n_cur > 0
+    out.setflags(write=False)
+    return out
+
+
+def standard_error(prev: Counts, cur: Counts) -> float:
+    """Unpooled standard error of the drop between two rates (3.2)."""
+    return math.sqrt(sum(c.rate * (1 - c.rate) / c.n for c in (prev, cur)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What the model says of one drawn token."""
+
+    pi: float | None = None
+    """Its probability under the sampler: what bounds the drop."""
+    q: float | None = None
+    """Its probability under the model at temperature 1."""
+    entropy: float | None = None
+    """Of the model's distribution before it, in nats."""
+    greedy: bool | None = None
+    """Whether no other token is likelier (competition rank 1)."""
+
+    @property
+    def kind(self) -> str | None:
+        """Class of a cliff at this token (3.4); None where the model does not tell."""
+        if self.greedy is None or self.entropy is None:
+            return None
+        return KINDS[(0 if self.entropy <= H_STAR else 1) if self.greedy else (3 if self.entropy <= H_STAR else 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cliff:
+    """A drop at token ``t`` of a trace, and what became of it."""
+
+    trace_id: str
+    t: int
+    """The token: ``response_ids[t - 1]``."""
+    token_id: int | None
+    start: int
+    """Position of the estimate before; t - 1 unless nothing nearer was measured."""
+    interval: bool
+    """The drop belongs to tokens start + 1 to t together, not to one token."""
+    prev: Counts
+    cur: Counts
+    facts: TokenFacts = TokenFacts()
+    fresh: tuple[Counts, Counts] | None = None
+    """Before and after the token, from forks drawn for the confirmation only."""
+    p: float | None = None
+    """Of the confirmation."""
+    p_fdr: float | None = None
+    """The same after Benjamini and Hochberg over the trace's candidates."""
+    status: str = "found"
+    """found, confirmed or refuted."""
+
+    @property
+    def drop(self) -> float:
+        """d: observed when it was found; selected for being large."""
+        return self.prev.rate - self.cur.rate
+
+    @property
+    def fresh_drop(self) -> float | None:
+        """From the confirmation's forks: an unbiased estimate."""
+        return None if self.fresh is None else self.fresh[0].rate - self.fresh[1].rate
+
+    @property
+    def suspect(self) -> bool:
+        """The drop exceeds 1 - pi(token) by more than 3 SE, which no true one can: noise, re-encoded text or another sampler (8)."""
+        prev, cur = self.fresh or (self.prev, self.cur)
+        if self.facts.pi is None or self.interval or not prev.n or not cur.n:
+            return False
+        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * standard_error(prev, cur) + _EDGE
+
+    def to_json(self, test: ZTest) -> dict[str, Any]:
+        """The record of 3.8. ``threshold`` is what d had to exceed."""
+        se = standard_error(self.prev, self.cur)
+        record: dict[str, Any] = {
+            "trace_id": self.trace_id, "t": self.t, "token_id": self.token_id, "start": self.start, "interval": self.interval,
+            "k_prev": self.prev.k, "n_prev": self.prev.n, "k_cur": self.cur.k, "n_cur": self.cur.n, "d": self.drop, "se": se,
+            "threshold": test.delta0 + test.z * se, "pi_token": self.facts.pi, "q_token": self.facts.q, "H": self.facts.entropy,
+            "greedy": self.facts.greedy, "class": self.facts.kind, "suspect": self.suspect, "status": self.status, "confirm": None,
+        }  # fmt: skip
+        if self.fresh is not None:
+            prev, cur = self.fresh
+            record["confirm"] = {
+                "k_prev": prev.k, "n_prev": prev.n, "k_cur": cur.k, "n_cur": cur.n, "d": self.fresh_drop, "p": self.p,
+                "p_fdr": self.p_fdr,
+            }  # fmt: skip
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Cliff:
+        """Inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError on a record of another shape."""
+        found = record["confirm"]
+        return cls(
+            trace_id=str(record["trace_id"]),
+            t=int(record["t"]),
+            token_id=record["token_id"],
+            start=int(record["start"]),
+            interval=bool(record["interval"]),
+            prev=Counts(record["k_prev"], record["n_prev"]),
+            cur=Counts(record["k_cur"], record["n_cur"]),
+            facts=TokenFacts(record["pi_token"], record["q_token"], record["H"], record["greedy"]),
+            fresh=None if found is None else (Counts(found["k_prev"], found["n_prev"]), Counts(found["k_cur"], found["n_cur"])),
+            p=None if found is None else found["p"],
+            p_fdr=None if found is None else found["p_fdr"],
+            status=str(record["status"]),
+        )
+
+
+def detect(
+    trace_id: str,
+    potentials: Sequence[Counts | None],
+    test: ZTest,
+    *,
+    token_ids: Sequence[int] | None = None,
+    facts: Sequence[TokenFacts] | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    rises: bool = False,
+) -> list[Cliff]:
+    """Cliffs of one trace by position (the first cliff is the first in the text, not the largest), status ``found`` (3.2).
+
+    ``potentials`` has entries 0..T, None where not measured: the previous estimate then stands in, and a drop since an earlier position
+    than t - 1 is that of an interval. ``pairs`` (start, t) name the tests instead; there the tokens between are known to move nothing
+    that matters (the screen), and the drop is the token's. ``rises`` finds rebounds: the same test upwards.
+    """
+    tests = pairs
+    if tests is None:
+        known = [t for t, counts in enumerate(potentials) if counts is not None and counts.n]
+        tests = list(itertools.pairwise(known))
+    out = []
+    for start, t in tests:
+        prev, cur = potentials[start], potentials[t]
+        if prev is None or cur is None or not (test.fires(cur, prev) if rises else test.fires(prev, cur)):
+            continue
+        out.append(
+            Cliff(
+                trace_id, t, None if token_ids is None else token_ids[t - 1], start, pairs is None and start < t - 1, prev, cur,
+                TokenFacts() if facts is None else facts[t - 1],
+            )
+        )  # fmt: skip
+    return sorted(out, key=lambda cliff: cliff.t)
+
+
+def confirm(
+    cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, fdr: float | None = None
+) -> list[Cliff]:
+    """Cliffs of one trace after the same test on fresh forks, (before, after) each: status ``confirmed`` or ``refuted``.
+
+    ``fdr`` bounds the share of false ones among the confirmed (Benjamini and Hochberg over ``cliffs``); without it each is tested at
+    the test's own level. With one cliff and fdr = alpha both are the same.
+    """
+    p = [test.p_value(*pair) for pair in fresh]
+    corrected = benjamini_hochberg(p) if p else []
+    out = []
+    for cliff, pair, one, many in zip(cliffs, fresh, p, corrected, strict=True):
+        holds = test.fires(*pair) if fdr is None else many < fdr
+        out.append(replace(cliff, fresh=pair, p=one, p_fdr=many, status="confirmed" if holds else "refuted"))
+    return out
+
+
+def screen(pi: Sequence[float], delta0: float, carry: float) -> tuple[list[int], list[tuple[int, int]]]:
+    """What the budgeted scan measures: (positions, tests (start, t)) (6).
+
+    A token of probability 1 - delta0 or more under the sampler cannot lose delta0: V is a martingale, so a drop is at most 1 - pi. Over
+    a run of such tokens the last estimate is carried on while their summed 1 - pi stays below ``carry``; else the position just before
+    the next token to be tested is measured too, or slow drift would be blamed on that token.
+    """
+    positions, tests, last, mass = [0], [], 0, 0.0
+    for t, chance in enumerate(pi, 1):
+        if chance >= 1 - delta0:
+            mass += 1 - chance
+            continue
+        if last < t - 1 and mass >= carry:
+            positions.append(t - 1)
+            last = t - 1
+        tests.append((last, t))
+        positions.append(t)
+        last, mass = t, 0.0
+    return positions, tests
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could have stood at a cliff, and the potential behind it (3.5)."""
+
+    token_id: int
+    q: float
+    """Its probability under the model."""
+    counts: Counts
+    is_cliff: bool
+    """Whether the test fires against the position before."""
+
+
+def cliff_mass(candidates: Sequence[Candidate], cliff_token: int, probabilities: dict[int, float] | None = None) -> float:
+    """CPM: summed probability of the candidates that are cliffs and of the sampled cliff token (3.5).
+
+    ``probabilities`` (token -> probability) are another model's at the same prefix; delta-CPM is the difference of the two masses.
+    """
+    inside = {c.token_id: c.q for c in candidates if c.is_cliff or c.token_id == cliff_token}
+    return sum(q if probabilities is None else probabilities.get(token, 0.0) for token, q in inside.items())
+
+
+def critical_cut(potentials: Sequence[Counts | None]) -> int | None:
+    """Control critical-del: the first position t >= 1 with p_t = 0 behind which every estimate is below 0.05 (3.3)."""
+    known = [(t, c.rate) for t, c in enumerate(potentials) if c is not None and c.n and t]
+    for i, (t, rate) in enumerate(known):
+        if rate == 0 and all(later < 0.05 for _, later in known[i + 1 :]):
+            return t
+    return None
+
+
+def tangent_cut(potentials: Sequence[Counts | None], chunks: int = 20, drop: float = 0.3) -> int | None:
+    """Control tangent-del: the start of the first of 20 chunks whose drop from start to end is at least 0.3 (3.3)."""
+    known = [(t, c.rate) for t, c in enumerate(potentials) if c is not None and c.n]
+    if not known:
+        return None
+    at = np.array([t for t, _ in known])
+    edges = np.unique(np.linspace(0, len(potentials) - 1, chunks + 1).round().astype(int))
+    rates = [known[max(0, int(np.searchsorted(at, edge, side="right")) - 1)][1] for edge in edges]
+    for i in range(len(edges) - 1):
+        if rates[i] - rates[i + 1] >= drop - _EDGE:
+            return int(edges[i])
+    return None

@@ -1,0 +1,204 @@
+"""Fork a reply at any of its tokens, many times, and count how often it ends right: the potential of a position.
+
+Forks of one position go to the model together, so an engine or server that keeps prefixes computes the shared one once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.ledger import Ledger
+from ramify.base.seeds import place_key
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
+from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.token_traces import Counts, TokenTrace
+
+#: Judges a whole reply: (text, trace) to right or wrong, or None where it cannot say (in time). It may be a coroutine function.
+Verifier = Callable[[str, TokenTrace], bool | Awaitable[bool | None] | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question as token ids, and what the verifier needs to judge a reply (``answer``)."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TokenForks:
+    """Counts right continuations of positions of traces. Draws are keyed by place: order and concurrency change nothing.
+
+    ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
+    there. ``truncated`` says what becomes of forks that hit the limit of tokens: ``apart`` counts them beside n, ``graded`` gives
+    them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own.
+
+    Raises NeedsError where the model does not continue token ids (a chat endpoint cannot go on inside a reply).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        verifier: Verifier,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        *,
+        truncated: Literal["apart", "graded"] = "apart",
+        eos: Sequence[int] | None = None,
+        policy: FailurePolicy | None = None,
+    ) -> None:
+        require(model, ("tokens", "continue"), "a fork inside a reply")
+        self.model, self.tokenizer, self.verifier, self.sampling, self.seed = model, tokenizer, verifier, sampling, seed
+        self.truncated, self.policy = truncated, policy or FailurePolicy()
+        self.eos = frozenset(getattr(model, "eos", ()) if eos is None else eos)
+        self.ledger = Ledger()
+        self.first_failure = ""
+        """The first sentence with which the model or the verifier failed."""
+        self._before = self._engine_tokens()
+
+    async def count(self, trace: TokenTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks behind the first ``t`` tokens and ``append``.
+
+        ``purpose`` names what the forks are for: forks of another purpose are other draws. ``start`` is the index of the first fork, so
+        that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended is not drawn from:
+        its verdict is that of every fork. A fork without a verdict is missing, not wrong. Raises UserError on a position there is none of.
+        """
+        if n < 1 or start < 0:
+            raise UserError(f"{n} forks from index {start} cannot be drawn; at least one from 0 on")
+        self.check(trace)
+        prefix, sampling = trace.prefix(t, append), self.sampling or trace.sampler
+        left = sampling.max_tokens - t - len(append)
+        head = [*trace.response_ids[:t], *append]
+        if self._ended(trace, t, append, sampling):
+            right = await self._judge(self.tokenizer.decode(head), trace)
+            return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
+        if left < 1:
+            if self.truncated == "apart":
+                return Counts(0, 0, truncated=n)
+            right = await self._judge(self.tokenizer.decode(head), trace)
+            return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
+        settings = replace(sampling, max_tokens=left)
+        keys = [place_key(self.seed, trace.id, t, *append, purpose, start + i) for i in range(n)]
+        draws = await asyncio.gather(*(self._draw(Prefix(prefix), settings, key) for key in keys))
+        whole = [draw for draw in draws if draw is not None and (draw.stop != "length" or self.truncated == "graded")]
+        cut = sum(draw is not None for draw in draws) - len(whole)
+        drawn = sum(len(_tokens(draw)) for draw in draws if draw is not None)
+        self.ledger.add(purpose, forks=n, drawn_tokens=drawn, given_tokens=n * len(prefix))
+        texts = Counter(self.tokenizer.decode([*head, *_tokens(draw)]) for draw in whole)
+        verdicts = await asyncio.gather(*(self._judge(text, trace) for text in texts))
+        self.ledger.add(purpose, verdicts=len(texts))
+        judged = [(bool(verdict), texts[text]) for text, verdict in zip(texts, verdicts, strict=True) if verdict is not None]
+        graded = sum(times for _, times in judged)
+        return Counts(sum(times for right, times in judged if right), graded, n - graded - cut, cut)
+
+    async def draw(self, problems: Sequence[Problem], per_problem: int = 1) -> list[TokenTrace]:
+        """Draw and judge replies, the stems to scan. A draw that fails is left out and counted in the ledger as failed."""
+        if self.sampling is None:
+            raise UserError("drawing traces needs sampling settings")
+        return [
+            trace
+            for trace in await asyncio.gather(*(self._stem(p, i, self.sampling) for p in problems for i in range(per_problem)))
+            if trace is not None
+        ]
+
+    def check(self, trace: TokenTrace) -> None:
+        """Refuse a trace whose ids belong to another tokenizer. Raises NeedsError."""
+        if trace.tokenizer and trace.tokenizer != self.tokenizer.hash:
+            raise NeedsError(
+                f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{self.model.identity.name}'"
+            )
+
+    def spent(self) -> dict[str, Any]:
+        """What was spent: forks, tokens drawn and given, by purpose and in all.
+
+        ``forward_tokens`` are tokens run through the model: given ones that no cache held, and drawn ones. An engine counts them (all of
+        its work since this object was made); of another model they are known only as if nothing were shared, and ``shared`` is False.
+        """
+        engine = self._engine_tokens()
+        forks, drawn, given = (int(self.ledger.total(unit)) for unit in ("forks", "drawn_tokens", "given_tokens"))
+        run = drawn + given if engine is None or self._before is None else engine - self._before
+        return {
+            "forks": forks,
+            "drawn_tokens": drawn,
+            "given_tokens": given,
+            "forward_tokens": run,
+            "shared": engine is not None,
+            "by_purpose": self.ledger.to_json()["spent"],
+            "first_failure": self.first_failure,
+        }
+
+    # -- parts
+
+    def _engine_tokens(self) -> int | None:
+        stats = getattr(self.model, "stats", None)
+        return None if stats is None else int(stats.prompt_tokens + stats.drawn_tokens)
+
+    def _ended(self, trace: TokenTrace, t: int, append: Sequence[int], sampling: Sampling) -> bool:
+        """Whether nothing is drawn behind this position: the reply has ended there by itself."""
+        if t == trace.length and not append:
+            return trace.stop != "length"
+        last = append[-1] if append else trace.response_ids[t - 1] if t else None
+        if last is not None and (last in self.eos or last in sampling.stop_tokens):
+            return True
+        text = self.tokenizer.decode([*trace.response_ids[:t], *append]) if append and sampling.stop_texts else ""
+        return any(stop in text for stop in sampling.stop_texts)
+
+    async def _draw(self, prefix: Prefix, settings: Sampling, key: int) -> Draw | None:
+        """One fork; None where the model failed."""
+        try:
+            return (await self.policy.call(lambda: self.model.sample(prefix, 1, settings, [key])))[0]
+        except BoundaryError as error:
+            self.first_failure = self.first_failure or str(error)
+            return None
+
+    async def _judge(self, text: str, trace: TokenTrace) -> bool | None:
+        """The verifier's word; None where it fails, which makes the fork missing."""
+        try:
+            verdict = self.verifier(text, trace)
+            return await verdict if inspect.isawaitable(verdict) else verdict
+        except (UserError, NeedsError):  # the verifier cannot be used at all
+            raise
+        except Exception as error:  # a verifier may be anybody's code
+            self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
+            return None
+
+    async def _stem(self, problem: Problem, index: int, sampling: Sampling) -> TokenTrace | None:
+        name = f"{problem.id}#{index}"
+        draw = await self._draw(
+            Prefix(TokenTrace(name, problem.id, problem.prompt_ids, (0,), sampling).prefix(0)),
+            sampling,
+            place_key(self.seed, name, "stem"),
+        )
+        if draw is None:
+            self.ledger.add("stem", failed=1)
+            return None
+        tokens = _tokens(draw)
+        self.ledger.add("stem", forks=1, drawn_tokens=len(tokens), given_tokens=len(problem.prompt_ids))
+        trace = TokenTrace(
+            id=name,
+            problem_id=problem.id,
+            prompt_ids=problem.prompt_ids,
+            response_ids=tuple(tokens),
+            sampler=sampling,
+            verifier=getattr(self.verifier, "name", getattr(self.verifier, "__name__", "")),
+            stop=draw.stop,
+            data=problem.data,
+            logprobs=None if draw.logprobs is None else tuple(map(float, draw.logprobs)),
+            model=self.model.identity.name,
+            tokenizer=self.tokenizer.hash,
+            seed=self.seed,
+        )
+        return replace(trace, correct=await self._judge(self.tokenizer.decode(tokens), trace))
+
+
+def _tokens(draw: Draw) -> list[int]:
+    if draw.tokens is None:
+        raise NeedsError("the model returned a fork without token ids")
+    return [int(token) for token in draw.tokens]

@@ -1,0 +1,234 @@
+"""Forks of token traces on the real engine, against exact potentials; trace files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.scripted import CharTokenizer, ScriptedModel
+from ramify.rollout.token_forks import Problem, TokenForks
+from ramify.rollout.token_traces import Counts, TokenTrace, read_traces, trace_of, write_traces
+
+END = 4
+LENGTH = 3
+
+
+class Digits:
+    """Tokens 0 to 3 are digits, token 4 ends a reply."""
+
+    hash = "digits"
+
+    def encode(self, text: str) -> list[int]:
+        return [int(c) for c in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(str(t) for t in tokens if t != END)
+
+    def ends(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.cumsum([t != END for t in tokens], dtype=np.int32)
+
+
+def right(text: str, trace: TokenTrace) -> bool:
+    """Right where the digits sum to an even number."""
+    return sum(map(int, text)) % 2 == 0
+
+
+def model() -> LocalModel:
+    module = TinyLM(TinyConfig(5, 16, 1, 2, 1, 8, 16, 32), seed=3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return LocalModel(module, eos=(END,))
+
+
+SAMPLING = Sampling(max_tokens=LENGTH)
+TRACE = TokenTrace("a", "p", (1, 2), (0, 3, 2), SAMPLING, stop="length")
+
+
+def forks(engine: Any = None, **options: Any) -> TokenForks:
+    return TokenForks(engine or model(), Digits(), right, truncated="graded", **options)
+
+
+def exact(engine: LocalModel, prefix: list[int], left: int) -> float:
+    """V by enumeration of every continuation; here the limit of tokens ends a reply as <end> does."""
+    if left == 0 or prefix[-1] == END:
+        return float(right("".join(str(t) for t in prefix[2:] if t != END), TRACE))
+    scores = asyncio.run(engine.logprobs([np.array([*prefix, 0], np.int32)], top_k=5))[0]
+    assert scores.top_tokens is not None
+    assert scores.top_logprobs is not None
+    chances = zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1]).tolist(), strict=True)
+    return sum(q * exact(engine, [*prefix, token], left - 1) for token, q in chances)
+
+
+def test_counts_agree_with_the_exact_potential() -> None:
+    engine = model()
+    counter = forks(engine)
+    for t in range(LENGTH):
+        truth = exact(engine, [1, 2, *TRACE.response_ids[:t]], LENGTH - t)
+        counts = asyncio.run(counter.count(TRACE, t, 1500, "scan"))
+        assert counts.n == 1500
+        assert abs(counts.rate - truth) < 4 * (truth * (1 - truth) / 1500) ** 0.5 + 1e-9
+
+
+def test_the_potential_is_a_martingale() -> None:
+    """sum_a pi(a) V(a) = V: the consistency test of section 8, with every candidate measured."""
+    engine = model()
+    counter = forks(engine)
+    scores = asyncio.run(engine.logprobs([TRACE.prefix(1, (0,))], top_k=5))[0]
+    assert scores.top_tokens is not None
+    assert scores.top_logprobs is not None
+
+    async def behind(token: int) -> Counts:
+        return await counter.count(TRACE, 1, 1000, "candidate", append=(token,))
+
+    async def all_of_them() -> list[Counts]:
+        return [await behind(token) for token in range(5)]
+
+    rates = [counts.rate for counts in asyncio.run(all_of_them())]
+    summed = sum(
+        q * rates[a] for a, q in zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1]).tolist(), strict=True)
+    )
+    assert summed == pytest.approx(asyncio.run(counter.count(TRACE, 1, 2000, "scan")).rate, abs=0.05)
+
+
+def test_counts_do_not_depend_on_order_or_batches() -> None:
+    async def together() -> list[Counts]:
+        counter = forks()
+        return list(await asyncio.gather(*(counter.count(TRACE, t, 24, "scan") for t in (0, 1, 2))))
+
+    async def apart() -> list[Counts]:
+        counter, out = forks(), {}
+        for t in (2, 0, 1):
+            first = await counter.count(TRACE, t, 16, "scan")
+            out[t] = first + await counter.count(TRACE, t, 8, "scan", start=16)
+        return [out[t] for t in (0, 1, 2)]
+
+    assert asyncio.run(together()) == asyncio.run(apart())
+    assert asyncio.run(forks(seed=1).count(TRACE, 0, 64, "scan")) != asyncio.run(forks(seed=2).count(TRACE, 0, 64, "scan"))
+    assert asyncio.run(forks().count(TRACE, 0, 500, "scan")) != asyncio.run(forks().count(TRACE, 0, 500, "confirm"))
+
+
+def test_prefixes_are_computed_once() -> None:
+    counter = forks()
+    asyncio.run(counter.count(TRACE, 2, 50, "scan"))
+    spent = counter.spent()
+    assert spent["forks"] == 50
+    assert spent["given_tokens"] == 50 * 4
+    assert spent["drawn_tokens"] == 50
+    assert spent["forward_tokens"] == 50 + 4  # the prefix once
+    assert spent["shared"] is True
+    assert spent["by_purpose"]["scan"]["forks"] == 50
+
+
+def test_an_ended_reply_is_not_drawn_from() -> None:
+    counter = forks()
+    ended = replace(TRACE, stop="eos", response_ids=(1, 1, END))
+    assert asyncio.run(counter.count(ended, 3, 64, "scan")) == Counts(64, 64)
+    assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(END,))) == Counts(64, 64)
+    assert asyncio.run(counter.count(TRACE, 1, 64, "scan", append=(1, END))) == Counts(0, 64)
+    assert counter.spent()["forks"] == 0
+
+
+def test_truncated_forks_are_counted_apart() -> None:
+    counter = TokenForks(model(), Digits(), right)
+    counts = asyncio.run(counter.count(TRACE, 2, 40, "scan"))
+    assert counts.n + counts.truncated == 40
+    assert counts.truncated > 0
+    assert asyncio.run(counter.count(TRACE, 3, 40, "scan")) == Counts(0, 0, truncated=40)
+
+
+def test_failures_are_missing_not_wrong() -> None:
+    def unsure(text: str, trace: TokenTrace) -> bool | None:
+        return None if text.startswith("00") else True
+
+    async def broken(text: str, trace: TokenTrace) -> bool | None:
+        raise ZeroDivisionError("in the verifier")
+
+    counts = asyncio.run(TokenForks(model(), Digits(), unsure, truncated="graded").count(TRACE, 1, 200, "scan"))
+    assert counts.missing > 0
+    assert counts.k == counts.n == 200 - counts.missing
+    counter = TokenForks(model(), Digits(), broken, truncated="graded")
+    assert asyncio.run(counter.count(TRACE, 1, 8, "scan")) == Counts(0, 0, missing=8)
+    assert counter.first_failure == "ZeroDivisionError: in the verifier"
+
+    class Failing(ScriptedModel):
+        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+            if keys[0] % 2:
+                raise BoundaryError("engine", "no memory")
+            return await super().sample(prefix, n, settings, keys)
+
+    scripted = Failing(["yes"])
+    trace = TokenTrace("a", "p", tuple(scripted.tokenizer.encode("<|assistant|>")), (5 + ord("y"),), Sampling())
+    counter = TokenForks(scripted, scripted.tokenizer, lambda text, trace: "yes" in text)
+    counts = asyncio.run(counter.count(trace, 0, 40, "scan"))
+    assert counts.k == counts.n == 40 - counts.missing
+    assert 5 < counts.missing < 35
+    assert "no memory" in counter.first_failure
+    assert counter.spent()["shared"] is False
+
+
+def test_what_cannot_fork_is_refused() -> None:
+    chat = ScriptedModel(["yes"], tokens=False)
+    with pytest.raises(NeedsError, match="a fork inside a reply needs a model with continue"):
+        TokenForks(chat, CharTokenizer(), right)
+    with pytest.raises(NeedsError, match="another tokenizer"):
+        asyncio.run(forks().count(replace(TRACE, tokenizer="other"), 0, 1, "scan"))
+    with pytest.raises(UserError, match="positions 0 to 3, not 4"):
+        asyncio.run(forks().count(TRACE, 4, 1, "scan"))
+    with pytest.raises(UserError, match="at least one"):
+        asyncio.run(forks().count(TRACE, 0, 0, "scan"))
+
+
+def test_stems_are_drawn_and_judged(tmp_path: Path) -> None:
+    counter = forks(sampling=SAMPLING)
+    traces = asyncio.run(counter.draw([Problem("p", (1, 2), {"answer": "0"}), Problem("q", (2, 1))], per_problem=2))
+    assert [t.id for t in traces] == ["p#0", "p#1", "q#0", "q#1"]
+    assert all(t.correct == right(Digits().decode(t.response_ids), t) for t in traces)
+    assert all(t.logprobs is not None and len(t.logprobs) == t.length for t in traces)
+    assert traces[0].verifier == "right"
+    measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
+    file = tmp_path / "traces.jsonl"
+    write_traces(file, [measured, *traces[1:]])
+    assert read_traces(file) == [measured, *traces[1:]]
+
+
+def test_bad_trace_files(tmp_path: Path) -> None:
+    good = TRACE.to_json()
+
+    def refusal(*records: Any) -> str:
+        file = tmp_path / "t.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        with pytest.raises(UserError) as caught:
+            read_traces(file)
+        assert "\n" not in str(caught.value)
+        return str(caught.value).removeprefix(str(file))
+
+    assert refusal(good, good) == ":2: trace 'a' is there twice"
+    assert refusal(good | {"respons_ids": []}) == ":1: unknown field 'respons_ids' (did you mean 'response_ids'?)"
+    assert "'prompt_ids' must be a list of token ids, at least one" in refusal(good | {"prompt_ids": []})
+    assert "'response_ids' must be a list" in refusal(good | {"response_ids": [1.5]})
+    assert "'sampler' has the unknown setting 'temp'" in refusal(good | {"sampler": {"temp": 1}})
+    assert "'sampler' setting 'top_k' cannot be 'x'" in refusal(good | {"sampler": {"top_k": "x"}})
+    assert "potentials have 1 positions" in refusal(good | {"k": [3], "n": 4})
+    assert "5 right of 4" in refusal(good | {"k": [5, None, None, None], "n": 4})
+    assert "'n' has 1 entries" in refusal(good | {"k": [1, 1, 1, 1], "n": [4]})
+    assert "none above 0" in refusal(good | {"logprobs": [0.5, 0, 0]})
+    assert "'logprobs' has 1 entries for 3 tokens" in refusal(good | {"logprobs": [-0.5]})
+    assert "a trace of text only" in refusal({"id": "a", "prompt": "0", "response": "1"})
+    assert "'id' must be text" in refusal({"prompt_ids": [1], "response_ids": [1]})
+    assert refusal() == " holds no trace"
+    assert trace_of({"id": "a", "prompt": "01", "response": "12"}, Digits()).response_ids == (1, 2)
+    spec = trace_of(good | {"k": [1, None, 2, 0], "n": 4})
+    assert spec.potentials == (Counts(1, 4), None, Counts(2, 4), Counts(0, 4))
