@@ -294,3 +294,26 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(NeedsError, match="transformers cannot open"):
         LocalModel.load(tmp_path)
+
+
+def test_scores_under_sampling_settings_agree_with_draws() -> None:
+    model = LocalModel(tiny())
+    settings = Sampling(temperature=0.7, top_p=0.9, top_k=20, ban=(3,), max_tokens=30)
+    drawn = asyncio.run(model.sample(Prefix(tokens(20)), 3, settings, [1, 2, 3]))
+    rows = [np.concatenate((tokens(20), d.tokens)) for d in drawn if d.tokens is not None]
+    for d, s in zip(drawn, asyncio.run(model.logprobs(rows, settings=settings)), strict=True):
+        assert s.sampler_logprobs is not None
+        assert np.allclose(s.sampler_logprobs[20:], d.logprobs, atol=1e-4)
+        assert s.sampler_logprobs[0] == 0
+        assert np.isneginf(s.sampler_logprobs[1:20]).any()  # given tokens that the settings cut
+    assert asyncio.run(model.logprobs(rows[:1]))[0].sampler_logprobs is None
+
+
+def test_a_model_can_be_trained_after_it_was_used() -> None:
+    """Scoring and drawing run in inference mode; nothing made there may be left in the module."""
+    module = tiny()
+    model = LocalModel(module)
+    asyncio.run(model.logprobs([tokens(30)]))
+    draw(model, tokens(20), [1], max_tokens=4)
+    module(torch.from_numpy(tokens(25).astype(np.int64))[None]).sum().backward()
+    assert all(weight.grad is not None for weight in module.parameters())

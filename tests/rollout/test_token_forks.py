@@ -232,3 +232,31 @@ def test_bad_trace_files(tmp_path: Path) -> None:
     assert trace_of({"id": "a", "prompt": "01", "response": "12"}, Digits()).response_ids == (1, 2)
     spec = trace_of(good | {"k": [1, None, 2, 0], "n": 4})
     assert spec.potentials == (Counts(1, 4), None, Counts(2, 4), Counts(0, 4))
+
+
+def test_chances_of_tokens() -> None:
+    engine = model()
+    settings = Sampling(temperature=0.5, top_k=2, max_tokens=LENGTH)
+    counter = forks(engine, sampling=settings)
+    trace = next(t for t in asyncio.run(counter.draw([Problem("p", (1, 2))])))
+    found = asyncio.run(counter.chances(trace))
+    assert found.pi is not None
+    assert found.q is not None
+    assert found.entropy is not None
+    assert found.greedy is not None
+    assert np.allclose(found.pi, np.exp(trace.logprobs or ()), atol=1e-5)
+    assert found.gap < 1e-4
+    assert found.pi.shape == found.q.shape == found.entropy.shape == found.greedy.shape == (trace.length,)
+    others = asyncio.run(counter.alternatives(trace, 0, 5))
+    assert sum(others.values()) == pytest.approx(1)
+    assert others[trace.response_ids[0]] == pytest.approx(found.q[0])
+    assert found.greedy[0] == (found.q[0] == pytest.approx(max(others.values())))
+    assert asyncio.run(counter.chances(replace(trace, logprobs=(-9.0,) * trace.length))).gap > 1
+    scripted = ScriptedModel(["yes"])
+    chances = asyncio.run(
+        TokenForks(scripted, scripted.tokenizer, right).chances(replace(trace, tokenizer="", sampler=Sampling()))
+    )
+    assert chances.pi is not None
+    assert chances.greedy is None
+    with pytest.raises(NeedsError):
+        asyncio.run(TokenForks(scripted, scripted.tokenizer, right).alternatives(replace(trace, tokenizer=""), 0, 3))

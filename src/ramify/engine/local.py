@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.engine.batch import Job, Row, Scheduler, Stats
 from ramify.engine.forward import Forward, TinyForward, probe
-from ramify.engine.sampling import check, plain
+from ramify.engine.sampling import adjusted, check, plain
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
@@ -198,24 +198,31 @@ class LocalModel:
 
     # -- scoring
 
-    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0, taps: Taps | None = None) -> list[TokenScores]:
-        """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row."""
+    async def logprobs(
+        self, tokens: Sequence[np.ndarray], top_k: int = 0, taps: Taps | None = None, settings: Sampling | None = None
+    ) -> list[TokenScores]:
+        """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row.
+
+        With ``settings`` the scores under these sampling settings come along (``sampler_logprobs``; ``ban_first`` bans nothing here).
+        """
         rows = [self._checked(row, room=0) for row in tokens]
         if not 0 <= top_k <= self.forward.vocab:
             raise UserError(f"top_k is {top_k}; the model knows {self.forward.vocab} tokens")
         if taps is not None:
             taps.check(self.forward.layers, self.forward.width)
+        if settings is not None:
+            check(settings, self.forward.vocab)
         scores: dict[int, TokenScores] = {}
         for batch in _batches([len(row) for row in rows]):
             try:
-                for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps), strict=True):
+                for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps, settings), strict=True):
                     scores[i] = score
             except RuntimeError as error:  # torch: out of memory, a device fault
                 raise BoundaryError("engine", str(error)) from error
             await asyncio.sleep(0)
         return [scores[i] for i in range(len(rows))]
 
-    def _score(self, rows: list[np.ndarray], top_k: int, taps: Taps | None) -> list[TokenScores]:
+    def _score(self, rows: list[np.ndarray], top_k: int, taps: Taps | None, settings: Sampling | None) -> list[TokenScores]:
         lengths = [len(row) for row in rows]
         padded = torch.zeros((len(rows), max(lengths)), dtype=torch.long)
         for i, row in enumerate(rows):
@@ -230,14 +237,15 @@ class LocalModel:
 
         with torch.inference_mode():
             hidden = self.forward.full(padded, None if taps is None else tap)
-            return [self._score_row(hidden[i, :length], padded[i, :length], top_k) for i, length in enumerate(lengths)]
+            return [self._score_row(hidden[i, :length], padded[i, :length], top_k, settings) for i, length in enumerate(lengths)]
 
-    def _score_row(self, hidden: Tensor, tokens: Tensor, top_k: int) -> TokenScores:
+    def _score_row(self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None) -> TokenScores:
         """Scores of one row from its hidden states [T, D], a stretch of positions at a time."""
         length = len(tokens)
         logprobs, entropy = np.zeros(length, np.float32), np.zeros(length, np.float32)
         top_tokens = np.zeros((length, top_k), np.int32) if top_k else None
         top_logprobs = np.zeros((length, top_k), np.float32) if top_k else None
+        sampler = None if settings is None else np.zeros(length, np.float32)
         step = max(1, SCORE_LOGITS // self.forward.vocab)
         for start in range(0, length - 1, step):
             stop = min(start + step, length - 1)
@@ -248,7 +256,11 @@ class LocalModel:
                 best = model.topk(top_k, dim=-1)
                 top_tokens[start + 1 : stop + 1] = best.indices.cpu().numpy()
                 top_logprobs[start + 1 : stop + 1] = best.values.cpu().numpy()
-        return TokenScores(logprobs, entropy, top_tokens, top_logprobs)
+            if settings is not None and sampler is not None:
+                rows = stop - start
+                drawn_from = adjusted(model.double(), [settings] * rows, [False] * rows)
+                sampler[start + 1 : stop + 1] = drawn_from.gather(1, tokens[start + 1 : stop + 1, None])[:, 0].cpu().numpy()
+        return TokenScores(logprobs, entropy, top_tokens, top_logprobs, sampler)
 
     # -- checks
 

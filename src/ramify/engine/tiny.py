@@ -253,7 +253,10 @@ class TinyLM(nn.Module):
         cos, sin = self._tables
         if cos.shape[0] < length or cos.device != self.head.device:
             grown = min(self.config.context, max(length, 2 * cos.shape[0], 64))
-            cos, sin = (t.to(self.head.device) for t in rotary_tables(grown, self.config.head_size, self.config.rope_theta))
+            with torch.inference_mode(
+                False
+            ):  # kept for later calls, which may train: no inference tensor may be saved for backward
+                cos, sin = (t.to(self.head.device) for t in rotary_tables(grown, self.config.head_size, self.config.rope_theta))
             self._tables = (cos, sin)
         return cos[:length], sin[:length]
 

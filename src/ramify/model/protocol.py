@@ -102,6 +102,8 @@ class TokenScores:
     entropy: np.ndarray | None = None
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    sampler_logprobs: np.ndarray | None = None
+    """Under sampling settings, where the model was asked for them: -inf where they cut a given token."""
 
 
 @dataclass(frozen=True, slots=True)

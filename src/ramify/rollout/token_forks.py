@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
@@ -30,6 +32,22 @@ class Problem:
     id: str
     prompt_ids: tuple[int, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Chances:
+    """What the model says of each token of a reply, arrays (T,); None where it does not tell."""
+
+    pi: np.ndarray | None = None
+    """Probability under the sampling settings."""
+    q: np.ndarray | None = None
+    """Probability under the model at temperature 1."""
+    entropy: np.ndarray | None = None
+    """Of the model's distribution before the token over the whole vocabulary, in nats."""
+    greedy: np.ndarray | None = None
+    """Whether no other token is likelier; log-probs within 1e-9 tie."""
+    gap: float = 0.0
+    """Largest distance of recorded log-probs from those found now, in nats: large where model or settings are not the stem's."""
 
 
 class TokenForks:
@@ -98,6 +116,44 @@ class TokenForks:
         graded = sum(times for _, times in judged)
         return Counts(sum(times for right, times in judged if right), graded, n - graded - cut, cut)
 
+    async def chances(self, trace: TokenTrace) -> Chances:
+        """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were recorded."""
+        self.check(trace)
+        settings, skip = self.sampling or trace.sampler, len(trace.prompt_ids)
+        recorded = None if trace.logprobs is None else np.exp(np.array(trace.logprobs))
+        offers = self.model.capabilities
+        if "prompt_logprobs" not in offers:
+            return Chances(recorded)
+        row = trace.prefix(trace.length)
+        more: dict[str, Any] = {}
+        if "taps" in offers:  # a model in this process: the whole distribution is at hand
+            more = {"top_k": 1, "settings": settings}
+        scores = (await self.model.logprobs([row], **more))[0]
+        self.ledger.add("score", scored_tokens=len(row))
+        model = scores.logprobs[skip:].astype(np.float64)
+        plain = settings.temperature == 1 and settings.top_p == 1 and not (settings.top_k or settings.ban or settings.ban_first)
+        found = (
+            scores.sampler_logprobs[skip:].astype(np.float64) if scores.sampler_logprobs is not None else model if plain else None
+        )
+        return Chances(
+            pi=recorded if found is None else np.exp(found),
+            q=np.exp(model),
+            entropy=None if scores.entropy is None else scores.entropy[skip:].astype(np.float64),
+            greedy=None if scores.top_logprobs is None else model >= scores.top_logprobs[skip:, 0] - 1e-9,
+            gap=0.0 if found is None or trace.logprobs is None else float(np.abs(found - np.array(trace.logprobs)).max()),
+        )
+
+    async def alternatives(self, trace: TokenTrace, t: int, top: int) -> dict[int, float]:
+        """The ``top`` likeliest next tokens behind position ``t`` with their probabilities at temperature 1, likeliest first.
+
+        Raises NeedsError where the model does not tell the likeliest other tokens.
+        """
+        scores = (await self.model.logprobs([trace.prefix(t, (0,))], top_k=top))[0]
+        self.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
+        if scores.top_tokens is None or scores.top_logprobs is None:
+            raise NeedsError(f"'{self.model.identity.name}' does not tell the likeliest other tokens")
+        return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1].astype(np.float64)).tolist(), strict=True))
+
     async def draw(self, problems: Sequence[Problem], per_problem: int = 1) -> list[TokenTrace]:
         """Draw and judge replies, the stems to scan. A draw that fails is left out and counted in the ledger as failed."""
         if self.sampling is None:
@@ -118,8 +174,9 @@ class TokenForks:
     def spent(self) -> dict[str, Any]:
         """What was spent: forks, tokens drawn and given, by purpose and in all.
 
-        ``forward_tokens`` are tokens run through the model: given ones that no cache held, and drawn ones. An engine counts them (all of
-        its work since this object was made); of another model they are known only as if nothing were shared, and ``shared`` is False.
+        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and drawn ones. An engine counts
+        the latter (all of its work since this object was made); of another model they are known only as if nothing were shared, and
+        ``shared`` is False.
         """
         engine = self._engine_tokens()
         forks, drawn, given = (int(self.ledger.total(unit)) for unit in ("forks", "drawn_tokens", "given_tokens"))
@@ -128,7 +185,7 @@ class TokenForks:
             "forks": forks,
             "drawn_tokens": drawn,
             "given_tokens": given,
-            "forward_tokens": run,
+            "forward_tokens": run + int(self.ledger.total("scored_tokens")),
             "shared": engine is not None,
             "by_purpose": self.ledger.to_json()["spent"],
             "first_failure": self.first_failure,
