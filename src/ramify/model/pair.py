@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import EXIT_BUDGET, UserError
+from ramify.base.errors import EXIT_BUDGET, NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.model.protocol import Identity, Model, TokenScores, require
@@ -54,10 +54,13 @@ class Side:
         return side
 
     def model(self) -> Model:
-        """The model. Raises NeedsError where it gives no log-probs of given tokens (chat endpoints)."""
+        """The model. Raises IncompatiblePairError where it gives no log-probs of given tokens (chat endpoints)."""
         if self._model is None:
             self._model = self.open()
-        require(self._model, NEEDS, "a pair of policy and reference")
+        try:
+            require(self._model, NEEDS, "a pair of policy and reference")
+        except NeedsError as error:
+            raise IncompatiblePairError(str(error)) from error
         self.identity = self._model.identity
         return self._model
 

@@ -1,13 +1,35 @@
-"""Attempts as token rows with their actions marked: what a grader that reads log-probs needs, from a run, JSON lines or plain lists."""
+"""Attempts as token rows with their actions marked: what a grader that reads log-probs needs, from a run, JSON lines or plain lists.
+
+An attempt as JSON has ``task_id``, optionally ``trial``, ``outcome: {reward, success}`` and ``policy_id``, and one of three forms:
+``steps: [{role, token_ids, is_action}]``; ``messages`` (laid out by the policy's chat template); or one row of a trainer, ``prompt_ids``,
+``completion_ids``, ``env_mask`` and, where it was stored, ``old_log_probs`` and ``ref_log_prob``, under the names TRL and verl use.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.messages import message
+from ramify.trace.path import text_between
+
+if TYPE_CHECKING:
+    from ramify.model.chat import ChatTemplate
+    from ramify.trace.db import Run
+    from ramify.trace.path import Path as TracePath
+
+_COMPLETION, _MASK = ("completion_ids", "response_ids"), ("env_mask", "response_mask", "action_mask")
+_POLICY = ("old_log_probs", "old_per_token_logps", "policy_logprobs")
+_REFERENCE = ("ref_log_prob", "ref_per_token_logps", "ref_logprobs")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +56,14 @@ class Trajectory:
     """Node of a run that each step ends at, where it comes from a run."""
 
 
+class Layout(Protocol):
+    """Lays messages out as (token ids, is an action) pieces."""
+
+    def __call__(self, said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
+        """``said``: (role, text) of each message."""
+        ...
+
+
 def trajectory(
     id: str,
     task: str,
@@ -41,6 +71,7 @@ def trajectory(
     reward: float | None = None,
     success: bool | None = None,
     actions: Sequence[str] = (),
+    nodes: Sequence[str] = (),
 ) -> Trajectory:
     """An attempt from (token ids, is an action) pieces in order. An empty action is a step of its own with no token.
 
@@ -54,6 +85,229 @@ def trajectory(
     if not n:
         raise UserError(f"attempt '{id}' marks no step as an action (is_action), so there is nothing to grade")
     tokens = np.concatenate(pieces)
+    if not len(tokens):
+        raise UserError(f"attempt '{id}' holds no token")
     if success is None and reward is not None:
         success = reward > 0
-    return Trajectory(id, task, tokens, np.concatenate(marks), n, reward, success, actions=tuple(actions))
+    return Trajectory(id, task, tokens, np.concatenate(marks), n, reward, success, actions=tuple(actions), nodes=tuple(nodes))
+
+
+def chat_layout(template: ChatTemplate) -> Layout:
+    """Messages by a chat template. Of a reply its content is the action; headers and the end of turn are the template's."""
+
+    def lay(said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
+        pieces: list[tuple[Sequence[int], bool]] = []
+        after = ""
+        for role, text in said:
+            tokens, ends, content = template.render(role, text, after)
+            after = role
+            if role != "assistant":
+                pieces.append((tokens, False))
+                continue
+            start = next((i for i, end in enumerate(ends) if end > 0), len(tokens))
+            stop = next((i + 1 for i, end in enumerate(ends) if i >= start and end >= len(content)), start)
+            pieces += [(tokens[:start], False), (tokens[start:stop], True), (tokens[stop:], False)]
+        return pieces
+
+    return lay
+
+
+def plain_layout(tokenizer: Any) -> Layout:
+    """Messages as the paper's code writes them: ``\\n[role]: content``, no template; the marker counts to the action, as it does there."""
+
+    def lay(said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
+        raw = getattr(tokenizer, "raw", None)
+        first = [] if raw is None else list(raw.encode("", add_special_tokens=True).ids)  # a BOS, where the tokenizer has one
+        head: list[tuple[Sequence[int], bool]] = [(first, False)] if first else []
+        return [*head, *((tokenizer.encode(f"\n[{role}]: {text}"), role == "assistant") for role, text in said)]
+
+    return lay
+
+
+def read_trajectories(path: Path, layout: Layout | None = None) -> list[Trajectory]:
+    """Attempts of a file of JSON lines. ``layout`` lays messages out; without it attempts in that form are refused.
+
+    Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial.
+    """
+    found: dict[str, Trajectory] = {}
+    trials: dict[str, int] = {}
+    for number, record in read_lines(path):
+        place = f"{path}:{number}"
+        with at_place(place):
+            task = str(field(record, "task_id", (str, int), place))
+            trial = field(record, "trial", (int, str), place, trials.get(task, 0))
+            trials[task] = trials.get(task, 0) + 1
+            name = f"{task}/{trial}"
+            if name in found:
+                raise UserError(f"attempt '{name}' is there twice")
+            found[name] = _read(record, name, task, place, layout)
+    if not found:
+        raise UserError(f"{path} holds no attempt")
+    return list(found.values())
+
+
+def _read(record: dict[str, Any], name: str, task: str, place: str, layout: Layout | None) -> Trajectory:
+    outcome = field(record, "outcome", dict, place, {})
+    reward = field(outcome, "reward", (float, int), f"{place}: 'outcome'", None)
+    success = field(outcome, "success", bool, f"{place}: 'outcome'", None)
+    if reward is not None and not math.isfinite(reward):
+        raise UserError(f"'reward' is {reward}, not a finite number")
+    if "steps" in record:
+        steps = field(record, "steps", list, place)
+        pieces = [_piece(step, f"{place}: step {i}") for i, step in enumerate(steps)]
+        return trajectory(name, task, pieces or [((), False)], reward, success)
+    if "prompt_ids" in record:
+        return _flat(record, name, task, place, reward, success)
+    if "messages" not in record:
+        forms = "'steps' (with token_ids and is_action), 'messages', or 'prompt_ids' with 'completion_ids' and 'env_mask'"
+        raise UserError(f"an attempt has {forms}; this one has {', '.join(map(repr, list(record)[:8]))}")
+    said = [message(m, f"{place}: message {i}") for i, m in enumerate(field(record, "messages", list, place))]
+    return _laid(name, task, said, reward, success, layout)
+
+
+def _piece(step: Any, spot: str) -> tuple[list[int], bool]:
+    if not isinstance(step, dict):
+        raise UserError(f"{spot} is no object")
+    if "is_action" not in step:
+        raise UserError(
+            f"{spot} has no 'is_action': without the mask observations would be graded ({nearest('is_action', step)})"
+        )
+    return _ids(step, "token_ids", spot), field(step, "is_action", bool, spot)
+
+
+def _ids(record: dict[str, Any], name: str, spot: str) -> list[int]:
+    ids: list[int] = field(record, name, list, spot)
+    if any(type(token) is not int or not 0 <= token < 1 << 31 for token in ids):
+        raise UserError(f"{spot}: '{name}' holds something that is no token id")
+    return ids
+
+
+def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: float | None, success: bool | None) -> Trajectory:
+    """A trainer's row: every stretch of 1 in its mask is a step."""
+    prompt = _ids(record, "prompt_ids", place)
+    completion = _ids(record, next((n for n in _COMPLETION if n in record), _COMPLETION[0]), place)
+    if (mask_name := next((n for n in _MASK if n in record), None)) is None:
+        raise UserError(f"the mask of actions is missing ('{_MASK[0]}', 1 for each token the agent drew)")
+    mask = np.array([0, *_row(record, mask_name, len(completion), place)], dtype=np.float64)
+    if not set(mask.tolist()) <= {0, 1}:
+        raise UserError(f"'{mask_name}' holds something else than 0 and 1")
+    starts = np.diff(mask) == 1
+    step = np.where(mask[1:] == 1, np.cumsum(starts) - 1, -1)
+    if not starts.any():
+        raise UserError(f"'{mask_name}' marks no token, so there is nothing to grade")
+    if reward is None and record.get("reward") is not None:
+        reward = float(field(record, "reward", (float, int), place))
+    if success is None and reward is not None:
+        success = reward > 0
+    stored: list[np.ndarray | None] = []
+    for names in (_POLICY, _REFERENCE):
+        known = next((n for n in names if record.get(n) is not None), None)
+        values = None if known is None else [*[0.0] * len(prompt), *_row(record, known, len(completion), place)]
+        stored.append(None if values is None else np.array(values, np.float32))
+    policy, reference = stored
+    tokens = np.array([*prompt, *completion], np.int32)
+    steps = np.concatenate([np.full(len(prompt), -1), step]).astype(np.int32)
+    return Trajectory(name, task, tokens, steps, int(starts.sum()), reward, success, policy, reference)
+
+
+def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[float]:
+    values: list[float] = field(record, name, list, place)
+    if len(values) != length:
+        raise UserError(f"'{name}' has {len(values)} entries for {length} completion tokens")
+    for at, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"'{name}'[{at}] is no number")
+    return values
+
+
+def _laid(
+    name: str,
+    task: str,
+    said: Sequence[tuple[str, str, dict[str, Any]]],
+    reward: float | None,
+    success: bool | None,
+    layout: Layout | None,
+    nodes: Sequence[str] = (),
+) -> Trajectory:
+    if layout is None:
+        raise UserError(f"attempt '{name}' has messages only, and no model was named whose template and tokenizer lay them out")
+    texts = [(role, text + _calls(data)) for role, text, data in said]
+    actions = [text for role, text in texts if role == "assistant"]
+    return trajectory(name, task, layout(texts) or [((), False)], reward, success, actions, nodes)
+
+
+def _calls(data: dict[str, Any]) -> str:
+    """Tool calls as the text most models write them in, after the reply's own."""
+    found = []
+    for call in data.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments", {})
+        with suppress(ValueError):
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        body = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+        found.append(f"\n<tool_call>\n{body}\n</tool_call>")
+    return "".join(found)
+
+
+def run_trajectories(run: Run, layout: Layout | None = None, group: str | None = None) -> tuple[list[Trajectory], list[str]]:
+    """The attempts of a run and, one sentence each, those that cannot be graded.
+
+    An attempt is a path to a node with a verdict of the world (to a leaf, in trees without one). Where nodes have tokens these are the
+    row, and the drawn ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
+    """
+    found, skipped = [], []
+    for info in sorted(run.trees(group), key=lambda info: info.name):
+        tree = run.tree(info.name)
+        verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer="env")}
+        task = str(info.task.get("id", info.name))
+        if group is None and info.group:
+            task = f"{info.group}/{task}"
+        for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
+            verdict = verdicts.get(leaf)
+            evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, dict) else {}
+            outcome = evidence.get("outcome")
+            reward = None if verdict is None else verdict.value
+            success = outcome if isinstance(outcome, bool) else None
+            try:
+                if evidence.get("failure") is not None:
+                    raise NeedsError("a failure at a boundary cut it off")
+                found.append(_of_path(tree.path(leaf), leaf, task, reward, success, layout))
+            except (NeedsError, UserError) as error:
+                skipped.append(f"attempt {leaf}: {error}")
+    if not found and not skipped:
+        raise UserError(f"{run.folder} holds no attempt" + ("" if group is None else f" in group '{group}'"))
+    return found, skipped
+
+
+def _of_path(
+    path: TracePath, leaf: str, task: str, reward: float | None, success: bool | None, layout: Layout | None
+) -> Trajectory:
+    replies = [node for node, _ in path.segments if node.role == "assistant"]
+    if any(node.context is not None for node in replies):
+        raise NeedsError("its model was shown another context than the path, so one row of tokens does not hold it")
+    if any(node.tokens is None and len(node) for node, _ in path.segments):
+        ends = [node.id for i, node in enumerate(replies) if i + 1 == len(replies) or replies[i + 1].opens]
+        said = [(m.role, m.text, dict(m.data)) for m in path.messages()]
+        return _laid(leaf, task, said, reward, success, layout, ends)
+    tokens, sampled = path.tokens, path.sampled
+    step = np.full(len(tokens), -1, np.int32)
+    nodes: list[str] = []
+    actions: list[str] = []
+    start, fresh = 0, True
+    for node, kept in path.segments:
+        fresh |= node.opens
+        drawn = np.flatnonzero(sampled[start : start + kept])
+        if node.role == "assistant" and len(drawn):  # a reply that was given (in a prompt) is no action
+            text = text_between(node, 0, kept)
+            if fresh:
+                nodes.append(node.id)
+                actions.append(text)
+            else:  # the reply was forked inside: its pieces are one step
+                nodes[-1], actions[-1] = node.id, actions[-1] + text
+            step[start + drawn] = len(nodes) - 1
+            fresh = False
+        start += kept
+    if not nodes:
+        raise UserError("it holds no drawn token, so there is nothing to grade")
+    success = reward > 0 if success is None and reward is not None else success
+    return Trajectory(leaf, task, tokens, step, len(nodes), reward, success, None, None, tuple(actions), tuple(nodes))

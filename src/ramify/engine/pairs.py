@@ -1,0 +1,105 @@
+"""Open a pair of policy and reference by name: two checkpoints, a LoRA with its adapter off, a merged reference, servers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.engine.merged import Method, adapted_model, adapter_base, is_adapter, merged_model
+from ramify.engine.named import find_model
+from ramify.engine.tiny import read_config
+from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.pair import IncompatiblePairError, Pair, Side
+from ramify.model.protocol import Model
+from ramify.model.tokenizer import HfTokenizer
+
+
+def open_pair(
+    policy: str,
+    reference: str | None = None,
+    *,
+    alpha: float = 0.0,
+    method: Method = "linear",
+    density: float = 0.2,
+    cache: Path | str | None = None,
+    together: bool = False,
+) -> Pair:
+    """The pair of two models named as everywhere (``builtin``, ``hf:PATH``, ``completions:MODEL@URL``) or by a checkpoint's folder.
+
+    Without ``reference`` the policy must be a LoRA adapter, whose model with the adapter off then is the reference. ``alpha`` above 0
+    moves the reference towards the policy (:func:`ramify.engine.merged.merge`). Weights are loaded one model after the other unless
+    ``together``. Raises UserError on what cannot be opened, IncompatiblePairError on endpoints without log-probs of given tokens and on
+    tokenizers that differ.
+    """
+    folder = _folder(policy)
+    if reference is None and (folder is None or not is_adapter(folder)):
+        raise UserError(f"'{policy}' is no LoRA adapter, whose base would be the reference: name a reference")
+    base = adapter_base(folder) if reference is None and folder is not None else None
+    there = base if reference is None else _folder(reference)
+    sides = [_side(policy, folder, there, together), _side(reference or str(base), there, None, together)]
+    if alpha:
+        if folder is None or there is None or is_adapter(folder):
+            raise UserError("a merged reference needs two checkpoint folders with whole models")
+        sides[1].open = partial(merged_model, there, folder, alpha, method, density)
+        sides[1].name += f" (alpha {alpha:g}, {method})"
+    return Pair(sides[0], sides[1], cache)
+
+
+def pair_template(policy: str) -> ChatTemplate | None:
+    """The chat template of the policy, or None where it has none that ramify can lay messages out with."""
+    folder = _folder(policy)
+    try:
+        if folder is None:
+            return find_model(policy)[1]
+        for place in [folder, adapter_base(folder)] if is_adapter(folder) else [folder]:
+            if (place / "tokenizer.json").is_file():
+                tokenizer = HfTokenizer.load(place)
+                try:
+                    return TagTemplate(tokenizer)
+                except NeedsError:
+                    return JinjaTemplate.from_folder(tokenizer, place)
+    except NeedsError:
+        return None
+    return None
+
+
+def _folder(spec: str) -> Path | None:
+    """The checkpoint folder that a name stands for, None for a model behind an endpoint or a registered one."""
+    from ramify.engine.checkpoints import model_folder
+
+    kind, colon, _ = spec.partition(":")
+    if spec == "builtin" or kind == "hf":
+        return model_folder(spec)
+    if colon and not Path(spec).is_dir():
+        return None
+    found = Path(spec).expanduser()
+    if not found.is_dir():
+        raise UserError(f"there is no folder {found} with a model (models: builtin, hf:PATH, completions:MODEL@URL)")
+    return found
+
+
+def _side(spec: str, folder: Path | None, base: Path | None, together: bool) -> Side:
+    if folder is None:
+        if spec.partition(":")[0] == "chat":
+            raise IncompatiblePairError(
+                "a chat endpoint gives no log-probs of given tokens; use completions:MODEL@URL?tokenizer=FOLDER"
+            )
+        model = find_model(spec)[0]
+        return Side.of(model)
+    if is_adapter(folder):
+        base = adapter_base(folder) if base is None else base
+        tokens = next((f for f in (folder, base) if (f / "tokenizer.json").is_file()), None)
+        return Side(partial(adapted_model, folder, base), folder.name, _tokenizer(tokens), read_config(base), keep=together)
+    return Side(partial(_load, folder), folder.name, _tokenizer(folder), read_config(folder), keep=together)
+
+
+def _load(folder: Path) -> Model:
+    from ramify.engine.local import LocalModel
+
+    return LocalModel.load(folder)
+
+
+def _tokenizer(folder: Path | None) -> Any:
+    return HfTokenizer.load(folder) if folder is not None and (folder / "tokenizer.json").is_file() else None
