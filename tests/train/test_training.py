@@ -13,6 +13,7 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.worlds import chain
 from ramify.train import checkpoint, recipes
 from ramify.train.batch import Batch, Row, collate, micro_batches
 from ramify.train.loop import TrainConfig, Trainer, token_logprobs, with_reference
@@ -177,3 +178,21 @@ def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: p
     said.clear()
     assert recipes.cached("household", small, said.append) == folder
     assert not said, "trained again"
+
+
+def test_the_chain_recipe_stops_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
+    said: list[str] = []
+    small = recipes.ChainRecipe(
+        hops=1, mod=5, operand=4, accuracy=0.0, below=2.0, demonstrations=9, held_out=9, rows=4, width=32, layers=1, lr=1e-2
+    )
+    model = TinyLM.load(recipes.cached("chain", small, said.append))
+    assert len(said) == 1, "it looked more than once"
+    tokenizer = recipes.chain_tokenizer(5)
+    tasks = list(chain.ChainWorld((1, 1), 5).panel("train", 9))
+    reply = recipes.chain_reply(tasks[0], np.random.default_rng(0))
+    assert tokenizer.decode(tokenizer.encode(reply)) == reply
+    assert chain.check(tasks[0], reply).right
+    first, again = (recipes.chain_answers(model, tokenizer, tasks, 1.0, seed=3) for _ in range(2))
+    assert first.shape == (9,)
+    assert (first == again).all()

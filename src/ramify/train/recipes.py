@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import numpy as np
 
 from ramify.base.config import Config
 from ramify.base.ids import json_hash
-from ramify.base.seeds import generator
+from ramify.base.seeds import generator, place_key
+from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds import household
+from ramify.env.protocol import Task
+from ramify.env.worlds import chain, household
 from ramify.model.chat import TagTemplate
+from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
@@ -134,12 +138,121 @@ def make_household(recipe: Recipe, report: Callable[[str], None] = print) -> tup
     return model, tokenizer
 
 
-RECIPES: dict[str, tuple[Recipe, Callable[..., tuple[TinyLM, HfTokenizer]]]] = {
+FILLERS = ("so", "then", "now", "next")
+"""Words before a step of a chain that change nothing."""
+
+
+class ChainRecipe(Config):
+    """What decides a model of chain arithmetic that is stopped while it still slips."""
+
+    demonstrations: int = 8000
+    """Demonstrations to imitate, without a mistake."""
+    hops: int = 6
+    """Steps of a chain."""
+    mod: int = 23
+    """Modulus."""
+    operand: int = 9
+    """Largest operand."""
+    held_out: int = 300
+    """Chains it is looked at on."""
+    accuracy: float = 0.45
+    """Share of the held-out chains, sampled at temperature 1, at which training stops."""
+    every: int = 10
+    """Optimiser steps between two looks at it ..."""
+    below: float = 0.4
+    """... once the cross-entropy per token is below this."""
+    steps: int = 4000
+    """Most optimiser steps."""
+    rows: int = 48
+    """Demonstrations per step."""
+    width: int = 96
+    """Model width."""
+    layers: int = 2
+    """Decoder blocks."""
+    lr: float = 1.5e-3
+    """Learning rate, after a warm-up of 100 steps."""
+    seed: int = 0
+    """Decides weights, demonstrations and their order."""
+
+
+def chain_tokenizer(mod: int) -> HfTokenizer:
+    """One token a word: the numbers up to ``mod``, the words of a chain, and ``<end>``."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<end>", *map(str, range(mod + 1)), *chain.OPERATORS, "=", ";", "start", "mod", "answer", *FILLERS]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return HfTokenizer(raw)
+
+
+def chain_reply(task: Task, rng: np.random.Generator) -> str:
+    """The worked chain with a free word before each step and ``<end>`` behind the answer."""
+    *steps, answer = chain.solve(task).split(" ; ")
+    picks = rng.integers(0, len(FILLERS), len(steps))
+    return " ; ".join([*(f"{FILLERS[i]} {step}" for i, step in zip(picks, steps, strict=True)), f"{answer} <end>"])
+
+
+def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], temperature: float, seed: int = 0) -> np.ndarray:
+    """Whether one reply to each task, drawn at ``temperature`` (0: greedy), ends right; bool (tasks,)."""
+    engine = LocalModel(model, tokenizer, max_rows=256)
+    settings = Sampling(temperature=temperature, max_tokens=12 * max(len(task.data["steps"]) for task in tasks))
+
+    async def draw(task: Task) -> str:
+        prefix = Prefix(np.array(tokenizer.encode(chain.prompt(task)), np.int32))
+        (drawn,) = await engine.sample(prefix, 1, settings, [place_key(seed, "answer", task.id)])
+        return drawn.text
+
+    async def draw_all() -> list[str]:
+        return await asyncio.gather(*(draw(task) for task in tasks))
+
+    return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(draw_all()), strict=True)])
+
+
+def make_chain(recipe: ChainRecipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
+    """Imitate worked chains until ``recipe.accuracy`` of held-out ones are right when sampled."""
+    world = chain.ChainWorld((recipe.hops, recipe.hops), recipe.mod, operand=recipe.operand)
+    tokenizer = chain_tokenizer(recipe.mod)
+    rows = []
+    for i, task in enumerate(world.panel("train", recipe.demonstrations, recipe.seed)):
+        prompt, reply = chain.prompt(task), chain_reply(task, generator(recipe.seed, "chain-words", i))
+        given, drawn = tokenizer.encode(prompt), tokenizer.encode(reply)
+        rows.append(Row(np.array([*given, *drawn], np.int32), np.arange(len(given) + len(drawn)) >= len(given)))
+    shape = TinyConfig(
+        vocab=tokenizer.size,
+        width=recipe.width,
+        layers=recipe.layers,
+        heads=recipe.width // 32,
+        kv_heads=recipe.width // 32,
+        head_size=32,
+        ffn=recipe.width * 3,
+        context=256,
+        eos=(tokenizer.token_id("<end>"),),
+    )
+    model = TinyLM(shape, recipe.seed)
+    tune = list(world.panel("tune", recipe.held_out, recipe.seed))
+    trainer = Trainer(model, TrainConfig(lr=recipe.lr, weight_decay=0.01), recipe.seed)
+    for step in range(1, recipe.steps + 1):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = recipe.lr * min(1.0, step / 100)
+        picks = generator(recipe.seed, "sft", step).integers(0, len(rows), recipe.rows)
+        loss = trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})["cross_entropy"]
+        if step % recipe.every == 0 and loss < recipe.below:
+            right = float(chain_answers(model, tokenizer, tune, 1.0, recipe.seed).mean())
+            report(f"step {step}: cross-entropy {loss:.3f} per token, {right:.0%} right")
+            if right >= recipe.accuracy:
+                break
+    return model, tokenizer
+
+
+Make = Callable[[Any, Callable[[str], None]], tuple[TinyLM, HfTokenizer]]
+
+RECIPES: dict[str, tuple[Config, Make]] = {
     "household": (Recipe(name="household"), make_household),
+    "chain": (ChainRecipe(), make_chain),
 }
 
 
-def cached(name: str, recipe: Recipe | None = None, report: Callable[[str], None] = print) -> Path:
+def cached(name: str, recipe: Config | None = None, report: Callable[[str], None] = print) -> Path:
     """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash."""
     default, make = RECIPES[name]
     recipe = recipe or default
@@ -150,7 +263,7 @@ def cached(name: str, recipe: Recipe | None = None, report: Callable[[str], None
     return folder
 
 
-def write(folder: Path, recipe: Recipe, model: TinyLM, tokenizer: HfTokenizer) -> None:
+def write(folder: Path, recipe: Config, model: TinyLM, tokenizer: HfTokenizer) -> None:
     """Save a checkpoint with its recipe; the recipe comes last and marks the folder as whole."""
     model.save(folder, tokenizer)
     text: dict[str, Any] = recipe.model_dump()
@@ -163,4 +276,4 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     args = parser.parse_args()
     chosen, maker = RECIPES[args.name]
-    write(args.out, chosen, *maker(chosen))
+    write(args.out, chosen, *maker(chosen, print))
