@@ -1,0 +1,404 @@
+"""Scan traces for cliffs, faithfully or within a budget; ablate cliffs; make training pairs of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.seeds import generator
+from ramify.methods.cliffs.algorithm import (
+    Candidate,
+    Cliff,
+    TokenFacts,
+    ZTest,
+    cliff_mass,
+    confirm,
+    critical_cut,
+    detect,
+    screen,
+    tangent_cut,
+)
+from ramify.rollout.token_forks import Chances
+from ramify.rollout.token_traces import Counts, TokenTrace
+from ramify.stats.sequential import chance_of
+
+NEAR = 0.25
+"""A test at this level tells which carried estimates are measured after all."""
+CONTROLS = ("random", "critical", "tangent")
+
+
+class Forks(Protocol):
+    """What a scan needs: :class:`ramify.rollout.token_forks.TokenForks`, or ``StepForks`` for the steps of an agent."""
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks of position ``t``."""
+        ...
+
+    async def chances(self, trace: Any) -> Chances:
+        """Probabilities of the trace's tokens or steps."""
+        ...
+
+    def spent(self) -> dict[str, Any]:
+        """What was spent so far."""
+        ...
+
+
+class ScanConfig(Config):
+    """How traces are scanned."""
+
+    n: int = Field(64, ge=1)
+    """forks of a position"""
+    delta0: float = Field(0.1, ge=0, lt=1)
+    """smallest drop that counts"""
+    alpha: float = Field(0.05, gt=0, lt=1)
+    """one-sided level of the test"""
+    faithful: bool = False
+    """every position with all forks, as in the paper; else the budgeted scan"""
+    screen: Literal["prob", "none"] = "prob"
+    """budgeted: leave out tokens whose probability under the sampler is at least 1 - delta0, which cannot lose delta0"""
+    carry: float = Field(0.02, ge=0)
+    """budgeted: carry an estimate over left-out tokens while their summed 1 - probability is below this"""
+    first: int = Field(16, ge=1)
+    """budgeted: forks before the first look; doubled until n"""
+    miss: float = Field(0.005, ge=0, lt=1)
+    """budgeted: stop at a pair of positions once the chance that all n forks would make it a cliff is below this"""
+    confirm: int | None = Field(None, ge=0)
+    """fresh forks before and after each candidate; 0 is no confirmation; none is 128, and 0 with faithful"""
+    fdr: float = Field(0.05, gt=0, lt=1)
+    """budgeted: bound on the share of false cliffs among the confirmed ones of a trace"""
+    early_stop: int = Field(0, ge=0)
+    """faithful: stop after so many positions in a row without a right fork (the reference: 20); 0 never does"""
+    budget_rollouts: int | None = Field(None, ge=1)
+    """forks in all; a trace that no longer fits is not begun"""
+
+    @property
+    def test(self) -> ZTest:
+        """The test."""
+        return ZTest(self.delta0, self.alpha)
+
+    @property
+    def fresh(self) -> int:
+        """Forks of the confirmation, before and after each candidate."""
+        return (0 if self.faithful else 128) if self.confirm is None else self.confirm
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """One trace with its potentials, cliffs and rebounds."""
+
+    trace: Any
+    cliffs: tuple[Cliff, ...]
+    rebounds: tuple[Cliff, ...] = ()
+    forks: int = 0
+    """Forks asked for, confirmation included."""
+    tested: int = 0
+    """Tokens tested."""
+    gap: float = 0.0
+    """Largest distance of recorded log-probs from those found now."""
+
+    def of(self, *statuses: str) -> list[Cliff]:
+        """The cliffs of these statuses, by position."""
+        return [cliff for cliff in self.cliffs if cliff.status in statuses]
+
+    @property
+    def kept(self) -> list[Cliff]:
+        """Confirmed cliffs, or those found where nothing was confirmed."""
+        return self.of("confirmed", "found")
+
+
+@dataclass
+class ScanResult:
+    """What a scan found. ``left`` are traces that the budget did not reach."""
+
+    config: ScanConfig
+    scanned: list[Scanned] = field(default_factory=list)
+    left: list[Any] = field(default_factory=list)
+    spent: dict[str, Any] = field(default_factory=dict)
+
+
+async def scan(
+    traces: Sequence[Any],
+    forks: Forks,
+    config: ScanConfig | None = None,
+    on_trace: Callable[[Scanned], None] | None = None,
+) -> ScanResult:
+    """Scan every trace, one after the other, all positions of one together; ``on_trace`` is told of each when it is done.
+
+    Raises NeedsError where the screen needs probabilities that neither the model nor the trace tells.
+    """
+    config = config or ScanConfig()
+    result = ScanResult(config)
+    used = 0
+    for at, trace in enumerate(traces):
+        # the most a trace can take before its confirmation; candidates are few, and are confirmed also where that goes over
+        if config.budget_rollouts is not None and used + config.first > config.budget_rollouts:
+            result.left = list(traces[at:])
+            break
+        left = None if config.budget_rollouts is None else config.budget_rollouts - used
+        one = await scan_one(trace, forks, config, left)
+        if one is None:
+            result.left = list(traces[at:])
+            break
+        used += one.forks
+        result.scanned.append(one)
+        if on_trace is not None:
+            on_trace(one)
+    result.spent = forks.spent()
+    return result
+
+
+async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | None = None) -> Scanned | None:
+    """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
+    test, chances = config.test, await forks.chances(trace)
+    facts = _facts(chances, trace.length)
+    early, counts = None, dict[int, Counts]()
+    if config.faithful:
+        positions, pairs = list(range(trace.length + 1)), None
+    elif config.screen == "none":
+        positions, pairs = list(range(trace.length + 1)), [(t - 1, t) for t in range(1, trace.length + 1)]
+    elif chances.pi is None:
+        raise NeedsError(
+            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the trace "
+            "tells them; scan with --screen none"
+        )
+    else:
+        positions, pairs = screen(chances.pi.tolist(), config.delta0, config.carry)
+    if left is not None and len(positions) * (config.n if config.faithful else config.first) > left:
+        return None
+    if pairs is None and config.early_stop:
+        counts, early = await _until_lost(trace, forks, config)
+    elif pairs is None:
+        counts = await _count(trace, forks, dict.fromkeys(positions, config.n), "scan")
+    else:
+        counts = await _staged(trace, forks, config, positions, pairs)
+        counts, pairs = await _uncarried(trace, forks, config, counts, pairs)
+    found = trace.with_potentials(counts, early)
+    known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
+    cliffs = detect(trace.id, found.potentials, test, **known)
+    rebounds = detect(trace.id, found.potentials, test, **known, rises=True)
+    total = sum(c.forks for c in counts.values())
+    if config.fresh and cliffs:
+        before = [cliff.start if cliff.interval else cliff.t - 1 for cliff in cliffs]
+        places = {*before, *(cliff.t for cliff in cliffs)}
+        fresh = await _count(trace, forks, dict.fromkeys(sorted(places), config.fresh), "confirm")
+        total += sum(c.forks for c in fresh.values())
+        drawn = [(fresh[start], fresh[cliff.t]) for start, cliff in zip(before, cliffs, strict=True)]
+        cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
+    tested = len(counts) - 1 if pairs is None else len(pairs)
+    return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap)
+
+
+def _facts(chances: Chances, length: int) -> list[TokenFacts]:
+    def column(values: np.ndarray | None) -> list[Any]:
+        return [None] * length if values is None else values.tolist()
+
+    columns = (column(chances.pi), column(chances.q), column(chances.entropy), column(chances.greedy))
+    return [TokenFacts(*row) for row in zip(*columns, strict=True)]
+
+
+async def _count(
+    trace: Any, forks: Forks, more: Mapping[int, int], purpose: str, known: Mapping[int, Counts] | None = None
+) -> dict[int, Counts]:
+    """``known`` with ``more`` forks at each position, all drawn together."""
+    out = dict(known or {})
+    places = [t for t, n in more.items() if n > 0]
+    drawn = await asyncio.gather(
+        *(forks.count(trace, t, more[t], purpose, start=out[t].forks if t in out else 0) for t in places)
+    )
+    for t, counts in zip(places, drawn, strict=True):
+        out[t] = out[t] + counts if t in out else counts
+    return out
+
+
+async def _staged(
+    trace: Any, forks: Forks, config: ScanConfig, positions: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> dict[int, Counts]:
+    """Counts by position: a few forks everywhere, twice as many where a pair may still become a cliff, up to n."""
+    counts: dict[int, Counts] = {}
+    live, size = list(pairs), min(config.first, config.n)
+    wanted: Iterable[int] = positions
+    while True:
+        more = {t: size - (counts[t].forks if t in counts else 0) for t in wanted}
+        counts = await _count(trace, forks, more, "scan", counts)
+        if size == config.n:
+            return counts
+        live = [(a, b) for a, b in live if _open(counts[a], counts[b], config)]
+        size = min(2 * size, config.n)
+        wanted = sorted({t for pair in live for t in pair})
+
+
+async def _uncarried(
+    trace: Any, forks: Forks, config: ScanConfig, counts: Mapping[int, Counts], pairs: Sequence[tuple[int, int]]
+) -> tuple[dict[int, Counts], list[tuple[int, int]]]:
+    """Where a pair that starts at a carried estimate comes near a cliff, measure the position just before its token after all."""
+    near = ZTest(config.delta0, NEAR)
+    carried = [t for start, t in pairs if start < t - 1 and near.fires(counts[start], counts[t])]
+    more = {t: config.n - (counts[t].forks if t in counts else 0) for t in sorted({*carried, *(t - 1 for t in carried)})}
+    known = await _count(trace, forks, more, "scan", counts)
+    return known, [(t - 1 if t in carried else start, t) for start, t in pairs]
+
+
+def _open(prev: Counts, cur: Counts, config: ScanConfig) -> bool:
+    """Whether all n forks may still make a cliff of this pair."""
+    ends = [c.n + max(0, config.n - c.forks) for c in (prev, cur)]
+    return chance_of(config.test.table(*ends), prev.k, prev.n, cur.k, cur.n) >= config.miss
+
+
+async def _until_lost(trace: Any, forks: Forks, config: ScanConfig) -> tuple[dict[int, Counts], int | None]:
+    """Positions in order, up to ``early_stop`` in a row without a right fork; behind them nothing is measured (3.2)."""
+    counts: dict[int, Counts] = {}
+    zeros = 0
+    for t in range(trace.length + 1):
+        counts[t] = await forks.count(trace, t, config.n, "scan")
+        zeros = zeros + 1 if counts[t].n and not counts[t].k else 0
+        if zeros == config.early_stop and t < trace.length:
+            return counts, t
+    return counts, None
+
+
+# -- deletion and keeping (3.3)
+
+
+async def ablate(
+    scanned: Sequence[Scanned],
+    forks: Forks,
+    n: int = 64,
+    controls: Sequence[str] = CONTROLS,
+    which: Literal["first", "all"] = "first",
+    seed: int = 42,
+) -> list[dict[str, Any]]:
+    """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
+
+    Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may draw
+    again; ``keep`` from behind it. A record holds the counts ``{k, n}`` of each arm; None where a control is undefined. Forks here are
+    drawn for this alone, never taken over from the scan. Raises UserError on a control there is none of.
+    """
+    for name in controls:
+        if name not in CONTROLS:
+            raise UserError(f"unknown control '{name}': known are {', '.join(CONTROLS)}")
+
+    async def one(trace: Any, cliff: Cliff) -> dict[str, Any]:
+        cuts = _cuts(trace, cliff, controls, seed)
+        found = {arm: None if t is None else await forks.count(trace, t, n, f"ablate-{arm}") for arm, t in cuts.items()}
+        return {
+            "trace_id": trace.id,
+            "t": cliff.t,
+            "class": cliff.facts.kind,
+            "cuts": cuts,
+            **{arm: None if c is None else {"k": c.k, "n": c.n} for arm, c in found.items()},
+        }
+
+    jobs = []
+    for result in scanned:
+        if result.trace.correct is False:
+            chosen = result.kept[:1] if which == "first" else result.kept
+            jobs += [one(result.trace, cliff) for cliff in chosen]
+    return list(await asyncio.gather(*jobs))
+
+
+def _cuts(trace: Any, cliff: Cliff, controls: Sequence[str], seed: int) -> dict[str, int | None]:
+    cuts: dict[str, int | None] = {"del": cliff.start if cliff.interval else cliff.t - 1, "keep": cliff.t}
+    if "random" in controls:
+        high = max(2, trace.length)
+        cuts["random"] = int(generator(seed, "random-del", trace.id).integers(1, high))
+    if "critical" in controls:
+        cuts["critical"] = critical_cut(trace.potentials)
+    if "tangent" in controls:
+        cuts["tangent"] = tangent_cut(trace.potentials)
+    return cuts
+
+
+# -- candidates, mass and pairs (3.5, 3.6)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A cliff with the tokens that could have stood in its place."""
+
+    trace: TokenTrace
+    cliff: Cliff
+    prev: Counts
+    """Fresh forks of the position before."""
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def mass(self) -> float:
+        """CPM under the source model."""
+        return cliff_mass(self.candidates, self.trace.response_ids[self.cliff.t - 1])
+
+
+async def examine(
+    scanned: Sequence[Scanned], forks: Any, test: ZTest, top: int = 10, n: int = 64, classes: Sequence[str] = ()
+) -> list[Examined]:
+    """The ``top`` likeliest tokens at every kept cliff, the cliff token itself included, with fresh forks behind each.
+
+    ``classes`` keeps cliffs of these classes only. Raises NeedsError where the model does not tell the likeliest tokens.
+    """
+
+    async def one(trace: TokenTrace, cliff: Cliff) -> Examined:
+        options = await forks.alternatives(trace, cliff.t - 1, top)
+        token = trace.response_ids[cliff.t - 1]
+        options.setdefault(token, cliff.facts.q or 0.0)
+        prev = await forks.count(trace, cliff.t - 1, n, "candidates")
+        behind = await asyncio.gather(*(forks.count(trace, cliff.t - 1, n, "candidates", append=(a,)) for a in options))
+        found = [Candidate(a, q, c, test.fires(prev, c)) for (a, q), c in zip(options.items(), behind, strict=True)]
+        return Examined(trace, cliff, prev, tuple(found))
+
+    jobs = [
+        one(result.trace, cliff)
+        for result in scanned
+        for cliff in result.kept
+        if not cliff.interval and (not classes or cliff.facts.kind in classes)
+    ]
+    return list(await asyncio.gather(*jobs))
+
+
+def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, Any]]:
+    """Rows for preference training on one token: the cliff token rejected, each candidate that is no cliff chosen (3.6).
+
+    ``hard`` keeps candidates whose potential is at least that before the cliff. The prompt is the token ids of the question and of the
+    reply up to the cliff; nothing may be appended to either token.
+    """
+    rows = []
+    for one in examined:
+        token = one.trace.response_ids[one.cliff.t - 1]
+        rejected = next(c for c in one.candidates if c.token_id == token)
+        for candidate in one.candidates:
+            if candidate.token_id == token or candidate.is_cliff or not candidate.counts.n:
+                continue
+            if hard and candidate.counts.rate < one.prev.rate:
+                continue
+            rows.append(
+                {
+                    "trace_id": one.trace.id,
+                    "t": one.cliff.t,
+                    "prompt_ids": one.trace.prefix(one.cliff.t - 1).tolist(),
+                    "chosen_id": candidate.token_id,
+                    "rejected_id": token,
+                    "class": one.cliff.facts.kind,
+                    "p_prev": one.prev.rate if one.prev.n else None,
+                    "p_chosen": candidate.counts.rate,
+                    "p_rejected": rejected.counts.rate if rejected.counts.n else None,
+                }
+            )
+    return rows
+
+
+async def mass_under(examined: Sequence[Examined], forks: Any, top: int) -> list[dict[str, Any]]:
+    """CPM of each cliff under the source model and under the model of ``forks``, at the same prefix (3.5): one forward pass each.
+
+    A cliff token outside the other model's ``top`` counts with probability 0 there. Raises NeedsError on another tokenizer.
+    """
+    others = await asyncio.gather(*(forks.alternatives(one.trace, one.cliff.t - 1, top) for one in examined))
+    out = []
+    for one, chances in zip(examined, others, strict=True):
+        mass = cliff_mass(one.candidates, one.trace.response_ids[one.cliff.t - 1], chances)
+        out.append({"trace_id": one.trace.id, "t": one.cliff.t, "cpm": one.mass, "cpm_other": mass, "delta": mass - one.mass})
+    return out
