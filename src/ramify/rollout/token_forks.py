@@ -55,7 +55,8 @@ class TokenForks:
 
     ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
     there. ``truncated`` says what becomes of forks that hit the limit of tokens: ``apart`` counts them beside n, ``graded`` gives
-    them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own.
+    them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own. The verifier is not
+    shown them.
 
     Raises NeedsError where the model does not continue token ids (a chat endpoint cannot go on inside a reply).
     """
@@ -95,12 +96,12 @@ class TokenForks:
         left = sampling.max_tokens - t - len(append)
         head = [*trace.response_ids[:t], *append]
         if self._ended(trace, t, append, sampling):
-            right = await self._judge(self.tokenizer.decode(head), trace)
+            right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
         if left < 1:
             if self.truncated == "apart":
                 return Counts(0, 0, truncated=n)
-            right = await self._judge(self.tokenizer.decode(head), trace)
+            right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
         settings = replace(sampling, max_tokens=left)
         keys = [place_key(self.seed, trace.id, t, *append, purpose, start + i) for i in range(n)]
@@ -109,7 +110,7 @@ class TokenForks:
         cut = sum(draw is not None for draw in draws) - len(whole)
         drawn = sum(len(_tokens(draw)) for draw in draws if draw is not None)
         self.ledger.add(purpose, forks=n, drawn_tokens=drawn, given_tokens=n * len(prefix))
-        texts = Counter(self.tokenizer.decode([*head, *_tokens(draw)]) for draw in whole)
+        texts = Counter(self._text([*head, *_tokens(draw)]) for draw in whole)
         verdicts = await asyncio.gather(*(self._judge(text, trace) for text in texts))
         self.ledger.add(purpose, verdicts=len(texts))
         judged = [(bool(verdict), texts[text]) for text, verdict in zip(texts, verdicts, strict=True) if verdict is not None]
@@ -197,6 +198,10 @@ class TokenForks:
         stats = getattr(self.model, "stats", None)
         return None if stats is None else int(stats.prompt_tokens + stats.drawn_tokens)
 
+    def _text(self, tokens: list[int]) -> str:
+        """The whole reply as the verifier sees it: without the token that ended it."""
+        return self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.eos else tokens)
+
     def _ended(self, trace: TokenTrace, t: int, append: Sequence[int], sampling: Sampling) -> bool:
         """Whether nothing is drawn behind this position: the reply has ended there by itself."""
         if t == trace.length and not append:
@@ -252,7 +257,7 @@ class TokenForks:
             tokenizer=self.tokenizer.hash,
             seed=self.seed,
         )
-        return replace(trace, correct=await self._judge(self.tokenizer.decode(tokens), trace))
+        return replace(trace, correct=await self._judge(self._text(tokens), trace))
 
 
 def _tokens(draw: Draw) -> list[int]:
