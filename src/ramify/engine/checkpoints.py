@@ -37,12 +37,16 @@ def model_folder(spec: str) -> Path:
 
 def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:
     """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer."""
-    model = LocalModel.load(folder, max_rows=max_rows)
+    return LocalModel.load(folder, max_rows=max_rows), load_template(folder)
+
+
+def load_template(folder: Path) -> ChatTemplate:
+    """The chat template that goes with the tokenizer in ``folder``; no weights are read. Raises UserError or NeedsError without one."""
     tokenizer = HfTokenizer.load(folder)
     try:
-        return model, TagTemplate(tokenizer)
+        return TagTemplate(tokenizer)
     except NeedsError:
-        return model, JinjaTemplate.from_folder(tokenizer, folder)
+        return JinjaTemplate.from_folder(tokenizer, folder)
 
 
 def save_model(model: LocalModel, start: Path, folder: Path) -> None:

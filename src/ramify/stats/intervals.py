@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,11 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     return (0.0 if successes == 0 else max(0.0, centre - half)), (1.0 if successes == n else min(1.0, centre + half))
+
+
+def proportion(k: int, n: int, level: float = 0.95) -> dict[str, Any] | None:
+    """``k`` of ``n`` as a record for reports: value, Wilson interval, k, n; None of nothing."""
+    return None if n == 0 else {"value": k / n, "interval": list(wilson(k, n, level)), "k": k, "n": n}
 
 
 def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:

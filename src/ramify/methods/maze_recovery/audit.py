@@ -1,0 +1,208 @@
+"""How much a set of traces shows of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.score.attempts import Key, Trace, Traces, from_records
+from ramify.score.traces import BACK, KINDS, Marked, agreement
+from ramify.stats.intervals import proportion
+from ramify.trace.graph import factorize, short
+from ramify.trace.keys import Canonicaliser, exact
+from ramify.trace.loops import ambiguous
+
+_TOP = 10
+_AMBIGUOUS = 0.05
+"""Above this share of ambiguous moves the audit warns."""
+
+
+def audit_traces(
+    traces: Iterable[Mapping[str, Any]] | Sequence[Trace] | Traces,
+    state_key: Key | None = None,
+    task_key: Key = "task_id",
+    *,
+    keys: Canonicaliser | None = None,
+    family: Canonicaliser | None = None,
+    min_examples: int = 3,
+) -> dict[str, Any]:
+    """Audit traces by their states; every number of the result is explained on the method's page.
+
+    ``traces``: records (``score.attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load`` gave.
+    ``keys`` makes state keys of states (``trace.keys``); ``family`` puts states of one kind together, by default equal keys, of whatever
+    task; a family is covered with ``min_examples`` ways back. Raises UserError naming the trace and field that is wrong.
+    """
+    if min_examples < 1:
+        raise UserError(f"min_examples must be at least 1, not {min_examples}")
+    if not isinstance(traces, Traces):
+        given = list(traces)
+        made = [t for t in given if isinstance(t, Trace)]
+        own = made if made and len(made) == len(given) else from_records(given, state_key, task_key)  # type: ignore[arg-type]
+        traces = Traces(own, keys)
+    report = _counts(traces) | _coverage(traces, family or exact, min_examples)
+    return report | {"warnings": _warnings(traces, report), "dead_end_list": _dead_ends(traces), "per_trace": _per_trace(traces)}
+
+
+def _counts(t: Traces) -> dict[str, Any]:
+    graph, loops, ways, n = t.graph, t.loops, t.ways, len(t.traces)
+    free = np.array([loops.kept[a:b].all() for a, b in zip(t.first, t.first[1:], strict=False)])
+    with_recovery = {t.place(r.at)[0] for r in loops.recoveries}
+    odd, moves = ambiguous(graph, t.cut)
+    solved = {graph.visit_task[row] for row in t.first[:-1][t.success]}
+    deep = [r.depth for r in loops.recoveries]
+    states = int((~graph.group_terminal).sum())
+    return {
+        "states_from": "keys",
+        "traces": n,
+        "tasks": len(graph.tasks),
+        "tasks_solved": len(solved),
+        "success_share": proportion(int(t.success.sum()), n),
+        "success_unknown": sum(trace.success is None for trace in t.traces),
+        "steps": len(graph.visit_group),
+        "states": states,
+        "recoveries": len(loops.recoveries),
+        "recovery_rate": len(loops.recoveries) / n,
+        "recovery_traces": proportion(len(with_recovery), n),
+        "mean_depth": float(np.mean(deep)) if deep else None,
+        "efficiency": float(np.mean([r.steps / r.depth for r in loops.recoveries])) if deep else None,
+        "loop_free": proportion(int(free.sum()), n),
+        "stalled_steps": proportion(int((loops.moves == 0).sum()), len(loops.moves)),
+        "ambiguity": proportion(odd, moves),
+        "off_way_states": int(ways.off.sum()),
+        "dead_ends": int(ways.dead.sum()),
+    }
+
+
+def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, Any]:
+    """Of the kinds of state that led nowhere, for how many the way back is shown often enough. A step shared by attempts counts once."""
+    graph = t.graph
+    off = np.flatnonzero(t.ways.off)
+    code, names = factorize([family([graph.keys[g]])[0] for g in off.tolist()], plain=True)
+    of_group = np.full(len(graph.keys), -1)
+    of_group[off] = code
+    kinds = of_group[graph.visit_group]
+    shown: set[tuple[int, Any]] = set()
+    for row in np.flatnonzero((t.loops.moves < 0) & (kinds >= 0)).tolist():
+        number, step = t.place(row)
+        shown.add((int(kinds[row]), t.traces[number].steps[step].node or row))
+    count = np.bincount([kind for kind, _ in shown], minlength=len(names)) if names else np.zeros(0, np.int64)
+    visits = np.bincount(kinds[kinds >= 0], minlength=len(names)) if names else count
+    lacking = [i for i in np.argsort(-visits, kind="stable").tolist() if count[i] < min_examples]
+    return {
+        "recovery_coverage": float((count >= min_examples).mean()) if names else 0.0,
+        "families": len(names),
+        "families_covered": int((count >= min_examples).sum()),
+        "min_examples": min_examples,
+        "lacking": [{"state": short(names[i], 80), "visits": int(visits[i]), "examples": int(count[i])} for i in lacking[:_TOP]],
+    }
+
+
+def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
+    found = []
+    if not t.success.any():
+        found.append("no trace is known to have succeeded, so which states lead nowhere is not known either")
+    elif report["loop_free"]["k"] == report["traces"] and report["success_share"]["k"] == report["traces"]:
+        found.append("every trace is a straight success: nothing here shows how to get out of a wrong turn")
+    elif not report["families"]:
+        found.append("no state that leads nowhere was visited, so there is nothing to cover: coverage is 0 of 0")
+    if report["success_unknown"]:
+        found.append(f"{report['success_unknown']} traces do not say whether they succeeded; they count as not successful")
+    if report["steps"] > report["traces"] and report["states"] == report["steps"]:
+        found.append(
+            "no state occurs twice: the key may be too fine (a clock, a step counter, the whole history) to see any loop"
+        )
+    odd = report["ambiguity"]
+    if odd is not None and odd["value"] > _AMBIGUOUS:
+        found.append(
+            f"the same action in the same state led elsewhere in {odd['k']} of {odd['n']} moves: the key hides part of the state "
+            "(add history), or the world is random; loops and dead ends are then less certain"
+        )
+    return found
+
+
+def _dead_ends(t: Traces) -> list[dict[str, Any]]:
+    """The dead ends most often run into; ``untried`` is None where the traces do not say what could have been done there."""
+    graph = t.graph
+    dead = np.flatnonzero(t.ways.dead)
+    order = dead[np.argsort(-graph.group_visits[dead], kind="stable")][:_TOP]
+    found = []
+    for group in order.tolist():
+        steps = [t.traces[i].steps[s] for i, s in map(t.place, np.flatnonzero(graph.visit_group == group).tolist())]
+        options = {option for step in steps for option in step.options or ()}
+        untried = sorted(options - {step.action for step in steps}) if options else None
+        found.append(
+            {
+                "task": graph.tasks[graph.group_task[group]],
+                "state": short(graph.keys[group], 80),
+                "visits": len(steps),
+                "untried": untried,
+                "node": next((step.node for step in steps if step.node), None),
+            }
+        )
+    return found
+
+
+def _per_trace(t: Traces) -> list[dict[str, Any]]:
+    own: list[list[Any]] = [[] for _ in t.traces]
+    for recovery in t.loops.recoveries:
+        own[t.place(recovery.at)[0]].append(recovery)
+    dead = t.ways.dead[t.graph.visit_group]
+    rows = []
+    for i, trace in enumerate(t.traces):
+        part = slice(int(t.first[i]), int(t.first[i + 1]))
+        depths = [r.depth for r in own[i]]
+        rows.append(
+            {
+                "task": trace.task,
+                "attempt": trace.attempt,
+                "success": trace.success,
+                "steps": len(trace.steps),
+                "steps_in_loops": int((~t.loops.kept[part]).sum()),
+                "recoveries": len(own[i]),
+                "mean_depth": float(np.mean(depths)) if depths else None,
+                "efficiency": float(np.mean([r.steps / r.depth for r in own[i]])) if depths else None,
+                "dead_ends": len(set(t.graph.visit_group[part][dead[part]].tolist())),
+                "loop_free": bool(t.loops.kept[part].all()),
+            }
+        )
+    return rows
+
+
+# --- free text ----------------------------------------------------------------------------------------------------------
+
+
+def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict[str, Any]:
+    """Audit traces by what a detector saw in their replies: there is no key, so there are no dead ends and there is no coverage."""
+    kinds = [[step.kind for reply in trace for step in reply.steps] for trace in marks]
+    back = [sum(kind in BACK for kind in own) for own in kinds]
+    n, total = len(t.traces), sum(map(len, kinds))
+    rows = [
+        {"task": trace.task, "attempt": trace.attempt, "success": trace.success, "steps": len(own), "recoveries": took}
+        for trace, own, took in zip(t.traces, kinds, back, strict=True)
+    ]
+    return {
+        "states_from": f"detector {name}",
+        "traces": n,
+        "success_share": proportion(int(t.success.sum()), n),
+        "success_unknown": sum(trace.success is None for trace in t.traces),
+        "steps": total,
+        "recoveries": sum(back),
+        "recovery_rate": sum(back) / n,
+        "recovery_traces": proportion(sum(took > 0 for took in back), n),
+        "loop_free": proportion(sum(took == 0 for took in back), n),
+        "kinds": {kind: proportion(sum(own.count(kind) for own in kinds), total) for kind in KINDS},
+        "warnings": [],
+        "per_trace": rows,
+    }
+
+
+def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any]:
+    """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key."""
+    back = t.loops.moves < 0
+    back[[r.at for r in t.loops.recoveries]] = True
+    truth = ["retract" if b else "advance" for b in back.tolist()]
+    found = ["retract" if any(s.kind in BACK for s in reply.steps) else "advance" for own in marks for reply in own]
+    return agreement(found, truth)

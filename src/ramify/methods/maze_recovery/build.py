@@ -1,0 +1,216 @@
+"""Sets for supervised training that keep recoveries, cut them out, or hold a share of them, at a budget of trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config, check
+from ramify.base.errors import UserError
+from ramify.base.seeds import place_key
+from ramify.score.attempts import Trace, Traces, from_records
+from ramify.score.traces import BACK, Marked
+from ramify.trace.loops import shortest_way
+from ramify.trace.turns import Turn
+from ramify.train.conversations import Conversation, Spans, whole
+
+if TYPE_CHECKING:
+    from ramify.model.chat import ChatTemplate
+
+
+class BuildConfig(Config):
+    """What goes into the set."""
+
+    mode: Literal["golden", "success_raw", "success_loop_erased", "recovery_mix", "recovery_only_suffix"] = "recovery_mix"
+    """The shortest recorded way of each task; successes as they are, or without their loops; a mix of successes with a recovery and clean
+    ones; successes with a loss from the first way back on."""
+    rho: float = Field(0.5, ge=0, le=1)
+    """Share of examples with a recovery (recovery_mix)."""
+    token_budget: int | None = Field(None, ge=1)
+    """Stop before more tokens than this have a loss."""
+    mask_mistakes: bool = False
+    """No loss on steps into a loop, only on the way back out of it and on what led on."""
+    seed: int = 0
+    """Decides the order in which traces are taken."""
+
+
+class Example(NamedTuple):
+    """One conversation of the set."""
+
+    task: Any
+    attempt: Any
+    recovery: bool
+    """Whether it shows one."""
+    conversation: Conversation
+    cost: int
+    """Tokens with a loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class SftSet:
+    """The examples, and the ``summary`` that says what is in them."""
+
+    examples: list[Example]
+    summary: dict[str, Any]
+
+
+def build_sft(
+    traces: Iterable[Mapping[str, Any]] | Traces,
+    *,
+    marks: Sequence[Sequence[Marked]] | None = None,
+    template: ChatTemplate | None = None,
+    **options: Any,
+) -> SftSet:
+    """Build a set from the traces that succeeded; ``options`` are fields of :class:`BuildConfig`.
+
+    ``marks`` (``score.traces.detect``) say where replies take something back, for traces without states; ``template`` counts the
+    tokens of texts. Raises UserError where nothing succeeded, nothing fits, or the mode needs states.
+    """
+    config = check(BuildConfig, options)
+    t = traces if isinstance(traces, Traces) else Traces(from_records(traces))
+    source: _States | _Marks = _States(t) if marks is None else _Marks(t, marks)
+    order = sorted((i for i, trace in enumerate(t.traces) if trace.success), key=lambda i: _place(config.seed, t.traces[i]))
+    if not order:
+        raise UserError("no trace is known to have succeeded, and sets are made of successes only")
+    kinds = {"success_loop_erased": "clean", "recovery_only_suffix": "suffix"}
+    pools = {False: [(i, kinds.get(config.mode, "raw")) for i in order]}
+    if config.mode == "golden":
+        one_a_task = {t.graph.visit_task[t.first[i]]: i for i in order}.values()
+        pools = {False: [(i, "golden") for i in one_a_task]}
+    elif config.mode == "recovery_only_suffix":
+        pools = {True: [(i, kind) for i, kind in pools[False] if source.recovers(i)]}
+    elif config.mode == "recovery_mix":  # of the clean ones, those that nothing is cut out of come first
+        clean = [(i, "clean") for i in sorted(order, key=source.recovers)]
+        pools = {True: [(i, "raw") for i in order if source.recovers(i)], False: clean}
+    return _fill(source, pools, config, template)
+
+
+def _place(seed: int, trace: Trace) -> tuple[int, str, str]:
+    return place_key(seed, "sft", str(trace.task), str(trace.attempt)), str(trace.task), str(trace.attempt)
+
+
+class _States:
+    """Conversations cut by state keys."""
+
+    def __init__(self, t: Traces) -> None:
+        self.t = t
+        self._back: dict[int, int] = {}
+        for recovery in t.loops.recoveries:
+            number, turn = t.place(recovery.turn)
+            self._back[number] = min(turn, self._back.get(number, turn))
+
+    def recovers(self, i: int) -> bool:
+        """Whether trace ``i`` shows a recovery."""
+        return i in self._back
+
+    def make(self, i: int, kind: str, mask_mistakes: bool) -> Conversation:
+        """Trace ``i`` as it is (raw), without loops (clean), with a loss from its first way back on (suffix), or its task's shortest way."""
+        if kind == "golden":
+            return self._golden(i)
+        trace, rows = self.t.traces[i], slice(int(self.t.first[i]), int(self.t.first[i + 1]))
+        kept = self.t.loops.kept[rows]
+        if kind == "clean":
+            at = np.flatnonzero(kept).tolist()
+            # what the agent saw on getting there is what followed the step before, not what the last visit showed
+            seen = [0, *(before + 1 for before in at[:-1])]
+            return _join(trace.given, ((trace.steps[s].shown, trace.steps[a].reply, True) for s, a in zip(seen, at, strict=True)))
+        states = self.t.graph.visit_group[rows]
+        # a retreat helps where it leaves a state that the attempt's way does not lead through
+        helps = kept | ((self.t.loops.moves[rows] < 0) & ~np.isin(states, states[kept]))
+        train = helps if mask_mistakes else np.ones(len(kept), np.bool_)
+        if kind == "suffix":
+            train = train & (np.arange(len(kept)) >= self._back[i])
+        return _join(trace.given, ((step.shown, step.reply, bool(on)) for step, on in zip(trace.steps, train, strict=True)))
+
+    def _golden(self, i: int) -> Conversation:
+        graph = self.t.graph
+        way = shortest_way(graph, self.t.success, int(graph.visit_task[self.t.first[i]]))
+        begun = next(n for n, row in enumerate(self.t.first[:-1]) if graph.visit_group[row] == graph.visit_group[way[0]])
+        places = [self.t.place(row) for row in way]
+        shown = [self.t.traces[begun].steps[0].shown, *(self.t.traces[n].steps[s + 1].shown for n, s in places[:-1])]
+        replies = (self.t.traces[n].steps[s].reply for n, s in places)
+        return _join(self.t.traces[begun].given, ((seen, reply, True) for seen, reply in zip(shown, replies, strict=True)))
+
+
+class _Marks:
+    """Conversations cut by what a detector saw in their replies."""
+
+    def __init__(self, t: Traces, marks: Sequence[Sequence[Marked]]) -> None:
+        self.t, self.marks = t, marks
+
+    def recovers(self, i: int) -> bool:
+        """Whether a reply of trace ``i`` takes something back."""
+        return any(step.kind in BACK for reply in self.marks[i] for step in reply.steps)
+
+    def make(self, i: int, kind: str, mask_mistakes: bool) -> Conversation:
+        """Trace ``i`` as it is, or with a loss from where something is first taken back."""
+        if kind == "golden" or (kind == "clean" and self.recovers(i)):
+            raise UserError("what a text takes back cannot be cut out of it without states: this needs traces with a state key")
+        trace = self.t.traces[i]
+        steps, on = [], kind != "suffix"
+        for step, mark in zip(trace.steps, self.marks[i], strict=True):
+            wrong = {w for at, s in enumerate(mark.steps) if s.kind in BACK and s.target is not None for w in range(s.target, at)}
+            spans: list[tuple[int, int]] = []
+            for at, ((start, end), seen) in enumerate(zip(mark.spans, mark.steps, strict=True)):
+                on = on or seen.kind in BACK
+                if on and not (mask_mistakes and at in wrong):
+                    joins = bool(spans) and spans[-1][1] == start
+                    spans[-1:] = [(spans[-1][0], end)] if joins else [*spans[-1:], (start, end)]
+            full = on and sum(b - a for a, b in spans) == sum(b - a for a, b in mark.spans)
+            steps.append((step.shown, step.reply, True if full else tuple(spans)))
+        return _join(trace.given, steps)
+
+
+def _join(given: Sequence[Turn], steps: Iterable[tuple[Sequence[Turn], Turn, bool | Spans]]) -> Conversation:
+    """Turns end to end; each reply comes with what of it is trained (True: all)."""
+    turns: list[Turn] = list(given)
+    trained: list[Spans] = [()] * len(turns)
+    for shown, reply, train in steps:
+        turns += [*shown, reply]
+        trained += [*[()] * len(shown), whole(reply) if train is True else train or ()]
+    return Conversation(tuple(turns), tuple(trained))
+
+
+def _fill(
+    source: _States | _Marks, pools: Mapping[bool, Sequence[tuple[int, str]]], config: BuildConfig, template: ChatTemplate | None
+) -> SftSet:
+    """Take from the pools, keeping the share, whatever still fits; nothing is ordered by length, which would favour straight traces."""
+    left = {kind: iter(pool) for kind, pool in pools.items()}
+    taken: list[Example] = []
+    spent = mixed = too_long = 0
+    stopped = ""
+    while not stopped:
+        wanted = round(config.rho * (len(taken) + 1)) > mixed if len(pools) == 2 else next(iter(pools))
+        for i, kind in left[wanted]:
+            conversation = source.make(i, kind, config.mask_mistakes)
+            cost = conversation.cost(template)
+            if cost and (config.token_budget is None or spent + cost <= config.token_budget):
+                shows = kind in ("raw", "suffix") and source.recovers(i)
+                taken.append(Example(source.t.traces[i].task, source.t.traces[i].attempt, shows, conversation, cost))
+                spent, mixed = spent + cost, mixed + shows
+                break
+            too_long += cost > 0
+        else:
+            kind = "with a recovery" if wanted else "without one"
+            stopped = "budget spent" if too_long else f"no more traces {kind}" if len(pools) == 2 else "all taken"
+    if not taken:
+        fault = "every trace has more tokens than the budget" if too_long else "no success shows a recovery"
+        raise UserError(f"the set is empty: {fault}")
+    turns = [turn for e in taken for turn, spans in zip(e.conversation.turns, e.conversation.trained, strict=True) if spans]
+    real = template is not None or all(turn.tokens is not None for turn in turns)
+    summary = {
+        "mode": config.mode,
+        "examples": len(taken),
+        "tasks": len({str(e.task) for e in taken}),
+        "with_recovery": sum(e.recovery for e in taken),
+        "share_with_recovery": sum(e.recovery for e in taken) / len(taken),
+        "tokens": spent,
+        "counted_by": "tokens" if real else "the traces" if all(turn.count is not None for turn in turns) else "characters / 4",
+        "token_budget": config.token_budget,
+        "stopped": stopped,
+    }
+    return SftSet(taken, summary)

@@ -1,0 +1,203 @@
+"""The verbs of ``ramify maze-recovery``. SOURCE is the folder of a run, or a file of traces."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import Field
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import load as resolve
+from ramify.base.errors import NeedsError, UserError
+from ramify.methods.maze_recovery.audit import against_keys, audit_texts, audit_traces
+from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft
+from ramify.methods.maze_recovery.run import Source, load
+from ramify.render.terminal import emit, say, table
+from ramify.score.attempts import Traces
+from ramify.score.steps import write_rows
+from ramify.score.traces import Detector, Judge, Lexicon, Marked, agreement, detect, labelled
+from ramify.trace.graph import short
+from ramify.trace.keys import scrub
+from ramify.trace.lines import read_lines
+
+
+class AuditOptions(Source):
+    """What ``audit`` takes beside the source."""
+
+    min_examples: int = Field(3, ge=1)
+    """Ways back that a kind of state needs to count as covered."""
+    family: tuple[str, ...] = ()
+    """Taken out of states to put those of one kind together: numbers, timestamps, whitespace."""
+    detector: str | None = None
+    """Read replies instead of states: lexicon (English phrases), or a model that labels them (chat:MODEL@URL, hf:PATH)."""
+    labels: Path | None = None
+    """Labelled steps (JSON lines with text and kind), to measure the detector on."""
+
+
+class BuildOptions(Source, BuildConfig):
+    """What ``build`` takes beside the source."""
+
+    form: Literal["messages", "prompt-completion", "tokens"] = "messages"
+    """Rows: whole conversations with their trained ranges of characters, one pair a trained reply, or token ids with labels."""
+    checkpoint: Path | None = None
+    """Folder of the checkpoint whose tokenizer and chat template count and lay out texts."""
+    detector: str | None = None
+    """Read replies instead of states, as in audit."""
+
+
+class AuditCommand(SettingsCommand):
+    """Takes the options of the audit."""
+
+    def settings(self) -> type[AuditOptions]:
+        """The options."""
+        return AuditOptions
+
+
+class BuildCommand(SettingsCommand):
+    """Takes the options of the builder."""
+
+    def settings(self) -> type[BuildOptions]:
+        """The options."""
+        return BuildOptions
+
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure and teach recovery: how traces get out of their own wrong turns."
+)
+Traced = Annotated[
+    Path, typer.Argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+
+
+@app.command(cls=AuditCommand, context_settings=TAKES_SETTINGS)
+def audit(
+    ctx: typer.Context,
+    source: Traced,
+    out: Annotated[Path | None, typer.Option(help=".jsonl or .parquet: one row a trace.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
+    options = resolve(AuditOptions, flags=ctx.args)
+    traces = load(source, options)
+    detector = _detector(options.detector, traces)
+    if options.labels is not None and detector is None:
+        raise UserError("--labels measures a detector: name one with --detector")
+    if detector is None:
+        family = scrub(*options.family) if options.family else None
+        found = audit_traces(traces, family=family, min_examples=options.min_examples)
+    else:
+        found = _audit_texts(traces, detector, options)
+    if out is not None:
+        write_rows(out, found["per_trace"])
+    for warning in found["warnings"]:
+        say(f"warning: {warning}")
+    emit(found, as_json, _page(found))
+
+
+@app.command(cls=BuildCommand, context_settings=TAKES_SETTINGS)
+def build(
+    ctx: typer.Context,
+    source: Traced,
+    out: Annotated[Path, typer.Option(help=".jsonl or .parquet to write.")],
+    as_json: Json = False,
+) -> None:
+    """Write a set for supervised training (TRL's SFTTrainer and others) that keeps recoveries, or a control without them."""
+    options = resolve(BuildOptions, flags=ctx.args)
+    if options.form == "prompt-completion" and out.suffix == ".parquet":
+        raise UserError("pairs of messages are written as JSON lines: name a file that ends in .jsonl")
+    template = None
+    if options.checkpoint is not None:
+        from ramify.engine.checkpoints import load_template
+
+        template = load_template(options.checkpoint)
+    traces = load(source, options)
+    detector = _detector(options.detector, traces)
+    marks = None if detector is None else _marks(traces, detector)
+    chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
+    made = build_sft(traces, marks=marks, template=template, **chosen)
+    rows = list(_rows(made, options.form, template))
+    write_rows(out, rows)
+    found = made.summary | {"form": options.form, "rows": len(rows), "out": str(out)}
+    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items()]))
+
+
+def _rows(made: SftSet, form: str, template: Any) -> Any:
+    for example in made.examples:
+        about = {"task": str(example.task), "recovery": example.recovery}
+        if form == "tokens":
+            yield example.conversation.to_tokens(template) | about
+        elif form == "messages":
+            yield example.conversation.to_messages() | about
+        else:
+            yield from (row | about for row in example.conversation.to_completions())
+
+
+def _detector(name: str | None, traces: Traces) -> Detector | None:
+    if name is None:
+        if any(len(trace.steps) > 1 for trace in traces.traces):
+            return None
+        say("every trace is one reply, so what its text says is read (--detector lexicon)")
+        name = "lexicon"
+    if name == "lexicon":
+        return Lexicon()
+    from ramify.engine.named import find_model
+
+    return Judge(*find_model(name))
+
+
+def _marks(traces: Traces, detector: Detector) -> list[list[Marked]]:
+    replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
+    marks, faults = asyncio.run(detect(replies, detector))
+    if faults and len(faults) == sum(map(len, replies)):
+        raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
+    if faults:
+        say(f"warning: {len(faults)} replies could not be labelled and count as having no steps ({faults[0]})")
+    return marks
+
+
+def _audit_texts(traces: Traces, detector: Detector, options: AuditOptions) -> dict[str, Any]:
+    marks = _marks(traces, detector)
+    found = audit_texts(traces, marks, detector.name)
+    measured = None
+    if options.labels is not None:
+        known = labelled(read_lines(options.labels), str(options.labels))
+        seen = asyncio.run(detector.mark([text for text, _ in known]))
+        measured = agreement([step.kind for step in seen], [kind for _, kind in known])
+    elif len(traces.graph.keys) < len(traces.graph.visit_group):
+        measured = against_keys(traces, marks)
+    found |= {"agreement": measured, "agreement_with": "labels" if options.labels else None if measured is None else "state keys"}
+    if measured is None:
+        found["warnings"].append("what the detector saw was measured against nothing: give --labels, or traces with states")
+    return found
+
+
+def _page(found: dict[str, Any]) -> str:
+    shown = [
+        [name, _cell(value)]
+        for name, value in found.items()
+        if not isinstance(value, list) and name not in ("kinds", "agreement")
+    ]
+    for name in ("kinds", "agreement"):
+        shown += [[f"{name}: {key}", _cell(value)] for key, value in (found.get(name) or {}).items()]
+    text = table(["number", "value"], shown)
+    if found.get("dead_end_list"):
+        rows = [
+            [short(d["task"]), d["state"], d["visits"], d["untried"] and ", ".join(d["untried"]), d["node"]]
+            for d in found["dead_end_list"]
+        ]
+        text += "\n\n" + table(["task", "state", "visits", "untried", "node"], rows, "dead ends")
+    if found.get("lacking"):
+        text += "\n\n" + table(
+            ["state", "visits", "examples"], [list(row.values()) for row in found["lacking"]], "no way back shown"
+        )
+    return text
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return f"{value['value']:.4g} [{value['interval'][0]:.3f}, {value['interval'][1]:.3f}] ({value['k']} of {value['n']})"
+    return value

@@ -1,0 +1,223 @@
+"""Attempts with what was shown and said at each step: from records of whole traces, and from stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ramify.base.errors import UserError, nearest
+from ramify.score.steps import run_columns
+from ramify.trace.graph import StateGraph
+from ramify.trace.keys import Canonicaliser, canonical
+from ramify.trace.loops import Loops, Ways
+from ramify.trace.messages import as_text
+from ramify.trace.node import Verdict
+from ramify.trace.turns import Turn, turns_of
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
+
+Key = str | Callable[[Mapping[str, Any]], Any]
+
+
+class TraceStep(NamedTuple):
+    """One reply of the agent and what it was shown before."""
+
+    state: Any
+    """What tells the state apart that the reply was given in."""
+    shown: tuple[Turn, ...]
+    reply: Turn
+    node: str | None = None
+    """The node of a run; equal where attempts of a tree share the step."""
+    options: tuple[str, ...] | None = None
+    """What could have been done in the state, where the trace says so."""
+
+    @property
+    def action(self) -> str:
+        """What was done: the text, and the calls of tools in it."""
+        calls = self.reply.data.get("tool_calls")
+        return self.reply.text if not calls else canonical([self.reply.text, [call.get("function") for call in calls]])
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One attempt at a task. ``success`` is None where nobody said; ``cut`` is True where a limit ended it."""
+
+    task: Any
+    attempt: Any
+    success: bool | None
+    steps: tuple[TraceStep, ...]
+    given: tuple[Turn, ...] = ()
+    """What came before the first observation: a system prompt."""
+    cut: bool = False
+
+
+class Traces:
+    """Traces and their merged graph: attempt i of ``graph`` is ``traces[i]``, its rows are ``first[i]`` and those that follow."""
+
+    def __init__(self, traces: Iterable[Trace], keys: Canonicaliser | None = None) -> None:
+        self.traces = [trace for trace in traces if trace.steps]
+        if not self.traces:
+            raise UserError("there is no trace with a step")
+        self.keys = keys
+        self.first = np.cumsum([0, *(len(trace.steps) for trace in self.traces)])
+        self.success = np.array([trace.success is True for trace in self.traces], np.bool_)
+        self.cut = np.array([trace.cut for trace in self.traces], np.bool_)
+
+    @cached_property
+    def graph(self) -> StateGraph:
+        """The merged states, one visit a step."""
+        states = ([step.state for step in trace.steps] for trace in self.traces)
+        keys = [key for own in states for key in (own if self.keys is None else self.keys(own))]
+        ends = ["cut" if trace.cut else "success" if trace.success else "failure" for trace in self.traces]
+        rows = [(number, t) for number, trace in enumerate(self.traces) for t in range(len(trace.steps))]
+        return StateGraph.of(
+            [self.traces[number].task for number, _ in rows],
+            [number for number, _ in rows],  # the number keeps traces apart that name no attempt, or the same one
+            [t for _, t in rows],
+            keys,
+            [self.traces[number].steps[t].action for number, t in rows],
+            [ends[number] for number, _ in rows],
+        )
+
+    @cached_property
+    def loops(self) -> Loops:
+        """The loops of every trace."""
+        return Loops.of(self.graph)
+
+    @cached_property
+    def ways(self) -> Ways:
+        """Which states led to success."""
+        return Ways.of(self.graph, self.loops, self.success, self.cut)
+
+    def place(self, row: int) -> tuple[int, int]:
+        """The trace and the step of a row of the graph."""
+        number = int(np.searchsorted(self.first, row, "right")) - 1
+        return number, row - int(self.first[number])
+
+
+def from_records(
+    records: Iterable[Mapping[str, Any] | tuple[str, Mapping[str, Any]]],
+    state_key: Key | None = None,
+    task_key: Key = "task_id",
+) -> list[Trace]:
+    """Traces of records ``{"task_id", "steps": [{"state" or "obs", "action"}, ...], "success"}``, or pairs of (place, record).
+
+    Optional: ``attempt_id``, ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could
+    have been done). Without ``success`` a sum of rewards above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of the
+    step and of the record. Raises UserError naming place and field.
+    """
+    found = []
+    for number, item in enumerate(records, 1):
+        place, record = item if isinstance(item, tuple) else (f"trace {number}", item)
+        found.append(_trace(record, place, number, state_key, task_key))
+    return found
+
+
+def _trace(record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key) -> Trace:
+    if isinstance(task_key, str) and task_key not in record:
+        raise UserError(f"{place}: a trace has no field '{task_key}' ({nearest(task_key, map(str, record))})")
+    task = record[task_key] if isinstance(task_key, str) else task_key(record)
+    steps = record.get("steps")
+    if not isinstance(steps, list) or not steps:
+        raise UserError(f"{place}: 'steps' must be a list with at least one step")
+    for name in ("success", "truncated"):
+        if record.get(name) is not None and not isinstance(record[name], bool):
+            raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
+    made = tuple(_step(step, f"{place}: step {at}", state_key) for at, step in enumerate(steps))
+    success, system = record.get("success"), record.get("system")
+    rewards = [step["reward"] for step in steps if step.get("reward") is not None]
+    if success is None and rewards:
+        success = sum(rewards) > 0
+    given = () if system is None else (Turn("system", as_text(system)),)
+    return Trace(task, record.get("attempt_id", number), success, made, given, bool(record.get("truncated")))
+
+
+def _step(step: Any, place: str, state_key: Key | None) -> TraceStep:
+    if not isinstance(step, Mapping):
+        raise UserError(f"{place} is no object")
+    if "action" not in step:
+        raise UserError(f"{place} has no field 'action' ({nearest('action', map(str, step))})")
+    if callable(state_key):
+        state = state_key(step)
+    else:
+        names = ("state", "obs") if state_key is None else (state_key,)
+        if not any(name in step for name in names):
+            raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
+        state = next(step[name] for name in names if name in step)
+    reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or reward != reward):
+        raise UserError(f"{place}: 'reward' must be a number, not {str(reward)[:40]!r}")
+    count = len(tokens) if isinstance(tokens, list) else tokens
+    if count is not None and (type(count) is not int or count < 0):
+        raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
+    if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
+        raise UserError(f"{place}: 'actions' must be a list of texts")
+    shown = Turn("user", as_text(step.get("obs", state)))
+    reply = Turn("assistant", as_text(step["action"]), count=count)
+    return TraceStep(state, (shown,), reply, options=None if options is None else tuple(options))
+
+
+def from_run(run: Run, group: str | None = None, scorer: str | None = None, texts: bool = False) -> list[Trace]:
+    """Traces of the attempts in a run's trees, one an attempt with a verdict of ``scorer`` (a leaf, in runs without any).
+
+    States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt succeeded
+    by the world's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
+    """
+    scorer = _scorer(run, scorer)
+    columns = run_columns(run, group, None, scorer or "env")
+    rows: dict[tuple[Any, str], list[int]] = {}
+    for row, place in enumerate(zip(columns["task_id"], columns["attempt_id"], strict=True)):
+        rows.setdefault(place, []).append(row)
+    tree, verdicts = None, {}
+    found = []
+    for (task, leaf), own in rows.items():
+        name = run.node(leaf).tree
+        if tree is None or tree.name != name:
+            tree = run.tree(name)
+            verdicts = {v.node: v for v in run.verdicts(tree=name, scorer=scorer)} if scorer else {}
+        given, talk = _talk(turns_of(tree.path(leaf)))
+        if len(talk) != len(own):
+            raise UserError(f"the attempt that ends in node {leaf} has {len(own)} steps and {len(talk)} replies")
+        steps = []
+        for row, (shown, reply) in zip(own, talk, strict=True):
+            anchor = columns["anchor"][row]
+            keyed = isinstance(anchor, Mapping) and anchor.keys() == {"key"}  # how run_columns tells a key from a text
+            text = shown[-1].text if shown else ""
+            steps.append(TraceStep(anchor["key"] if keyed and not texts else text, shown, reply, columns["node"][row]))
+        found.append(Trace(task, leaf, _succeeded(verdicts.get(leaf)), tuple(steps), given, bool(columns["truncated"][own[-1]])))
+    return found
+
+
+def _scorer(run: Run, wanted: str | None) -> str | None:
+    known = {verdict.scorer for verdict in run.each(Verdict)}
+    if wanted is not None and wanted not in known:
+        raise UserError(f"{run.folder} has no verdict of scorer '{wanted}' ({nearest(wanted, known)})")
+    if wanted is None and len(known) > 1 and "env" not in known:
+        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(known))})")
+    return wanted or ("env" if "env" in known else next(iter(known), None))
+
+
+def _succeeded(verdict: Verdict | None) -> bool | None:
+    if verdict is None or verdict.value is None:
+        return None
+    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
+    return outcome if isinstance(outcome, bool) else verdict.value > 0
+
+
+def _talk(turns: list[Turn]) -> tuple[tuple[Turn, ...], list[tuple[tuple[Turn, ...], Turn]]]:
+    """What stands before the first observation, and the pairs of what was shown and what was replied."""
+    opening = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    pairs: list[tuple[tuple[Turn, ...], Turn]] = []
+    shown: list[Turn] = []
+    for turn in turns[opening:]:
+        if turn.role == "assistant":
+            pairs.append((tuple(shown), turn))
+            shown = []
+        else:
+            shown.append(turn)
+    return tuple(turns[:opening]), pairs

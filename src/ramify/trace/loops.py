@@ -1,0 +1,230 @@
+"""Loops of attempts: where one comes back to a state it was in, what it then does, and which states only ever led nowhere.
+
+The path of an attempt *without its loops* is what is left when every cycle is cut out: on coming back to a state that is still on that
+path, everything since is dropped. How many states it has is the *height* of a step. A step is
+
+- an *advance* when it leads to a state that is not on the path (the height grows), or ends the attempt;
+- a *retreat* when it leads back to an earlier state of the path (the height falls);
+- a *stall* when it changes nothing: the next state is the same.
+
+A *recovery* is a return to a state after leaving it, where an advance is then made that was not yet tried there in this attempt (on the
+way back through several states, only the one where it goes on is one). All of it is told from equal state keys alone, attempt by attempt.
+Derived for maze-recovery; loop erasure: Lawler 1980.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.trace.graph import StateGraph
+
+
+def erase_loops(keys: Sequence[Hashable]) -> list[int]:
+    """Positions of ``keys`` that are left when every cycle is cut out, the last visit to a state kept.
+
+    They visit each state once and begin and end with the same states as ``keys``; without a repetition all are left.
+    """
+    last = {key: at for at, key in enumerate(keys)}
+    kept, at = [], 0
+    while at < len(keys):
+        kept.append(last[keys[at]])
+        at = kept[-1] + 1
+    return kept
+
+
+class Recovery(NamedTuple):
+    """One recovery; ``left``, ``turn`` and ``at`` are positions in the attempt (steps), or rows of a graph (:class:`Loops`)."""
+
+    left: int
+    """The last step at this state before: the choice that is taken back."""
+    turn: int
+    """The step at the farthest state of the excursion, when it was first reached: from here on it is the way back."""
+    at: int
+    """The step that does something else, back at the state."""
+    depth: int
+    """How many states deep the excursion went beyond this one."""
+    steps: int
+    """Steps from ``turn`` back to the state. ``steps / depth`` is 1 when every state passed on the way in is passed once on the way out,
+    less where one action led back over several, more where the way back was not straight."""
+
+
+class Walk(NamedTuple):
+    """One attempt of T steps. ``moves`` int8 (T,): +1 advance, 0 stall, -1 retreat; ``heights`` int64 (T,), 1 at its start."""
+
+    moves: np.ndarray
+    heights: np.ndarray
+    recoveries: list[Recovery]
+
+
+def walk(keys: Sequence[Hashable], actions: Sequence[Hashable]) -> Walk:
+    """Follow one attempt; ``keys[t]`` is the state that ``actions[t]`` was taken in. The last step ends it, an advance.
+
+    Raises ValueError where the two differ in length.
+    """
+    if len(keys) != len(actions):
+        raise ValueError(f"{len(keys)} states for {len(actions)} actions")
+    moves, heights = _follow(keys)
+    gone: dict[Hashable, int] = {}
+    tried: dict[Hashable, set[Hashable]] = {}
+    found = []
+    arrived = 0
+    for t, (key, action) in enumerate(zip(keys, actions, strict=True)):
+        if t and key != keys[t - 1]:
+            arrived = t
+        left = gone.get(key)
+        if left is not None and moves[t] > 0 and action not in tried[key]:
+            deep = _follow(keys[left:arrived])[1]
+            turn = left + int(np.argmax(deep))
+            found.append(Recovery(left, turn, t, int(deep.max()) - 1, arrived - turn))
+        if moves[t]:
+            gone[key] = t
+        tried.setdefault(key, set()).add(action)
+    return Walk(moves, heights, found)
+
+
+def _follow(keys: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
+    """Moves and heights of a :class:`Walk`."""
+    path: list[Hashable] = []
+    height: dict[Hashable, int] = {}
+    moves, heights = np.ones(len(keys), np.int8), np.zeros(len(keys), np.int64)
+    for t, key in enumerate(keys):
+        known = height.get(key)
+        if known is None:
+            path.append(key)
+            height[key] = len(path)
+        else:
+            moves[t - 1] = 0 if known == len(path) else -1
+            for gone in path[known:]:
+                del height[gone]
+            del path[known:]
+        heights[t] = len(path)
+    return moves, heights
+
+
+@dataclass(frozen=True, eq=False)
+class Loops:
+    """The loops of every attempt of a graph. Arrays have one entry a visit, (N,), in the graph's order."""
+
+    moves: np.ndarray
+    """int8: +1 advance, 0 stall, -1 retreat."""
+    kept: np.ndarray
+    """bool: what is left when loops are cut out."""
+    recoveries: list[Recovery]
+    """In rows of the graph, attempt after attempt."""
+
+    @classmethod
+    def of(cls, graph: StateGraph) -> Loops:
+        """Follow every attempt of ``graph``."""
+        n = len(graph.visit_group)
+        moves, kept, found = np.ones(n, np.int8), np.zeros(n, np.bool_), []
+        actions = graph.edge_action[graph.visit_edge]
+        for rows in attempt_rows(graph):
+            keys = graph.visit_group[rows].tolist()
+            own = walk(keys, actions[rows].tolist())
+            moves[rows] = own.moves
+            kept[rows[erase_loops(keys)]] = True
+            places = rows.tolist()
+            found += [r._replace(left=places[r.left], turn=places[r.turn], at=places[r.at]) for r in own.recoveries]
+        return cls(moves, kept, found)
+
+
+def attempt_rows(graph: StateGraph) -> Iterator[np.ndarray]:
+    """The rows of each attempt in time order, attempts in the graph's order."""
+    order = np.lexsort((graph.visit_step, graph.visit_attempt))
+    starts = np.flatnonzero(np.diff(graph.visit_attempt[order], prepend=-1))
+    yield from np.split(order, starts[1:]) if len(order) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Which states led to success. Arrays have one entry a group, bool (G,); all false in tasks that nobody solved, where none is known."""
+
+    on: np.ndarray
+    """A success's path without its loops goes through the state."""
+    off: np.ndarray
+    """Everything recorded from here failed or came back: the state is in a subtree that leads nowhere."""
+    dead: np.ndarray
+    """Off the way, and nothing recorded here leads further: dead ends."""
+
+    @classmethod
+    def of(cls, graph: StateGraph, loops: Loops, success: np.ndarray, cut: np.ndarray | None = None) -> Ways:
+        """``success``, bool (A,): which attempts reached their goal; ``cut``, bool (A,): which a limit ended, so that nothing is known
+        of what would have followed. Raises UserError where a length differs."""
+        cut = np.zeros(len(graph.attempts), np.bool_) if cut is None else cut
+        for name, flags in (("success", success), ("cut", cut)):
+            if len(flags) != len(graph.attempts):
+                raise UserError(f"'{name}' has {len(flags)} entries for {len(graph.attempts)} attempts")
+        groups = len(graph.keys)
+        won = success[graph.visit_attempt]
+        on = np.bincount(graph.visit_group[won & loops.kept], minlength=groups) > 0
+        solved = np.bincount(graph.visit_task[won], minlength=len(graph.tasks)) > 0
+        off = ~on & ~graph.group_terminal & solved[graph.group_task]
+        last = graph.visit_next < 0
+        # a limit's end tells nothing of the state, and the goal reached there is no dead end
+        further = (loops.moves > 0) & np.where(last, (won | cut[graph.visit_attempt]), True)
+        leads = np.bincount(graph.visit_group[further], minlength=groups) > 0
+        return cls(on, off, off & ~leads)
+
+
+def shortest_way(graph: StateGraph, success: np.ndarray, task: int) -> list[int]:
+    """Rows of the fewest recorded steps from a start of the task to a success, steps of several attempts put together.
+
+    Empty where nobody solved it. Among equally short ones the first recorded steps are taken. It is as true as equal keys are equal states.
+    """
+    rows = np.flatnonzero(graph.visit_task == task)
+    goal: dict[int, int] = {}
+    step: dict[tuple[int, int], int] = {}
+    starts = []
+    for row in rows[np.lexsort((graph.visit_step[rows], graph.visit_attempt[rows]))].tolist():
+        here = int(graph.visit_group[row])
+        if graph.visit_step[row] == graph.visit_step.min():
+            starts.append(here)
+        if graph.visit_next[row] >= 0:
+            step.setdefault((here, int(graph.visit_target[row])), row)
+        elif success[graph.visit_attempt[row]]:
+            goal.setdefault(here, row)
+    return _breadth_first(dict.fromkeys(starts), step, goal)
+
+
+def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], int], goal: Mapping[int, int]) -> list[int]:
+    after: dict[int, list[int]] = {}
+    for here, there in step:
+        after.setdefault(here, []).append(there)
+    came: dict[int, int | None] = dict.fromkeys(starts)
+    queue = list(starts)
+    for here in queue:
+        if here in goal:
+            way = [goal[here]]
+            while (before := came[here]) is not None:
+                way.append(step[before, here])
+                here = before
+            return way[::-1]
+        for there in after.get(here, ()):
+            if there not in came:
+                came[there] = here
+                queue.append(there)
+    return []
+
+
+def ambiguous(graph: StateGraph, cut: np.ndarray | None = None) -> tuple[int, int]:
+    """(k, n): of the n visits whose action was taken in their state more than once, how many did not lead where most of those led.
+
+    0 in a deterministic world whose keys tell states apart; above it the key hides something, or the world is random. Ends that a
+    limit set (``cut``, bool (A,)) are left out.
+    """
+    known = np.ones(len(graph.visit_group), np.bool_)
+    if cut is not None:
+        known = (graph.visit_next >= 0) | ~cut[graph.visit_attempt]
+    edges, count = np.unique(graph.visit_edge[known], return_counts=True)
+    move = graph.edge_source[edges] * max(1, len(graph.actions)) + graph.edge_action[edges]
+    _, index = np.unique(move, return_inverse=True)
+    total = np.bincount(index, count)
+    most = np.zeros(len(total))
+    np.maximum.at(most, index, count)
+    again = total > 1
+    return int((total - most)[again].sum()), int(total[again].sum())
