@@ -6,12 +6,15 @@ while it loads goes to standard error, so that it cannot spoil a result on stand
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import types
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ramify.base.errors import UserError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint  # which takes time to load, so it waits until plug-ins are wanted
@@ -80,3 +83,15 @@ def _load(entry: EntryPoint) -> str:
     if not isinstance(loaded, types.ModuleType):
         return f"it names {type(loaded).__name__} '{entry.value}' where a module is expected, the one that registers the parts"
     return ""
+
+
+def find_attribute(spec: str) -> Any:
+    """What ``module:attribute`` names. Raises UserError where there is no such thing."""
+    module, _, attribute = spec.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            value = getattr(value, name)
+    except Exception as error:  # a module of the user's own may raise anything
+        raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
+    return value

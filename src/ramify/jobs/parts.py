@@ -10,13 +10,13 @@ from ramify.base import registry
 from ramify.base.conformance import takes_text
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.plugins import find_attribute
 from ramify.engine import named
 from ramify.env.protocol import Panel, World, read_panel
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.run import Agent
-from ramify.rollout.worker import find_attribute
 
 AGENT = "agent"
 """Folder of the improved checkpoint inside a run."""

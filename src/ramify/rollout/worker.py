@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import ramify
 from ramify.base.errors import UserError
+from ramify.base.plugins import find_attribute
 from ramify.env.protocol import Task, World
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.rollout.wire import Sink, pack, pack_error, read_records, unpack, write_records
@@ -113,18 +114,6 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "replayed": attempt.replayed,
         "drawn": attempt.drawn,
     }
-
-
-def find_attribute(spec: str) -> Any:
-    """What ``module:attribute`` names. Raises UserError where there is no such thing."""
-    module, _, attribute = spec.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except Exception as error:  # a module of the user's own may raise anything
-        raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
-    return found
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:

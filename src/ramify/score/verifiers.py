@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.plugins import find_attribute
 from ramify.rollout.token_forks import Verifier
 from ramify.rollout.token_traces import TokenTrace
-from ramify.rollout.worker import find_attribute
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.score.match import last_number, plain
