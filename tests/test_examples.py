@@ -1,4 +1,4 @@
-"""The examples run as they stand, each under 15 lines of code."""
+"""The examples run as they stand: a first look each under 15 lines of code, the worked ones of the methods under 60."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+WORKED = sorted((Path(__file__).parents[1] / "examples" / "methods").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    runs(example, tmp_path, 15)
+
+
+@pytest.mark.parametrize("example", WORKED, ids=lambda path: path.stem)
+def test_a_worked_example_runs(example: Path, tmp_path: Path) -> None:
+    runs(example, tmp_path, 60)
+
+
+def runs(example: Path, folder: Path, limit: int) -> None:
     tree = ast.parse(example.read_text(encoding="utf-8"))
     lines = {line for node in ast.walk(tree) if (line := getattr(node, "lineno", None))}
-    assert len(lines) < 15, "an example is a few lines"
-    done = subprocess.run([sys.executable, "-W", "error", example], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert len(lines) < limit, "an example is a few lines"
+    done = subprocess.run([sys.executable, "-W", "error", example], cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
