@@ -18,8 +18,20 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     runs(example, tmp_path, 15)
 
 
-@pytest.mark.parametrize("example", WORKED, ids=lambda path: path.stem)
+def needs_more(example: Path) -> bool:
+    """Whether an example says that it needs an extra."""
+    return "needs the extra" in example.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("example", [path for path in WORKED if not needs_more(path)], ids=lambda path: path.stem)
 def test_a_worked_example_runs(example: Path, tmp_path: Path) -> None:
+    runs(example, tmp_path, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [path for path in WORKED if needs_more(path)], ids=lambda path: path.stem)
+def test_a_worked_example_that_needs_an_extra_runs(example: Path, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym", reason=f"the extras are not installed: {example.name} IS NOT TESTED")
     runs(example, tmp_path, 60)
 
 
@@ -27,7 +39,7 @@ def runs(example: Path, folder: Path, limit: int) -> None:
     tree = ast.parse(example.read_text(encoding="utf-8"))
     lines = {line for node in ast.walk(tree) if (line := getattr(node, "lineno", None))}
     assert len(lines) < limit, "an example is a few lines"
-    done = subprocess.run([sys.executable, "-W", "error", example], cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-W", "error", example], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
