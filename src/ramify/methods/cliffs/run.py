@@ -29,8 +29,6 @@ from ramify.rollout.token_forks import Chances
 from ramify.rollout.token_traces import Counts, TokenTrace
 from ramify.stats.sequential import chance_of
 
-NEAR = 0.25
-"""A test at this level tells which carried estimates are measured after all."""
 CONTROLS = ("random", "critical", "tangent")
 
 
@@ -67,7 +65,7 @@ class ScanConfig(Config):
     """budgeted: carry an estimate over left-out tokens while their summed 1 - probability is below this"""
     first: int = Field(16, ge=1)
     """budgeted: forks before the first look; doubled until n"""
-    miss: float = Field(0.005, ge=0, lt=1)
+    miss: float = Field(0.01, ge=0, lt=1)
     """budgeted: stop at a pair of positions once the chance that all n forks would make it a cliff is below this"""
     confirm: int | None = Field(None, ge=0)
     """fresh forks before and after each candidate; 0 is no confirmation; none is 128, and 0 with faithful"""
@@ -177,8 +175,7 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     elif pairs is None:
         counts = await _count(trace, forks, dict.fromkeys(positions, config.n), "scan")
     else:
-        counts = await _staged(trace, forks, config, positions, pairs)
-        counts, pairs = await _uncarried(trace, forks, config, counts, pairs)
+        counts, pairs = await _staged(trace, forks, config, positions, pairs)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
     cliffs = detect(trace.id, found.potentials, test, **known)
@@ -219,30 +216,23 @@ async def _count(
 
 async def _staged(
     trace: Any, forks: Forks, config: ScanConfig, positions: Sequence[int], pairs: Sequence[tuple[int, int]]
-) -> dict[int, Counts]:
-    """Counts by position: a few forks everywhere, twice as many where a pair may still become a cliff, up to n."""
+) -> tuple[dict[int, Counts], list[tuple[int, int]]]:
+    """Counts by position, and the pairs tested: a few forks everywhere, twice as many where a pair may still become a cliff, up to n.
+
+    An estimate that was carried on serves the first look only: a pair that stays open gets the position just before its token.
+    """
     counts: dict[int, Counts] = {}
-    live, size = list(pairs), min(config.first, config.n)
+    tested, live, size = {t: start for start, t in pairs}, list(pairs), min(config.first, config.n)
     wanted: Iterable[int] = positions
     while True:
         more = {t: size - (counts[t].forks if t in counts else 0) for t in wanted}
         counts = await _count(trace, forks, more, "scan", counts)
-        if size == config.n:
-            return counts
-        live = [(a, b) for a, b in live if _open(counts[a], counts[b], config)]
+        if size == config.n and all(start == t - 1 for start, t in live):
+            return counts, [(start, t) for t, start in tested.items()]
+        live = [(t - 1, t) for start, t in live if _open(counts[start], counts[t], config)]
+        tested.update((t, start) for start, t in live)
         size = min(2 * size, config.n)
         wanted = sorted({t for pair in live for t in pair})
-
-
-async def _uncarried(
-    trace: Any, forks: Forks, config: ScanConfig, counts: Mapping[int, Counts], pairs: Sequence[tuple[int, int]]
-) -> tuple[dict[int, Counts], list[tuple[int, int]]]:
-    """Where a pair that starts at a carried estimate comes near a cliff, measure the position just before its token after all."""
-    near = ZTest(config.delta0, NEAR)
-    carried = [t for start, t in pairs if start < t - 1 and near.fires(counts[start], counts[t])]
-    more = {t: config.n - (counts[t].forks if t in counts else 0) for t in sorted({*carried, *(t - 1 for t in carried)})}
-    known = await _count(trace, forks, more, "scan", counts)
-    return known, [(t - 1 if t in carried else start, t) for start, t in pairs]
 
 
 def _open(prev: Counts, cur: Counts, config: ScanConfig) -> bool:

@@ -1,0 +1,210 @@
+"""Scans: budgeted against faithful on exact potentials, on the real engine, within a budget; ablation, candidates, pairs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.seeds import place_key, uniforms
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.cliffs.algorithm import ZTest
+from ramify.methods.cliffs.process import simulate
+from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
+from ramify.model.protocol import Sampling
+from ramify.rollout.token_forks import Chances, Problem, TokenForks
+from ramify.rollout.token_traces import Counts, TokenTrace
+
+
+class Simulated:
+    """Forks of replies whose potential is known: trace id -> (T + 1,)."""
+
+    def __init__(self, v: dict[str, np.ndarray], pi: dict[str, np.ndarray] | None) -> None:
+        self.v, self.pi, self.drawn = v, pi, 0
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        u = uniforms(np.full(n, place_key(0, trace.id, t, purpose)), np.arange(start, start + n))
+        self.drawn += n
+        return Counts(int((u < self.v[trace.id][t]).sum()), n)
+
+    async def chances(self, trace: Any) -> Chances:
+        return Chances(None if self.pi is None else self.pi[trace.id])
+
+    def spent(self) -> dict[str, Any]:
+        return {"forks": self.drawn}
+
+
+def of(name: str, length: int, correct: bool | None = False) -> TokenTrace:
+    return TokenTrace(name, name, (1,), tuple(range(length)), Sampling(), correct=correct, stop="length")
+
+
+def process(traces: int, seed: int = 0) -> tuple[Simulated, list[TokenTrace]]:
+    made = simulate(traces, seed)
+    v, pi = ({str(i): made[name][i] for i in range(traces)} for name in ("v", "pi"))
+    return Simulated(v, pi), [of(str(i), 150, bool(made["right"][i])) for i in range(traces)]
+
+
+def run(traces: Sequence[TokenTrace], forks: Any, **settings: Any) -> ScanResult:
+    return asyncio.run(scan(traces, forks, ScanConfig(**settings)))
+
+
+def places(result: ScanResult, *statuses: str) -> set[tuple[str, int]]:
+    return {(cliff.trace_id, cliff.t) for one in result.scanned for cliff in one.of(*statuses)}
+
+
+def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
+    forks, traces = process(40, seed=0)
+    faithful = run(traces, forks, faithful=True, confirm=128)
+    whole = 64 * 151 * 40
+    assert sum(c.forks for one in faithful.scanned for c in one.trace.potentials or () if c) == whole
+    cheap = Simulated(forks.v, forks.pi)
+    budgeted = run(traces, cheap)
+    reference, found = places(faithful, "confirmed"), places(budgeted, "confirmed")
+    assert len(reference) > 10
+    assert len(reference & found) >= 0.95 * len(reference)
+    assert cheap.drawn <= 0.25 * whole
+    assert cheap.drawn == budgeted.spent["forks"] == sum(one.forks for one in budgeted.scanned)
+    assert not places(budgeted, "found")
+
+
+def test_a_faithful_scan_confirms_nothing_unless_asked() -> None:
+    forks, traces = process(4)
+    result = run(traces, forks, faithful=True)
+    assert places(result, "confirmed", "refuted") == set()
+    assert {len(one.trace.potentials or ()) for one in result.scanned} == {151}
+
+
+def test_false_cliffs_are_refuted() -> None:
+    """A flat potential at one half: what the test finds there is chance, and little of it survives fresh forks."""
+    flat = Simulated({str(i): np.full(301, 0.5) for i in range(10)}, None)
+    traces = [of(str(i), 300) for i in range(10)]
+    result = run(traces, flat, faithful=True, confirm=128)
+    found = places(result, "confirmed", "refuted")
+    assert 1 <= len(found) <= 25  # 0.003 a token, 3,000 tokens
+    assert len(places(result, "confirmed")) <= 1
+
+
+def test_v0_makes_the_first_token_testable() -> None:
+    forks = Simulated({"a": np.array([0.9, 0.1, 0.1])}, {"a": np.array([0.2, 0.99])})
+    (one,) = run([of("a", 2)], forks).scanned
+    assert [(c.t, c.token_id, c.status) for c in one.cliffs] == [(1, 0, "confirmed")]
+    assert one.trace.potentials is not None
+    assert one.trace.potentials[2] is None  # not measured, not filled
+
+
+def test_drift_is_not_blamed_on_the_next_token() -> None:
+    """20 tokens of probability 0.98 may lose 0.4 together; the estimate is taken anew before the token behind them."""
+    v = np.array([0.9, *np.linspace(0.9, 0.5, 20), 0.5])
+    forks = Simulated({"a": v}, {"a": np.array([*[0.98] * 20, 0.4])})
+    (one,) = run([of("a", 21)], forks).scanned
+    assert one.cliffs == ()
+
+
+def test_early_stop_leaves_positions_unmeasured() -> None:
+    forks = Simulated({"a": np.array([0.8, 0.0, *[0.0] * 40])}, None)
+    (one,) = run([of("a", 41)], forks, faithful=True, early_stop=20).scanned
+    assert one.trace.early_stopped_at == 20
+    assert one.trace.potentials is not None
+    assert all(c is None for c in one.trace.potentials[21:])
+    assert one.forks == 21 * 64
+
+
+def test_a_budget_ends_a_scan_between_traces() -> None:
+    forks, traces = process(6)
+    result = run(traces, forks, budget_rollouts=3000)
+    assert 0 < len(result.scanned) < 6
+    assert [*(one.trace.id for one in result.scanned), *(t.id for t in result.left)] == [t.id for t in traces]
+    whole = run(traces, Simulated(forks.v, forks.pi))
+    assert [one.cliffs for one in result.scanned] == [one.cliffs for one in whole.scanned[: len(result.scanned)]]
+    assert not run(traces, forks, budget_rollouts=1).scanned
+
+
+def test_the_screen_needs_probabilities() -> None:
+    forks = Simulated({"a": np.array([0.9, 0.1])}, None)
+    with pytest.raises(NeedsError, match="--screen none"):
+        run([of("a", 1)], forks)
+    assert places(run([of("a", 1)], forks, screen="none"), "confirmed") == {("a", 1)}
+
+
+def test_ablation() -> None:
+    forks = Simulated({"a": np.array([0.8, 0.8, 0.1, 0.1]), "b": np.array([0.9, 0.9])}, None)
+    scanned = run([of("a", 3), of("b", 1), of("c", 3, None)][:2], forks, screen="none").scanned
+    (record,) = asyncio.run(ablate(scanned, forks))
+    assert record["t"] == 2
+    assert record["cuts"]["del"] == 1
+    assert record["cuts"]["keep"] == 2
+    assert record["del"]["k"] > 40 > 20 > record["keep"]["k"]
+    assert record["critical"] is None  # the potential never reaches 0
+    right = [replace(scanned[0], trace=replace(scanned[0].trace, correct=True))]
+    assert asyncio.run(ablate(right, forks)) == []
+    with pytest.raises(UserError, match="unknown control 'tangle'"):
+        asyncio.run(ablate(scanned, forks, controls=["tangle"]))
+
+
+END = 4
+
+
+class Digits:
+    hash = "digits"
+
+    def encode(self, text: str) -> list[int]:
+        return [int(c) for c in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(str(t) for t in tokens if t != END)
+
+    def ends(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.cumsum([t != END for t in tokens], dtype=np.int32)
+
+
+def starts_low(text: str, trace: TokenTrace) -> bool:
+    """Right where the first digit is 0 or 1: everything is decided at the first token."""
+    return text[:1] in ("0", "1")
+
+
+def engine(seed: int = 3) -> LocalModel:
+    module = TinyLM(TinyConfig(5, 16, 1, 2, 1, 8, 16, 32), seed=seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return LocalModel(module, eos=(END,))
+
+
+def test_the_whole_way_on_the_engine() -> None:
+    sampling = Sampling(max_tokens=6)
+    forks = TokenForks(engine(), Digits(), starts_low, sampling, truncated="graded")
+    traces = asyncio.run(forks.draw([Problem("p", (1, 2))], 40))
+    wrong = [t for t in traces if not t.correct][:4]
+    result = run(wrong, forks)
+    assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)
+    assert result.spent["forward_tokens"] < result.spent["drawn_tokens"] + 0.1 * result.spent["given_tokens"]
+    assert all(one.gap < 1e-4 for one in result.scanned)
+    again = run(wrong[::-1], TokenForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
+    assert {one.trace.id: one.trace.potentials for one in again.scanned} == {
+        one.trace.id: one.trace.potentials for one in result.scanned
+    }
+    test = ZTest()
+    (examined, *_) = asyncio.run(examine(result.scanned[:1], forks, test, top=5))
+    good = {c.token_id for c in examined.candidates if not c.is_cliff}
+    assert good == {0, 1}
+    bad = sum(c.q for c in examined.candidates if c.token_id not in good)
+    assert examined.mass == pytest.approx(bad)
+    rows = pairs([examined])
+    assert {row["chosen_id"] for row in rows} == good
+    assert {row["rejected_id"] for row in rows} == {wrong[0].response_ids[0]}
+    assert rows[0]["prompt_ids"] == [1, 2]
+    assert pairs([examined], hard=True) == rows
+    same = asyncio.run(mass_under([examined], forks, 5))
+    assert same[0]["delta"] == pytest.approx(0)
+    other = asyncio.run(mass_under([examined], TokenForks(engine(7), Digits(), starts_low, sampling), 5))
+    assert abs(other[0]["delta"]) > 1e-3
+    kept = asyncio.run(ablate([Scanned(result.scanned[0].trace, result.scanned[0].cliffs)], forks))
+    assert kept[0]["keep"]["k"] == 0
+    assert kept[0]["del"]["k"] > 0
