@@ -317,3 +317,21 @@ def test_a_model_can_be_trained_after_it_was_used() -> None:
     draw(model, tokens(20), [1], max_tokens=4)
     module(torch.from_numpy(tokens(25).astype(np.int64))[None]).sum().backward()
     assert all(weight.grad is not None for weight in module.parameters())
+
+
+def test_rows_are_scored_together_as_alone_and_certainty_is_the_divergence_from_uniform() -> None:
+    model = LocalModel(tiny())
+    rows = [tokens(9), tokens(1), tokens(30)]
+    together = asyncio.run(model.logprobs(rows, top_k=3))
+    for row, scores in zip(rows, together, strict=True):
+        (alone,) = asyncio.run(model.logprobs([row], top_k=3))
+        assert scores.certainty is not None
+        assert alone.certainty is not None
+        assert scores.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+        assert scores.certainty == pytest.approx(alone.certainty, abs=1e-5)
+        assert len(scores.certainty) == len(row)
+    with torch.no_grad():
+        p = torch.softmax(model.module(torch.from_numpy(rows[0].astype(np.int64))[None])[0].double(), -1)
+    uniform = 1 / p.shape[-1]
+    wanted = (uniform * (uniform / p[:-1]).log()).sum(-1)
+    assert together[0].certainty[1:] == pytest.approx(wanted.numpy(), abs=1e-5)  # type: ignore[index]

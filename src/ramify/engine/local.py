@@ -7,6 +7,7 @@ Log-probabilities returned by :meth:`LocalModel.logprobs` come from an ordinary 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -237,30 +238,28 @@ class LocalModel:
 
         with torch.inference_mode():
             hidden = self.forward.full(padded, None if taps is None else tap)
-            return [self._score_row(hidden[i, :length], padded[i, :length], top_k, settings) for i, length in enumerate(lengths)]
+            before = torch.cat([hidden[i, : length - 1] for i, length in enumerate(lengths)])
+            targets = torch.cat([padded[i, 1:length] for i, length in enumerate(lengths)])
+            return _by_row(self._score_tokens(before, targets, top_k, settings), lengths)
 
-    def _score_row(self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None) -> TokenScores:
-        """Scores of one row from its hidden states [T, D], a stretch of positions at a time."""
-        length = len(tokens)
-        logprobs, entropy = np.zeros(length, np.float32), np.zeros(length, np.float32)
-        top_tokens = np.zeros((length, top_k), np.int32) if top_k else None
-        top_logprobs = np.zeros((length, top_k), np.float32) if top_k else None
-        sampler = None if settings is None else np.zeros(length, np.float32)
+    def _score_tokens(self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None) -> dict[str, np.ndarray]:
+        """Scores of ``tokens`` [N] given the hidden states before them [N, D], a stretch at a time: arrays (N,) and (N, top_k)."""
+        pieces: dict[str, list[Tensor]] = {}
         step = max(1, SCORE_LOGITS // self.forward.vocab)
-        for start in range(0, length - 1, step):
-            stop = min(start + step, length - 1)
-            model = F.log_softmax(self.forward.logits(hidden[start:stop]).float(), dim=-1)
-            logprobs[start + 1 : stop + 1] = model.gather(1, tokens[start + 1 : stop + 1, None])[:, 0].cpu().numpy()
-            entropy[start + 1 : stop + 1] = -(model.exp() * model).nansum(-1).cpu().numpy()
-            if top_tokens is not None and top_logprobs is not None:
-                best = model.topk(top_k, dim=-1)
-                top_tokens[start + 1 : stop + 1] = best.indices.cpu().numpy()
-                top_logprobs[start + 1 : stop + 1] = best.values.cpu().numpy()
-            if settings is not None and sampler is not None:
-                rows = stop - start
-                drawn_from = adjusted(model.double(), [settings] * rows, [False] * rows)
-                sampler[start + 1 : stop + 1] = drawn_from.gather(1, tokens[start + 1 : stop + 1, None])[:, 0].cpu().numpy()
-        return TokenScores(logprobs, entropy, top_tokens, top_logprobs, sampler)
+        for start in range(0, max(1, len(tokens)), step):
+            chosen = tokens[start : start + step, None]
+            model = F.log_softmax(self.forward.logits(hidden[start : start + step]).float(), dim=-1)
+            found = {"logprobs": model.gather(1, chosen)[:, 0], "entropy": -(model.exp() * model).nansum(-1)}
+            if top_k:
+                found["top_logprobs"], best = model.topk(top_k, dim=-1)
+                found["top_tokens"] = best.int()
+                found["certainty"] = -model.mean(-1) - math.log(self.forward.vocab)
+            if settings is not None:
+                drawn_from = adjusted(model.double(), [settings] * len(model), [False] * len(model))
+                found["sampler_logprobs"] = drawn_from.gather(1, chosen)[:, 0].float()
+            for name, values in found.items():
+                pieces.setdefault(name, []).append(values.cpu())
+        return {name: torch.cat(values).numpy() for name, values in pieces.items()}
 
     # -- checks
 
@@ -304,3 +303,17 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
         else:
             batches.append([i])
     return batches
+
+
+def _by_row(scores: dict[str, np.ndarray], lengths: Sequence[int]) -> list[TokenScores]:
+    """Arrays over all scored tokens cut into rows, entry 0 of each, which has nothing before it, set to 0."""
+    starts = np.cumsum([0, *(length - 1 for length in lengths)])
+    return [
+        TokenScores(
+            **{
+                name: np.concatenate((np.zeros_like(values, shape=(1, *values.shape[1:])), values[start : start + length - 1]))
+                for name, values in scores.items()
+            }
+        )
+        for start, length in zip(starts, lengths, strict=False)
+    ]

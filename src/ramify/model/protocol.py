@@ -104,6 +104,8 @@ class TokenScores:
     top_logprobs: np.ndarray | None = None
     sampler_logprobs: np.ndarray | None = None
     """Under sampling settings, where the model was asked for them: -inf where they cut a given token."""
+    certainty: np.ndarray | None = None
+    """float32 (T,), nats, with top_k only: divergence of the uniform distribution from the model's own, KL(uniform || model)."""
 
 
 @dataclass(frozen=True, slots=True)
