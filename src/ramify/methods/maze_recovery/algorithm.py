@@ -11,7 +11,7 @@ quotes them: arXiv 2606.22938, sections 2 to 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -85,7 +85,8 @@ class Maze:
 
         ``policy``: a name, gaps, or one (a, b, c, d) per diamond. Floats are taken as the fractions they are.
         """
-        return _mean_steps([[_fractions(row) for row in rows] for rows in self._rows(policy)], self.W)
+        steps: Fraction | float = _mean_steps([[_fractions(row) for row in rows] for rows in self._rows(policy)], self.W)
+        return steps
 
     def expected_steps(self, policy: str | TabularPolicy | Iterable[Row]) -> float:
         """Expected steps from source to target; infinity where it may never be reached, or where it fits no float (:meth:`log_steps`)."""
@@ -248,9 +249,9 @@ def train_exact(
     return policy, [*curve, maze.expected_steps(policy)]
 
 
-def slope(sizes: Sequence[int], logs: Sequence[float]) -> float:
+def slope(sizes: Iterable[float], logs: Iterable[float]) -> float:
     """Least-squares slope of ``logs`` over ``sizes``: growth per diamond where these are ln(steps) over K."""
-    return float(np.polyfit(np.asarray(sizes, dtype=np.float64), np.asarray(logs, dtype=np.float64), 1)[0])
+    return float(np.polyfit(list(sizes), list(logs), 1)[0])
 
 
 # --- the recursion over diamonds: only sums, products and quotients of positive numbers, so floats keep their digits ------------
