@@ -90,3 +90,11 @@ def test_bad_checkpoints_are_one_sentence(tmp_path: Path) -> None:
         TinyLM.load(tmp_path)
     with pytest.raises(UserError, match="longer than the model's context of 128"):
         model(torch.zeros(1, 129, dtype=torch.long))
+
+
+def test_a_model_that_scored_rows_can_be_trained() -> None:
+    model, tokens = TinyLM(TinyConfig(**SHAPE), seed=1), torch.arange(12)[None]
+    with torch.inference_mode():
+        model(tokens)
+    model(tokens).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
