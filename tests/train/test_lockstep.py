@@ -46,7 +46,7 @@ def test_tokens_marks_and_logprobs(setting: tuple[TinyLM, TagTemplate]) -> None:
         seen = [env.reset(e.task, e.key).text, *(env.step(reply).text for reply in e.replies)]
         shown = [t for t, turn in zip(e.tokens, e.turn, strict=True) if turn < 0]
         layout = [t for text in seen[: len(e.replies)] for t in (*template.render("user", text)[0], *template.open("assistant"))]
-        ends = {t for t in template.stop_tokens}
+        ends = set(template.stop_tokens)
         assert [t for t in shown if t not in ends] == [t for t in layout if t not in ends]
 
 

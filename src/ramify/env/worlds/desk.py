@@ -20,12 +20,13 @@ from ramify.env.protocol import Observation, Panel, Task
 BOOKINGS = ("a", "b", "c")
 WISHES = ("cancel", "change")
 VERBS = ("lookup", *WISHES, "deny")
-NAMES = tuple("Ann Bob Cem Dan Eve Fay Gus Ida Jon Kim Lea Max Nia Ola Pia Ron Sue Tom Una Vic Wes Yan Zoe Art".split())
-FILLERS = tuple(
+_NAMES = "Ann Bob Cem Dan Eve Fay Gus Ida Jon Kim Lea Max Nia Ola Pia Ron Sue Tom Una Vic Wes Yan Zoe Art"
+_FILLERS = (
     "well so now okay right hmm then let see sure fine next alright indeed actually perhaps basically anyway "
-    "clearly honestly simply surely gladly kindly".split()
+    "clearly honestly simply surely gladly kindly"
 )
-"""Words that mean nothing, the most frequent first."""
+NAMES, FILLERS = tuple(_NAMES.split()), tuple(_FILLERS.split())
+"""Customers, and words that mean nothing, the most frequent first."""
 SPLITS = ("train", "eval", "tune", "demo")
 TRUTHFUL, BUSY, TURNS = 0.65, 0.2, 9
 
@@ -55,7 +56,7 @@ class Desk:
             raise BoundaryError("env", "step before reset")
         closed, turn = self._state["closed"], self._state["turn"]
         self._state["turn"] = turn + 1
-        verb, what = (action.split()[-2:] + ["", ""])[:2]
+        verb, what = [*action.split()[-2:], "", ""][:2]
         if verb not in VERBS or what not in BOOKINGS or what in closed:
             return Observation(self._screen("Nothing happens."), valid=False)
         booking = self._task.data[what]

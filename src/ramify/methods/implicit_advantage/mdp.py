@@ -132,4 +132,4 @@ def luck(mdp: Layered, value: np.ndarray, walks: Walks) -> np.ndarray:
 
 def _pick(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """One index a row of probabilities (E, n)."""
-    return np.minimum((rng.random((len(p), 1)) > p.cumsum(axis=1)).sum(axis=1), p.shape[1] - 1)
+    return np.asarray(np.minimum((rng.random((len(p), 1)) > p.cumsum(axis=1)).sum(axis=1), p.shape[1] - 1))
