@@ -1,0 +1,140 @@
+"""Loop erasure, recoveries and dead ends, from equal state keys alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.base.errors import UserError
+from ramify.trace.graph import StateGraph
+from ramify.trace.loops import Loops, Recovery, Ways, ambiguous, attempt_rows, erase_loops, shortest_way, walk
+
+WALKS = st.lists(st.integers(0, 6), max_size=40)
+
+
+@given(WALKS)
+def test_what_is_left_is_a_simple_path_with_the_same_ends(keys: list[int]):
+    kept = erase_loops(keys)
+    path = [keys[i] for i in kept]
+    assert len(set(path)) == len(path)
+    assert path[:1] == keys[:1]
+    assert path[-1:] == keys[-1:]
+    assert [path[i] for i in erase_loops(path)] == path  # idempotent
+    assert all(i == max(at for at, key in enumerate(keys) if key == keys[i]) for i in kept)  # the last visit is kept
+    if len(set(keys)) == len(keys):
+        assert kept == list(range(len(keys)))
+    # every step of what is left was taken in the attempt
+    assert all((keys[a], keys[a + 1]) == (keys[a], keys[b]) for a, b in pairwise(kept))
+
+
+@given(WALKS)
+def test_heights_are_the_lengths_of_the_path_without_loops(keys: list[int]):
+    found = walk(keys, list(range(len(keys))))
+    assert found.heights.tolist() == [len(erase_loops(keys[: t + 1])) for t in range(len(keys))]
+    rises = np.diff(found.heights)
+    assert (np.sign(rises) == found.moves[:-1]).all()
+    for r in found.recoveries:
+        assert keys[r.left] == keys[r.at]
+        assert r.left < r.turn < r.at
+        assert r.depth >= 1
+        assert r.steps >= 1
+        assert keys[r.at] not in keys[r.left + 1 : r.turn + r.steps]
+
+
+def test_one_excursion_is_one_recovery():
+    found = walk("sabcbasxg", "L12bbaR12")
+    assert found.moves.tolist() == [1, 1, 1, -1, -1, -1, 1, 1, 1]
+    assert found.recoveries == [Recovery(left=0, turn=3, at=6, depth=3, steps=3)]  # not one for each state on the way back
+
+
+def test_the_same_again_is_no_recovery():
+    assert not walk("sasasg", "LbLbRx").recoveries[1:]
+    assert walk("sasasg", "LbLbRx").recoveries == [Recovery(2, 3, 4, 1, 1)]
+    assert not walk("sasasg", "LbLbLx").recoveries
+
+
+def test_one_action_may_lead_back_over_several_states():
+    assert walk("sabcsd", "L12!R1").recoveries == [Recovery(0, 3, 4, 3, 1)]  # efficiency 1/3
+
+
+def test_what_changes_nothing_is_a_stall():
+    found = walk("sssag", "1234.")
+    assert found.moves.tolist() == [0, 0, 1, 1, 1]
+    assert not found.recoveries
+    stalled = walk("sabssd", "L1b?R1")  # back at s something fails first
+    assert stalled.recoveries == [Recovery(0, 2, 4, 2, 1)]
+
+
+def test_a_return_by_another_way_counts_too():
+    found = walk(["hall", "kitchen", "hall", "room", "kitchen", "yard"], ["k", "back", "r", "side", "out", "end"])
+    assert [r.at for r in found.recoveries] == [2, 4]
+    assert found.recoveries[1] == Recovery(1, 3, 4, 2, 1)
+
+
+def test_lengths_must_agree():
+    with pytest.raises(ValueError, match="2 states for 1 actions"):
+        walk("ab", "x")
+
+
+def graph(*walks: tuple[str, str], tasks: str | None = None) -> StateGraph:
+    rows = [
+        (tasks[n] if tasks else "t", n, t, key, f"{key}>{nxt}")
+        for n, (keys, end) in enumerate(walks)
+        for t, (key, nxt) in enumerate(zip(keys, [*keys[1:], end], strict=True))
+    ]
+    return StateGraph.of(*(list(column) for column in zip(*rows, strict=True)))
+
+
+def keys_of(g: StateGraph, flags: np.ndarray) -> str:
+    return "".join(str(g.keys[i]) for i in np.flatnonzero(flags))
+
+
+def test_ways_and_dead_ends():
+    g = graph(("fabafcd", "goal"), ("fxy", "lost"), ("fx", "limit"))
+    ways = Ways.of(g, Loops.of(g), np.array([True, False, False]), np.array([False, False, True]))
+    assert keys_of(g, ways.on) == "fcd"
+    assert keys_of(g, ways.off) == "abxy"
+    assert keys_of(g, ways.dead) == "by"  # x leads on to y, and what a limit ended is not known to be dead
+
+
+def test_a_limit_is_no_dead_end():
+    g = graph(("fg", "goal"), ("fx", "limit"))
+    assert keys_of(g, Ways.of(g, Loops.of(g), np.array([True, False])).dead) == "x"
+    assert keys_of(g, Ways.of(g, Loops.of(g), np.array([True, False]), np.array([False, True])).dead) == ""
+
+
+def test_nothing_is_known_where_nobody_succeeded():
+    g = graph(("fab", "lost"), ("fcd", "goal"), tasks="uv")
+    ways = Ways.of(g, Loops.of(g), np.array([False, True]))
+    assert keys_of(g, ways.on | ways.off) == "fcd"
+    with pytest.raises(UserError, match="'success' has 1 entries for 2 attempts"):
+        Ways.of(g, Loops.of(g), np.array([True]))
+
+
+def test_the_shortest_way_puts_attempts_together():
+    g = graph(("abcdz", "goal"), ("axd", "lost"), ("xyz", "lost"))
+    way = shortest_way(g, np.array([True, False, False]), 0)
+    assert [g.keys[g.visit_group[row]] for row in way] == ["x", "d", "z"]  # attempts may start in different states
+    g = graph(("abcdz", "goal"), ("axd", "lost"))
+    assert "".join(g.keys[g.visit_group[row]] for row in shortest_way(g, np.array([True, False]), 0)) == "axdz"
+    assert not shortest_way(g, np.array([False, False]), 0)
+
+
+def test_ambiguity_counts_moves_that_led_elsewhere():
+    g = StateGraph.of(["t"] * 6, [0, 0, 1, 1, 2, 2], [0, 1] * 3, ["a", "b", "a", "b", "a", "c"], ["go"] * 6, ["end"] * 6)
+    assert ambiguous(g) == (1, 5)  # of three "go" in a one led to c; two "go" in b ended alike; one in c says nothing
+    assert ambiguous(graph(("abc", "goal"), ("abc", "goal"))) == (0, 6)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=12), min_size=1, max_size=5))
+def test_rows_of_attempts_and_kept_rows(walks: list[list[int]]):
+    rows = [(n, t, key) for n, keys in enumerate(walks) for t, key in enumerate(keys)]
+    g = StateGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)), ["go"] * len(rows))
+    loops = Loops.of(g)
+    for keys, own in zip(walks, attempt_rows(g), strict=True):
+        assert [g.keys[i] for i in g.visit_group[own]] == keys
+        assert np.flatnonzero(loops.kept[own]).tolist() == erase_loops(keys)
