@@ -19,7 +19,8 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.token_forks import Problem, TokenForks
-from ramify.rollout.token_traces import Counts, TokenTrace, read_traces, trace_of, write_traces
+from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
+from ramify.stats.drops import Counts
 
 END = 4
 LENGTH = 3

@@ -10,16 +10,21 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
+from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.token_traces import Counts, TokenTrace
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.drops import Counts
+from ramify.trace.lines import at_place, read_lines
+from ramify.trace.lines import field as read_field
 
 #: Judges a whole reply: (text, trace) to right or wrong, or None where it cannot say (in time). It may be a coroutine function.
 Verifier = Callable[[str, TokenTrace], bool | Awaitable[bool | None] | None]
@@ -258,6 +263,38 @@ class TokenForks:
             seed=self.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
+
+
+def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:
+    """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
+
+    A text becomes one user message of ``template``, with the header of the reply behind it. Raises UserError naming file, line, field.
+    """
+    found: dict[str, Problem] = {}
+    for number, record in read_lines(path):
+        place = f"{path}:{number}"
+        with at_place(place):
+            name = read_field(record, "id", str, place, str(number))
+            if name in found:
+                raise UserError(f"problem '{name}' is there twice")
+            unknown = [key for key in record if key not in ("id", "prompt", "prompt_ids", "answer", "data")]
+            if unknown:
+                raise UserError(
+                    f"unknown field '{unknown[0]}' ({nearest(unknown[0], ['id', 'prompt', 'prompt_ids', 'answer', 'data'])})"
+                )
+            ids = record.get("prompt_ids")
+            if ids is None:
+                text = read_field(record, "prompt", str, place)
+                if template is None:
+                    raise UserError("a 'prompt' of text needs a model with a chat template; give 'prompt_ids'")
+                ids = [*template.render("user", text, "")[0], *template.open("assistant", "user")]
+            if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
+                raise UserError("'prompt_ids' must be a list of token ids, at least one")
+            data = dict(read_field(record, "data", dict, place, {}))
+            found[name] = Problem(name, tuple(ids), data | ({"answer": record["answer"]} if "answer" in record else {}))
+    if not found:
+        raise UserError(f"{path} holds no problem")
+    return list(found.values())
 
 
 def _tokens(draw: Draw) -> list[int]:

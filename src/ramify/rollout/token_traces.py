@@ -16,35 +16,9 @@ import numpy as np
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.model.protocol import Sampling, Tokenizer
+from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """``k`` right among ``n`` graded forks of one position; ``missing`` got no verdict, ``truncated`` hit the limit of tokens."""
-
-    k: int
-    n: int
-    missing: int = 0
-    truncated: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.k <= self.n or self.missing < 0 or self.truncated < 0:
-            raise ValueError(f"{self.k} right of {self.n} ({self.missing} missing, {self.truncated} truncated) is not a count")
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.k + other.k, self.n + other.n, self.missing + other.missing, self.truncated + other.truncated)
-
-    @property
-    def rate(self) -> float:
-        """k / n; nan where nothing was graded."""
-        return self.k / self.n if self.n else float("nan")
-
-    @property
-    def forks(self) -> int:
-        """All forks asked for."""
-        return self.n + self.missing + self.truncated
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.rollout.token_traces import Counts
+from ramify.stats.drops import Counts
 
 TEST = ZTest()
 

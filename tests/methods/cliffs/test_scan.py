@@ -20,7 +20,8 @@ from ramify.methods.cliffs.process import simulate
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Chances, Problem, TokenForks
-from ramify.rollout.token_traces import Counts, TokenTrace
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.drops import Counts
 
 
 class Simulated:

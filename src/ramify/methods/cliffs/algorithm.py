@@ -10,75 +10,23 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
-from ramify.rollout.token_traces import Counts
+from ramify.stats.drops import Counts, ZTest, standard_error
 from ramify.stats.evidence import benjamini_hochberg
+
+__all__ = [
+    "H_STAR", "KINDS", "Candidate", "Cliff", "Counts", "TokenFacts", "ZTest", "cliff_mass", "confirm", "critical_cut", "detect", "screen",
+    "tangent_cut",
+]  # fmt: skip
 
 #: Entropy in nats below which a greedy token is deterministic: H_b(0.99) (3.4).
 H_STAR = -(0.99 * math.log(0.99) + 0.01 * math.log(0.01))
 TIE = 1e-9
 """Log-probabilities this near the highest tie with it at rank 1."""
 KINDS = ("deterministic", "uncertain", "sampled_off", "other")
-
-
-@dataclass(frozen=True)
-class ZTest:
-    """One-sided two-proportion z-test with a minimum effect: a cliff iff d > delta0 + z_alpha SE, strictly (3.2)."""
-
-    delta0: float = 0.1
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delta0 < 1 or not 0 < self.alpha < 1:
-            raise UserError(f"a cliff test needs delta0 in [0, 1) and alpha in (0, 1), not {self.delta0} and {self.alpha}")
-
-    @property
-    def z(self) -> float:
-        """z_alpha: 1.645 for 0.05."""
-        return NormalDist().inv_cdf(1 - self.alpha)
-
-    def table(self, n: int, n_cur: int | None = None) -> np.ndarray:
-        """Whether (k_prev, k_cur) is a cliff, bool (n + 1, n_cur + 1); ``n_cur`` is ``n`` unless it is given."""
-        return _table(self.delta0, self.z, n, n if n_cur is None else n_cur)
-
-    def is_cliff(self, k_prev: int, k_cur: int, n: int) -> bool:
-        """The test at one pair of counts out of ``n``. Raises ValueError on counts outside [0, n]."""
-        return self.fires(Counts(k_prev, n), Counts(k_cur, n))
-
-    def fires(self, prev: Counts, cur: Counts) -> bool:
-        """The test on counts that may be out of different n. Never where one of them is empty."""
-        return bool(self.table(prev.n, cur.n)[prev.k, cur.k])
-
-    def p_value(self, prev: Counts, cur: Counts) -> float:
-        """Chance of so large a drop if the true one were ``delta0``: below ``alpha`` exactly where the test fires; 1 without counts."""
-        if not prev.n or not cur.n:
-            return 1.0
-        over, se = prev.rate - cur.rate - self.delta0, standard_error(prev, cur)
-        return NormalDist().cdf(-over / se) if se else 0.0 if over > _EDGE else 1.0
-
-
-_EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by a rounding error
-
-
-@lru_cache(maxsize=64)
-def _table(delta0: float, z: float, n_prev: int, n_cur: int) -> np.ndarray:
-    prev, cur = np.arange(n_prev + 1) / max(n_prev, 1), np.arange(n_cur + 1) / max(n_cur, 1)
-    variance = (prev * (1 - prev) / max(n_prev, 1))[:, None] + cur * (1 - cur) / max(n_cur, 1)
-    out: np.ndarray = (prev[:, None] - cur) - delta0 - z * np.sqrt(variance) > _EDGE
-    out &= n_prev > 0 and n_cur > 0
-    out.setflags(write=False)
-    return out
-
-
-def standard_error(prev: Counts, cur: Counts) -> float:
-    """Unpooled standard error of the drop between two rates (3.2)."""
-    return math.sqrt(sum(c.rate * (1 - c.rate) / c.n for c in (prev, cur)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +90,7 @@ class Cliff:
         prev, cur = self.fresh or (self.prev, self.cur)
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
-        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * standard_error(prev, cur) + _EDGE
+        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * standard_error(prev, cur) + TIE
 
     def to_json(self, test: ZTest) -> dict[str, Any]:
         """The record of 3.8. ``threshold`` is what d had to exceed."""
@@ -292,6 +240,6 @@ def tangent_cut(potentials: Sequence[Counts | None], chunks: int = 20, drop: flo
     edges = np.unique(np.linspace(0, len(potentials) - 1, chunks + 1).round().astype(int))
     rates = [known[max(0, int(np.searchsorted(at, edge, side="right")) - 1)][1] for edge in edges]
     for i in range(len(edges) - 1):
-        if rates[i] - rates[i + 1] >= drop - _EDGE:
+        if rates[i] - rates[i + 1] >= drop - TIE:
             return int(edges[i])
     return None

@@ -26,7 +26,8 @@ from ramify.methods.cliffs.algorithm import (
     tangent_cut,
 )
 from ramify.rollout.token_forks import Chances
-from ramify.rollout.token_traces import Counts, TokenTrace
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.drops import Counts
 from ramify.stats.sequential import chance_of
 
 CONTROLS = ("random", "critical", "tangent")
@@ -392,3 +393,11 @@ async def mass_under(examined: Sequence[Examined], forks: Any, top: int) -> list
         mass = cliff_mass(one.candidates, one.trace.response_ids[one.cliff.t - 1], chances)
         out.append({"trace_id": one.trace.id, "t": one.cliff.t, "cpm": one.mass, "cpm_other": mass, "delta": mass - one.mass})
     return out
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.cliffs.verbs import app
+
+        return app
+    raise AttributeError(name)

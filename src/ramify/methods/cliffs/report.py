@@ -1,0 +1,197 @@
+"""What a scan says in numbers, and the file it is kept in: JSON lines, one trace with its cliffs a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.config import check
+from ramify.base.errors import UserError
+from ramify.base.files import refusal, write_whole
+from ramify.methods.cliffs.algorithm import KINDS, Cliff
+from ramify.methods.cliffs.run import ScanConfig, Scanned
+from ramify.render.potential import Estimate, Potential, Spot
+from ramify.rollout.token_traces import trace_of
+from ramify.stats.intervals import Interval, bootstrap, wilson
+from ramify.stats.passk import pass_at_k
+from ramify.trace.lines import at_place, read_lines
+
+
+def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
+    """One line of a scan file: the trace with its potentials, cliffs, rebounds and the settings of the scan."""
+    test = config.test
+    return scanned.trace.to_json() | {
+        "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
+        "rebounds": [rise.to_json(test) for rise in scanned.rebounds],
+        "scan": {"config": config.to_json(), "forks": scanned.forks, "tested": scanned.tested, "gap": scanned.gap},
+    }
+
+
+def read_scan(path: Path) -> tuple[ScanConfig, list[Scanned]]:
+    """Inverse of :func:`to_record` for a whole file. Raises UserError naming file, line and field."""
+    config: ScanConfig | None = None
+    found: dict[str, Scanned] = {}
+    for number, record in read_lines(path):
+        with at_place(f"{path}:{number}"):
+            if not isinstance(record.get("scan"), dict) or not isinstance(record.get("cliffs"), list):
+                raise UserError("not a trace that `ramify cliffs scan` wrote: it has no 'scan' or no 'cliffs'")
+            scan = record.pop("scan")
+            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record.pop(name)) for name in ("cliffs", "rebounds"))
+            own = check(ScanConfig, scan["config"])
+            if config is not None and _same(own) != _same(config):
+                raise UserError("scanned with other settings than the traces before")
+            config, trace = own, trace_of(record)
+            if trace.id in found:
+                raise UserError(f"trace '{trace.id}' is there twice")
+            found[trace.id] = Scanned(trace, cliffs, rebounds, scan["forks"], scan["tested"], scan["gap"])
+    if config is None:
+        raise UserError(f"{path} holds no scanned trace")
+    return config, list(found.values())
+
+
+class ScanFile:
+    """A scan file that is written trace by trace, so that an interrupted scan goes on where it stopped.
+
+    ``done`` holds what an earlier call scanned. A line that a kill cut off is dropped. Raises UserError where the file was made with
+    other settings, or is none.
+    """
+
+    def __init__(self, path: Path, config: ScanConfig) -> None:
+        self.path, self.config = path, config
+        self.done: dict[str, Scanned] = {}
+        try:
+            text = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise refusal(f"cannot read {path}", error) from error
+        if text and not text.endswith(b"\n"):
+            text = text[: text.rfind(b"\n") + 1]
+            write_whole(path, text.decode("utf-8"))
+        if text.strip():
+            before, found = read_scan(path)
+            if _same(before) != _same(config):
+                raise UserError(f"{path} holds a scan with other settings; name another file with --out")
+            self.done = {one.trace.id: one for one in found}
+        elif not path.parent.is_dir():
+            raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+
+    def add(self, scanned: Scanned) -> None:
+        """Append one trace; it is on the disk when this returns."""
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(to_record(scanned, self.config)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise refusal(f"cannot write {self.path}", error) from error
+
+
+def _same(config: ScanConfig) -> dict[str, Any]:
+    return config.to_json() | {"budget_rollouts": None}
+
+
+def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
+    """Cliffs of wrong and right traces, cliffs by class before and after confirmation, what was measured and what it took.
+
+    ``wrong`` and ``right`` hold traces, the share with a cliff that was kept (its Wilson interval) and cliffs a trace; ``ratio`` is that
+    of cliffs a trace. ``share_of_forks`` is the cost against all positions with all forks.
+    """
+    sides = {name: _side([s for s in scanned if s.trace.correct is want]) for name, want in (("wrong", False), ("right", True))}
+    counts = [c for s in scanned for c in (s.trace.potentials or ()) if c is not None]
+    whole = sum(config.n * (s.trace.length + 1) for s in scanned)
+    forks = sum(s.forks for s in scanned)
+    wrong, right = (sides[name]["cliffs_per_trace"] for name in ("wrong", "right"))
+    return {
+        "traces": len(scanned),
+        "unjudged": sum(s.trace.correct is None for s in scanned),
+        **sides,
+        "ratio": wrong / right if wrong is not None and right else None,
+        "classes": [_class(scanned, kind) for kind in (*KINDS, None)],
+        "solve_rate": _mean([s.trace.potentials[0].rate for s in scanned if s.trace.potentials and s.trace.potentials[0]]),
+        "tokens": sum(s.trace.length for s in scanned),
+        "tested": sum(s.tested for s in scanned),
+        "positions": len(counts),
+        "forks": forks,
+        "share_of_forks": forks / whole if whole else None,
+        "missing": sum(c.missing for c in counts),
+        "truncated": sum(c.truncated for c in counts),
+        "gap": max((s.gap for s in scanned), default=0.0),
+    }
+
+
+def _side(scanned: Sequence[Scanned]) -> dict[str, Any]:
+    n, having = len(scanned), sum(bool(s.kept) for s in scanned)
+    return {
+        "traces": n,
+        "with_cliff": having,
+        "interval": list(wilson(having, n)),
+        "cliffs_per_trace": sum(len(s.kept) for s in scanned) / n if n else None,
+    }
+
+
+def _class(scanned: Sequence[Scanned], kind: str | None) -> dict[str, Any]:
+    """One class; None are cliffs whose class the model does not tell."""
+    cliffs = [c for s in scanned for c in s.cliffs if c.facts.kind == kind]
+    return {
+        "class": kind or "not known",
+        "found": len(cliffs),
+        "confirmed": sum(c.status == "confirmed" for c in cliffs),
+        "refuted": sum(c.status == "refuted" for c in cliffs),
+        "suspect": sum(c.suspect for c in cliffs),
+        "drop": _mean([c.drop for c in cliffs]),
+        "fresh_drop": _mean([c.fresh_drop for c in cliffs if c.fresh_drop is not None]),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = [v for v in values if v == v]
+    return float(np.mean(known)) if known else None
+
+
+def ablation_table(records: Sequence[dict[str, Any]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
+    """pass@k of every arm over the records of :func:`ramify.methods.cliffs.run.ablate`, and the gap del - keep at k = 1.
+
+    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them); a cliff with fewer than k graded forks is left out of
+    that k. Intervals are 95 % bootstrap over the cliffs. Raises UserError on a k of which there are too few forks everywhere.
+    """
+    arms = [arm for arm in ("del", "keep", "random", "critical", "tangent") if records and arm in records[0]]
+    most = max((r[arm]["n"] for r in records for arm in arms if r[arm]), default=0)
+    for k in ks:
+        if not 1 <= k <= most and records:
+            raise UserError(f"pass@{k} needs at least {max(k, 1)} forks a cliff, and there are at most {most}")
+    rows = []
+    for arm in arms:
+        row: dict[str, Any] = {"arm": arm, "cliffs": len(records), "undefined": sum(r[arm] is None for r in records)}
+        for k in ks:
+            values = _passes(records, arm, k)
+            row[f"pass@{k}"] = _mean(values)
+            row[f"interval@{k}"] = list(bootstrap(values, seed=seed)) if values else None
+        rows.append(row)
+    both = [r for r in records if r["del"] and r["keep"] and r["del"]["n"] and r["keep"]["n"]]
+    gaps = [r["del"]["k"] / r["del"]["n"] - r["keep"]["k"] / r["keep"]["n"] for r in both]
+    gap: Interval | None = bootstrap(gaps, seed=seed) if gaps else None
+    return {"arms": rows, "gap": _mean(gaps), "gap_interval": None if gap is None else list(gap), "cliffs": len(records)}
+
+
+def _passes(records: Sequence[dict[str, Any]], arm: str, k: int) -> list[float]:
+    known = [r[arm] for r in records]
+    return [0.0 if c is None else pass_at_k(c["n"], c["k"], k) for c in known if c is None or c["n"] >= k]
+
+
+def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
+    """What :mod:`ramify.render.potential` shows of a trace, given the text of each token."""
+    estimates = [
+        Estimate(t, c.rate, *wilson(c.k, c.n)) for t, c in enumerate(scanned.trace.potentials or ()) if c is not None and c.n
+    ]
+    spots = [Spot(rise.t, "rebound", f"{rise.prev.rate:.2f} to {rise.cur.rate:.2f}") for rise in scanned.rebounds]
+    for cliff in scanned.cliffs:
+        note = f"{(cliff.facts.kind or 'cliff').replace('_', '-')}, {cliff.prev.rate:.2f} to {cliff.cur.rate:.2f}, {cliff.status}"
+        if cliff.fresh_drop is not None:
+            note += f" (fresh drop {cliff.fresh_drop:.2f})"
+        spots.append(Spot(cliff.t, "doubtful" if cliff.status == "refuted" else "cliff", note))
+    outcome = {True: "right", False: "wrong", None: "not judged"}[scanned.trace.correct]
+    return Potential(tokens, estimates, spots, f"{scanned.trace.id}: ended {outcome}")

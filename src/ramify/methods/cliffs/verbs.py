@@ -1,0 +1,338 @@
+"""The verbs of ``ramify cliffs``. SCAN is a file that ``ramify cliffs scan`` wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import Field
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import load
+from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
+from ramify.base.files import write_whole
+from ramify.engine.named import find_model
+from ramify.methods.cliffs.algorithm import KINDS
+from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary
+from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, examine, mass_under, pairs, scan
+from ramify.model.protocol import Sampling
+from ramify.render.potential import potential_svg, potential_text
+from ramify.render.terminal import emit, progress, say, table
+from ramify.rollout.token_forks import Problem, TokenForks, read_problems
+from ramify.rollout.token_traces import TokenTrace, read_traces
+from ramify.score.verifiers import find_verifier
+
+
+class Options(ScanConfig):
+    """What a scan takes beside the traces: how it scans, and how replies to problems are drawn."""
+
+    temperature: float = Field(1.0, ge=0)
+    """of replies drawn to --problems; forks are drawn as their stem was"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """of replies drawn to --problems"""
+    top_k: int = Field(0, ge=0)
+    """of replies drawn to --problems; 0 keeps all"""
+    max_tokens: int = Field(1024, ge=1)
+    """longest reply drawn to --problems"""
+    samples: int = Field(1, ge=1)
+    """replies drawn to each of --problems"""
+
+
+class ScanCommand(SettingsCommand):
+    """``ramify cliffs scan`` with the settings of the scan as options."""
+
+    def settings(self) -> type[Options]:
+        """The options."""
+        return Options
+
+
+class InterruptedScanError(RamifyError):
+    """Ctrl-C; what was scanned is kept (exit code 130)."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Find the tokens at which a chain of thought falls off, and confirm them."
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER.")
+]
+VerifierName = Annotated[
+    str, typer.Option("--verifier", metavar="NAME", help="exact, number, boxed, cmd:./check.sh or factory:MODULE:ATTRIBUTE.")
+]
+Seconds = Annotated[
+    float, typer.Option("--seconds", min=0.001, help="Time one verdict may take; a later one is missing, not wrong.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Decides every draw.")]
+ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ramify cliffs scan` wrote.")]
+Truncated = Annotated[
+    Literal["apart", "graded"],
+    typer.Option("--truncated", help="Forks cut off by the limit of tokens: counted apart, or graded."),
+]
+
+
+def _forks(
+    model: str,
+    verifier: str,
+    seconds: float,
+    seed: int,
+    truncated: Literal["apart", "graded"] = "apart",
+    sampling: Sampling | None = None,
+) -> tuple[TokenForks, Any]:
+    """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
+    if model.partition(":")[0] == "chat":
+        raise NeedsError(
+            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
+        )
+    judge = find_verifier(verifier, seconds)
+    found, template = find_model(model)
+    tokenizer = getattr(found, "tokenizer", None)
+    if tokenizer is None:
+        raise NeedsError(f"'{found.identity.name}' has no tokenizer, so replies cannot be read")
+    stops = () if template is None else template.stop_tokens
+    eos = {*getattr(found, "eos", ()), *stops}
+    return TokenForks(found, tokenizer, judge, sampling, seed, truncated=truncated, eos=sorted(eos)), template
+
+
+@app.command("scan", cls=ScanCommand, context_settings=TAKES_SETTINGS)
+def scan_(
+    ctx: typer.Context,
+    model: ModelName,
+    verifier: VerifierName,
+    out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
+    traces: Annotated[Path | None, typer.Option(metavar="FILE", help="Replies as token ids, JSON lines.")] = None,
+    problems: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Problems to draw replies to: id, prompt, answer a line.")
+    ] = None,
+    retokenise: Annotated[
+        bool, typer.Option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
+    ] = False,
+    truncated: Truncated = "apart",
+    seconds: Seconds = 10.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the potential of replies by forking them, and find and confirm their cliffs.
+
+    The same command again goes on with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
+    """
+    options = load(Options, flags=ctx.args)
+    config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
+    if (traces is None) == (problems is None):
+        raise UserError("name either --traces or --problems")
+    file = ScanFile(out, config)
+    forks, template = _forks(model, verifier, seconds, seed, truncated)
+    if traces is not None:
+        stems = read_traces(traces, forks.tokenizer if retokenise else None)
+        if retokenise:
+            say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
+    else:
+        stems = _draw(forks, problems, template, options)
+    left = [trace for trace in stems if trace.id not in file.done]
+    before = sum(one.forks for one in file.done.values())
+    if config.budget_rollouts is not None:
+        config = config.model_copy(update={"budget_rollouts": max(1, config.budget_rollouts - before)})
+    done = dict(file.done)
+
+    def keep(one: Scanned) -> None:
+        file.add(one)
+        done[one.trace.id] = one
+        bar.at(len(done), f"{sum(len(s.kept) for s in done.values())} cliffs")
+
+    try:
+        with progress("scan", len(stems), "traces", as_json, len(file.done)) as bar:
+            result = asyncio.run(scan(left, forks, config, keep))
+    except KeyboardInterrupt:
+        raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
+    report = summary(list(done.values()), config) | {"left": len(result.left), "spent": result.spent, "out": str(out)}
+    emit(report, as_json, _report(report))
+    if report["gap"] > 0.1:
+        say(
+            f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings drew them"
+        )
+    if result.left:
+        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
+
+
+def _draw(forks: TokenForks, path: Path | None, template: Any, options: Options) -> list[TokenTrace]:
+    assert path is not None
+    stops = () if template is None else template.stop_tokens
+    forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
+    questions: list[Problem] = read_problems(path, template)
+    drawn = asyncio.run(forks.draw(questions, options.samples))
+    if not drawn:
+        raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
+    return drawn
+
+
+def _report(report: dict[str, Any]) -> str:
+    sides = [
+        [
+            name,
+            side["traces"],
+            side["with_cliff"],
+            f"[{side['interval'][0]:.0%}, {side['interval'][1]:.0%}]",
+            side["cliffs_per_trace"],
+        ]
+        for name, side in ((name, report[name]) for name in ("wrong", "right"))
+    ]
+    text = table(["ended", "traces", "with a cliff", "95 % interval", "cliffs a trace"], sides)
+    classes = [list(row.values()) for row in report["classes"] if row["found"]]
+    if classes:
+        text += "\n\n" + table(["class", "found", "confirmed", "refuted", "suspect", "drop found", "fresh drop"], classes)
+    spent = report["spent"]
+    text += (
+        f"\n\n{report['tested']} of {report['tokens']} tokens tested; {report['forks']} forks ({report['share_of_forks'] or 0:.0%} of every "
+        f"position with all forks), {spent['forward_tokens']} tokens run. {report['truncated']} forks truncated, {report['missing']} without "
+        f"a verdict{': ' + spent['first_failure'] if spent['first_failure'] else ''}.\nLook at one with `ramify cliffs show {report['out']} TRACE`."
+    )
+    return text
+
+
+@app.command("ablate")
+def ablate_(
+    path: ScanPath,
+    model: ModelName,
+    verifier: VerifierName,
+    k: Annotated[str, typer.Option("--k", help="The k of pass@k, with commas between.")] = "1,8,64",
+    n: Annotated[int, typer.Option("--n", min=1, help="Fresh forks of each arm.")] = 64,
+    controls: Annotated[str, typer.Option(help="Any of random, critical, tangent, with commas between.")] = ",".join(CONTROLS),
+    which: Annotated[Literal["first", "all"], typer.Option(help="The first cliff of each wrong trace, or all.")] = "first",
+    truncated: Truncated = "apart",
+    seconds: Seconds = 10.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
+    _, scanned = read_scan(path)
+    ks = _numbers(k)
+    if max(ks) > n:
+        raise UserError(f"pass@{max(ks)} needs --n of at least {max(ks)}, not {n}")
+    forks, _ = _forks(model, verifier, seconds, seed, truncated)
+    names = [name for name in controls.split(",") if name]
+    records = asyncio.run(ablate(scanned, forks, n, names, which))
+    found = ablation_table(records, ks) | {"which": which, "n": n, "spent": forks.spent(), "records": records}
+    if not records:
+        emit(found, as_json, "No wrong trace of this scan has a cliff.")
+        return
+    rows = [[row["arm"], row["undefined"], *(row[f"pass@{one}"] for one in ks)] for row in found["arms"]]
+    text = table(["arm", "undefined (scores 0)", *(f"pass@{one}" for one in ks)], rows)
+    low, high = found["gap_interval"] or (float("nan"), float("nan"))
+    gap = "" if found["gap"] is None else f"del - keep at k = 1: {found['gap']:.3f} [{low:.3f}, {high:.3f}], "
+    emit(
+        found,
+        as_json,
+        f"{text}\n\n{gap}{len(records)} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
+    )
+
+
+@app.command("pairs")
+def pairs_(
+    path: ScanPath,
+    model: ModelName,
+    verifier: VerifierName,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines to write.")],
+    classes: Annotated[str, typer.Option(help="Classes of cliffs to use, with commas between.")] = "uncertain,sampled_off",
+    candidates: Annotated[int, typer.Option(min=2, help="Likeliest tokens that are tried in the place of a cliff.")] = 10,
+    n: Annotated[int, typer.Option("--n", min=1, help="Fresh forks behind each.")] = 64,
+    hard: Annotated[bool, typer.Option("--hard", help="Only candidates at least as good as the position before.")] = False,
+    compare: Annotated[
+        str, typer.Option(metavar="MODEL", help="Another model with the same tokenizer: does it step off there, too?")
+    ] = "",
+    truncated: Truncated = "apart",
+    seconds: Seconds = 10.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Pairs of single tokens for preference training: the cliff token, and each likely token that is no cliff there."""
+    config, scanned = read_scan(path)
+    chosen = [name for name in classes.split(",") if name]
+    for name in chosen:
+        if name not in KINDS:
+            raise UserError(f"unknown class '{name}' ({nearest(name, KINDS)})")
+    forks, _ = _forks(model, verifier, seconds, seed, truncated)
+    other = _forks(compare, verifier, seconds, seed)[0] if compare else None
+
+    async def work() -> tuple[list[Any], list[dict[str, Any]]]:
+        found = await examine(scanned, forks, config.test, candidates, n, chosen)
+        return found, [] if other is None else await mass_under(found, other, candidates)
+
+    examined, masses = asyncio.run(work())
+    rows = pairs(examined, hard)
+    write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
+    report: dict[str, Any] = {
+        "out": str(out),
+        "cliffs": len(examined),
+        "pairs": len(rows),
+        "masses": masses,
+        "spent": forks.spent(),
+    }
+    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out}; {report['spent']['forward_tokens']} tokens run."
+    if masses:
+        text += "\n\n" + table(
+            ["trace", "token", "cliff mass", f"under {compare}", "difference"], [list(m.values()) for m in masses]
+        )
+    emit(report, as_json, text)
+
+
+@app.command()
+def show(
+    path: ScanPath,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
+    tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    width: Annotated[int, typer.Option(min=20, help="Letters in a line.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
+    _, scanned = read_scan(path)
+    if not trace:
+        rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
+        listed = [dict(zip(("trace", "right", "tokens", "cliffs", "found", "forks"), row, strict=True)) for row in rows]
+        emit({"traces": listed}, as_json, table(["trace", "right", "tokens", "cliffs", "found", "forks"], rows))
+        return
+    known = {one.trace.id: one for one in scanned}
+    if trace not in known:
+        raise UserError(f"{path} has no trace '{trace}' ({nearest(trace, known)})")
+    one = known[trace]
+    shown = picture(one, _texts(one.trace, tokenizer))
+    if svg is not None:
+        write_whole(svg, potential_svg(shown))
+    rows = [
+        [c.t, shown.tokens[c.t - 1], (c.facts.kind or "-"), c.facts.pi, f"{c.prev.k}/{c.prev.n}", f"{c.cur.k}/{c.cur.n}", c.drop, c.fresh_drop, c.status + (", suspect" if c.suspect else "")]
+        for c in one.cliffs
+    ]  # fmt: skip
+    columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
+    text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No cliff was found.")
+    record = {"trace": trace, "right": one.trace.correct, "svg": None if svg is None else str(svg)}
+    record["cliffs"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    emit(record, as_json, text)
+
+
+def _texts(trace: TokenTrace, spec: str) -> list[str]:
+    """Text of each token of the reply; its id where no tokenizer is named."""
+    if not spec:
+        return [f"{token} " for token in trace.response_ids]
+    found = getattr(find_model(spec)[0], "tokenizer", None)
+    if found is None:
+        raise UserError(f"'{spec}' has no tokenizer")
+    if trace.tokenizer and found.hash != trace.tokenizer:
+        raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
+    text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
+    return [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise UserError(f"--k takes whole numbers from 1 up with commas between, not '{text}'")
+    return found
