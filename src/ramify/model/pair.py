@@ -81,15 +81,27 @@ class Pair:
         self.reference = reference if isinstance(reference, Side) else Side.of(reference)
         self.cache = None if cache is None else Path(cache)
         self.warnings: list[str] = []
+        self.noise = 0.0
+        """Deviation of a token's log-ratio by rounding alone, in nats, once :meth:`logprobs` measured it."""
         same_tokenizer(self.policy, self.reference)
         self._ancestry()
 
-    async def logprobs(self, rows: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    async def logprobs(self, rows: Sequence[np.ndarray], again: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Log-probs of every token of every row under the policy and under the reference: float32 (T,), entry 0 is 0.
 
-        First the policy over all rows, then the reference, each in the model's own batches. Raises what the models raise.
+        First the policy over all rows, then the reference, each in the model's own batches. ``again`` rows are scored a second time,
+        each alone, which tells how much of a log-ratio is rounding (``noise``). Raises what the models raise.
         """
-        found = [await self._side(side, rows) for side in (self.policy, self.reference)]
+        found, squares = [], []
+        for side in (self.policy, self.reference):
+            scores = await self._side(side, rows)
+            for row, score in zip(rows[:again], scores, strict=False):
+                (alone,) = await side.model().logprobs([row])
+                squares.append(np.mean(np.square(alone.logprobs - score, dtype=np.float64)))
+            side.release()
+            found.append(scores)
+        if squares:
+            self.noise = float(np.sqrt(2 * np.mean(squares)))
         one, other = self.policy.identity, self.reference.identity
         if one and other and one.weights and one.weights == other.weights:
             self._warn("the reference has the policy's own weights, so every advantage is 0")
@@ -103,16 +115,6 @@ class Pair:
             return frozenset()
         added = json.loads(tokenizer.to_json()).get("added_tokens") or []
         return frozenset(token["id"] for token in added if token.get("special"))
-
-    async def noise(self, rows: Sequence[np.ndarray]) -> float:
-        """Deviation of a token's log-ratio by rounding alone, in nats: rows scored together against rows scored one by one."""
-        differences = []
-        for side in (self.policy, self.reference):
-            model = side.model()
-            together = await model.logprobs(rows)
-            alone = [(await model.logprobs([row]))[0] for row in rows]
-            differences.append(np.concatenate([a.logprobs - b.logprobs for a, b in zip(together, alone, strict=True)]))
-        return float(np.sqrt(sum(np.mean(np.square(d, dtype=np.float64)) for d in differences)))
 
     async def _side(self, side: Side, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         model = side.model()
@@ -131,7 +133,6 @@ class Pair:
                 file = files[i]
                 if file is not None:
                     write_whole(file, score.logprobs.astype(np.float32).tobytes())
-        side.release()
         return [found[i] for i in range(len(rows))]
 
     def _file(self, model: Model, row: np.ndarray) -> Path | None:

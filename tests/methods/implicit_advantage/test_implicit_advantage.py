@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -203,6 +201,8 @@ def test_an_attempt_without_marked_actions_is_refused() -> None:
 
 
 def test_rounding_is_measured(models: tuple[LocalModel, LocalModel]) -> None:
-    scorer = AdvantageScorer(Pair(*models))
-    noise = asyncio.run(scorer.measure_noise([attempt(i) for i in range(3)]))
-    assert 0 <= noise < 1e-3
+    pair = Pair(*models)
+    AdvantageScorer(pair, noise_rows=2).score_many([attempt(i, lengths=(3 + 7 * i, 2, 5)) for i in range(3)])
+    assert 0 < pair.noise < 1e-3
+    pair.noise = 10.0
+    assert "noise floor" in AdvantageScorer(pair).score(attempt()).warnings[-1]

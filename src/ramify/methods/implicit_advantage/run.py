@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 
 from ramify.base.config import check
-from ramify.base.errors import UserError
+from ramify.base.errors import BoundaryError, UserError
+from ramify.base.ids import stable_hash
 from ramify.methods.implicit_advantage.algorithm import (
     DOMINATED,
     TOKEN_AGGS,
     AdvantageConfig,
     attempt_score,
+    by_step,
     noise_floor,
     step_columns,
 )
 from ramify.model.pair import Pair
+from ramify.score.confidence import token_columns
 from ramify.score.trajectories import Trajectory
 
 MAKER = "implicit-advantage"
@@ -62,7 +65,8 @@ class Scored:
     def to_json(self, policy: str = "", reference: str = "") -> dict[str, Any]:
         """The score record of section 3.6; every token aggregator is kept, so that a choice among them needs no model."""
         c, t = self.columns, self.trajectory
-        names = ("n_tokens", *(f"A_{kind}" for kind in TOKEN_AGGS), "logp_theta", "logp_ref", "truncated")
+        names = ["n_tokens", *(f"A_{kind}" for kind in TOKEN_AGGS), "logp_theta", "logp_ref", "truncated"]
+        names += [name for name in ("confidence", "certainty") if name in c]
         steps: list[dict[str, Any]] = [{"i": i} | {name: c[name][i].item() for name in names} for i in range(t.n)]
         for step, action in zip(steps, t.actions, strict=False):
             step["action"] = action
@@ -77,8 +81,10 @@ class Scored:
             "order": self.config.order,
             "token_agg": self.config.token,
             "step_agg": self.config.step,
+            "keep_truncated": self.config.keep_truncated,
             "steps": steps,
             "score": self.score,
+            "decisions": stable_hash("decisions", t.task, t.tokens[t.step >= 0].tobytes()),
             "reward": t.reward,
             "success": t.success,
             "warnings": list(self.warnings),
@@ -88,14 +94,14 @@ class Scored:
 class AdvantageScorer:
     """Scores attempts with a pair of models; attempts that carry log-probs of both need none (``pair=None``).
 
-    ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``.
+    ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``. ``noise_rows``
+    attempts are scored twice to measure rounding; steps whose grade lies below three deviations of it then carry a warning.
     """
 
-    def __init__(self, pair: Pair | None, config: AdvantageConfig | None = None, **options: Any) -> None:
+    def __init__(self, pair: Pair | None, config: AdvantageConfig | None = None, *, noise_rows: int = 0, **options: Any) -> None:
         self.pair = pair
         self.config = config or check(AdvantageConfig, options)
-        self.noise = 0.0
-        """Deviation of a token's log-ratio by rounding, in nats, once :meth:`measure_noise` ran."""
+        self.noise_rows = noise_rows
 
     def score(self, attempt: Trajectory) -> Scored:
         """Grade one attempt. Not inside a running event loop: there, ``await score_all([attempt])``."""
@@ -111,11 +117,37 @@ class AdvantageScorer:
         policy, reference = await self._logprobs(attempts, rows)
         return [self._scored(a, p, r) for a, p, r in zip(attempts, policy, reference, strict=True)]
 
-    async def measure_noise(self, attempts: Sequence[Trajectory]) -> float:
-        """Measure rounding on up to four attempts; later grades below three deviations of it carry a warning."""
-        if self.pair is not None:
-            self.noise = await self.pair.noise([attempt.tokens[-self.config.max_length :] for attempt in attempts[:4]])
-        return self.noise
+    def score_each(self, attempts: Sequence[Trajectory], sure: bool = False) -> tuple[list[Scored], list[str]]:
+        """Grade attempts and, one sentence each, those a model failed on (too long for it, a server's fault): the others go on.
+
+        ``sure`` adds how sure the policy was of each step (``confidence``, ``certainty``), for the baselines.
+        """
+
+        async def go() -> tuple[list[Scored], list[str]]:
+            try:
+                return await self._with_confidence(attempts, sure), []
+            except BoundaryError:
+                pass
+            done, failed = [], []
+            for attempt in attempts:  # one of them broke the batch: find it
+                try:
+                    done += await self._with_confidence([attempt], sure)
+                except BoundaryError as error:
+                    failed.append(f"attempt '{attempt.id}': {error}")
+            return done, failed
+
+        return asyncio.run(go())
+
+    async def _with_confidence(self, attempts: Sequence[Trajectory], sure: bool) -> list[Scored]:
+        if not sure or self.pair is None:
+            return await self.score_all(attempts)
+        rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
+        tokens = await token_columns(self.pair.policy.model(), rows)
+        scored = await self.score_all(attempts)
+        for attempt, found, own in zip(attempts, tokens, scored, strict=True):
+            step = attempt.step[len(attempt.tokens) - len(own.logprobs[0]) :]
+            own.columns.update({name: by_step(values, step, attempt.n, "mean") for name, values in found.items()})
+        return scored
 
     async def _logprobs(
         self, attempts: Sequence[Trajectory], rows: Sequence[np.ndarray]
@@ -129,7 +161,7 @@ class AdvantageScorer:
             for (p, r), row in zip(stored, rows, strict=True)
         ]
         if missing and self.pair is not None:
-            both = await self.pair.logprobs([rows[i] for i in missing])
+            both = await self.pair.logprobs([rows[i] for i in missing], self.noise_rows)
             for i, p, r in zip(missing, *both, strict=True):
                 found[i] = (p, r)
         return [p for p, _ in found], [r for _, r in found]
@@ -155,8 +187,8 @@ class AdvantageScorer:
                 lambda k: f"{k} steps are one token's doing (over half of |A|)",
             ),
         ]
-        if self.noise:
-            floor = noise_floor(columns["n_tokens"], self.noise, self.config.beta)
+        if self.pair is not None and self.pair.noise:
+            floor = noise_floor(columns["n_tokens"], self.pair.noise, self.config.beta)
             low = (np.abs(columns["A_sum"]) < floor) & (columns["n_tokens"] > 0)
             notes.append((low, lambda k: f"{k} steps lie below the noise floor of rounding"))
         return [say(int(where.sum())) for where, say in notes if where.any()]
@@ -171,3 +203,11 @@ def _finite(attempt: Trajectory, step: np.ndarray, cut: int, policy: np.ndarray,
                 f"attempt '{attempt.id}': token {cut + at} (id {int(attempt.tokens[cut + at])}, step {int(step[at])}) has the "
                 f"log-prob {float(values[at])} under the {name}, so its ratio is no number"
             )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.implicit_advantage.verbs import app
+
+        return app
+    raise AttributeError(name)

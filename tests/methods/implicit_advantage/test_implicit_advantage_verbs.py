@@ -1,0 +1,209 @@
+"""The verbs on a real pair of checkpoints: files out, tables, exit codes, and every bad input in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.base.errors import UserError
+from ramify.cli.main import main
+from ramify.engine.checkpoints import model_folder
+from ramify.engine.tiny import TinyLM
+from ramify.methods.implicit_advantage import report as reports
+from ramify.methods.implicit_advantage.verbs import read_scores
+from ramify.model.tokenizer import HfTokenizer
+
+METHOD = "implicit-advantage"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The built-in agent, and itself with some noise as its reference."""
+    base = tmp_path_factory.mktemp("pair")
+    module, tokenizer = TinyLM.load(model_folder("builtin")), HfTokenizer.load(model_folder("builtin"))
+    module.save(base / "policy", tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=generator))
+    module.save(base / "reference", tokenizer)
+    return str(base / "policy"), str(base / "reference")
+
+
+def attempts(path: Path, tasks: range = range(6), **more: Any) -> Path:
+    rng = np.random.default_rng(tasks.start)
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            for trial in range(4):
+                steps: list[dict[str, Any]] = [
+                    {"role": "user", "token_ids": rng.integers(20, 90, 6).tolist(), "is_action": False}
+                ]
+                for _ in range(3):
+                    steps.append({"role": "assistant", "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": True})
+                    steps.append({"role": "user", "token_ids": rng.integers(20, 90, 3).tolist(), "is_action": False})
+                outcome = {"reward": float(rng.random() < 0.5)}
+                file.write(
+                    json.dumps({"task_id": f"task-{task}", "trial": trial, "steps": steps, "outcome": outcome} | more) + "\n"
+                )
+    return path
+
+
+@pytest.fixture(scope="module")
+def scores(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("scores")
+    found = []
+    for name, tasks in (("scores", range(6)), ("val", range(6, 12))):
+        source = attempts(folder / f"{name}-t.jsonl", tasks)
+        out = folder / f"{name}.jsonl"
+        args = ["score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
+        assert main([METHOD, *args, "--confidence"]) == 0
+        found.append(out)
+    return found[0], found[1]
+
+
+def test_score_writes_the_record_of_the_spec(scores: tuple[Path, Path]) -> None:
+    rows = read_scores(scores[0])
+    assert len(rows) == 24
+    row = rows[0]
+    assert {"trajectory_id", "policy", "reference", "beta", "order", "token_agg", "step_agg", "steps", "score"} <= row.keys()
+    assert {"i", "n_tokens", "A_sum", "A_mean", "logp_theta", "logp_ref", "truncated", "confidence"} <= row["steps"][0].keys()
+    assert row["score"] == pytest.approx(np.mean([step["A_sum"] for step in row["steps"]]))
+    assert (row["policy"], row["reference"], row["trajectory_id"]) == ("policy", "reference", "task-0/0")
+
+
+def test_report_compares_with_every_baseline(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([METHOD, "report", "--scores", str(scores[0]), "--calibrate", str(scores[1]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = [row["scorer"] for row in found["scorers"]]
+    assert names[0] == "advantage sum/mean"
+    assert {"policy log-prob", "reference log-prob", "self-certainty", "deepconf tail", "deepconf bottom 10 %", "shortness"} <= {
+        *names
+    }
+    assert "mean top-20 log-prob (released code)" in names
+    assert found["luck_ceiling"] == 1.0
+    assert found["repeated_decisions"] == 0
+    assert found["tuned_on_calibration"] >= 0.5 or found["tuned"] == ["sum", "mean"]
+    first = found["scorers"][0]
+    assert first["interval"][0] <= first["auroc"] <= first["interval"][1]
+    assert main([METHOD, "report", "--scores", str(scores[0])]) == 0
+    assert "policy log-prob" in capsys.readouterr().out
+
+
+def test_select_takes_the_highest_and_says_what_it_was_worth(
+    scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([METHOD, "select", "--scores", str(scores[0]), "--best-of", "4", "--calibrate", str(scores[1]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = read_scores(scores[0])
+    for pick in found["chosen"]:
+        own = [row["score"] for row in rows if row["task_id"] == pick["task_id"]]
+        assert pick["score"] == max(own)
+    by = found["by"]["sum/mean"]
+    assert by["best_of"] - by["mean"] == pytest.approx(by["gain"])
+    assert by["mean"] <= by["oracle"]
+    assert any("tuned" in name for name in found["by"])
+
+
+def test_blame_names_steps_of_failed_attempts(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([METHOD, "blame", "--scores", str(scores[0]), "--top", "2", "--json"]) == 0
+    blamed = json.loads(capsys.readouterr().out)["blamed"]
+    rows = {row["trajectory_id"]: row for row in read_scores(scores[0])}
+    assert {b["trajectory_id"] for b in blamed} == {name for name, row in rows.items() if not row["success"]}
+    for b in blamed:
+        if b["rank"] == 1:
+            grades = [step["A_sum"] for step in rows[b["trajectory_id"]]["steps"]]
+            assert b["step"] == (int(np.argmin(grades)) if min(grades) < 0 else 0)
+
+
+def test_a_partly_scored_file_is_exit_code_4(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = attempts(tmp_path / "t.jsonl", range(1)), tmp_path / "s.jsonl"
+    args = ["score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
+    assert main([METHOD, *args, "--max-length", "20"]) == 4
+    assert "cut from the left: task-0/0" in capsys.readouterr().out
+    record = json.loads(source.read_text().splitlines()[0])
+    record |= {"trial": 9, "steps": [*record["steps"], {"role": "assistant", "token_ids": [30] * 5000, "is_action": True}]}
+    source.write_text(source.read_text() + json.dumps(record) + "\n")
+    assert main([METHOD, *args]) == 4
+    assert "skipped: attempt 'task-0/9'" in capsys.readouterr().out
+    assert len(read_scores(out)) == 4
+
+
+def test_a_trainers_log_probs_need_no_model(tmp_path: Path) -> None:
+    record = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 1], "reward": 1}
+    source, out = tmp_path / "t.jsonl", tmp_path / "s.jsonl"
+    source.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
+    assert main([METHOD, "score", "--trajectories", str(source), "--out", str(out)]) == 0
+    assert read_scores(out)[0]["score"] == 4.0
+
+
+def test_a_pair_that_does_not_fit_is_exit_code_3(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer
+
+    other = tmp_path / "other"
+    record = json.loads(HfTokenizer.load(pair[0]).to_json())
+    merges = record["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    TinyLM.load(pair[0]).save(other, HfTokenizer(Tokenizer.from_str(json.dumps(record))))
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl")), "--out", str(tmp_path / "s.jsonl")]
+    assert main([METHOD, "score", *args, "--policy", pair[0], "--reference", str(other)]) == 3
+    assert "merge 0 is" in capsys.readouterr().err
+    assert main([METHOD, "score", *args, "--policy", "chat:m@http://127.0.0.1:1/v1", "--reference", pair[1]]) == 3
+
+
+def test_a_reference_equal_to_the_policy_warns(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s.jsonl")]
+    assert main([METHOD, "score", *args, "--policy", pair[0], "--reference", pair[0]]) == 0
+    assert "own weights" in capsys.readouterr().err
+    assert {row["score"] for row in read_scores(tmp_path / "s.jsonl")} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": 3}, "'steps' must be a list"),
+        ({"trajectory_id": None}, "'trajectory_id' must be text"),
+        ({"success": "no"}, "'success' must be true or false"),
+        ({"steps": [{"truncated": False}]}, "step 0: 'i' must be"),
+    ],
+)
+def test_what_is_no_score_record_is_named(
+    scores: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.jsonl"
+    file.write_text(json.dumps(read_scores(scores[0])[0] | change) + "\n")
+    assert main([METHOD, "report", "--scores", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert f"{file}:1" in err
+    assert said in err
+
+
+def test_calibration_on_the_same_tasks_is_refused(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([METHOD, "select", "--scores", str(scores[0]), "--calibrate", str(scores[0])]) == 2
+    assert "shares 6 tasks" in capsys.readouterr().err
+
+
+def test_one_class_has_no_auroc(scores: tuple[Path, Path]) -> None:
+    rows = [row | {"success": True} for row in read_scores(scores[0])]
+    found = reports.report(rows)
+    assert {row["auroc"] for row in found["scorers"]} == {None}
+    assert found["luck_ceiling"] is None
+
+
+def test_the_calibrated_cell_is_the_best_on_the_calibration_set_only(scores: tuple[Path, Path]) -> None:
+    rows = read_scores(scores[1])
+    cell, value = reports.calibrate(rows)
+    every = [reports._auroc(rows, (t, s)) for t in reports.TOKEN_AGGS for s in reports.STEP_AGGS]
+    assert value == max(v for v in every if v is not None)
+    with pytest.raises(UserError, match="no field 'batch'"):
+        reports.select(rows, cell, 8, "batch")
+
+
+def test_attribution_counts_exact_steps_and_distance() -> None:
+    assert reports.attribution([0, 2, 5], [0, 1, 2]) == {"accuracy": 1 / 3, "error": 4 / 3}
