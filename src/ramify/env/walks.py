@@ -1,6 +1,7 @@
 """Many walkers on mazes at once: policies are tables over what a walker sees, walks are arrays.
 
-Axis legend: N walkers, E moves in all, S states (a place and how it was entered), C contexts that a policy tells apart, M moves.
+Axis legend: N walkers, E moves in all, S states (a place and how it was entered), C contexts that a policy tells apart,
+V moves: one for each token, of which the maze refuses most (the walker stays, and a step has passed).
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ class Graph:
     """Where moves lead, and what a policy sees."""
 
     follow: np.ndarray
-    """(S, M) state after each move, -1 where there is none."""
+    """(S, V) state after each move; the state itself where the move is refused."""
     place: np.ndarray
     """(S,) the place stood at."""
     context: np.ndarray
     """(S,) what the policy tells apart."""
     prompt: np.ndarray
     """(C, 2) tokens of each context, for a network."""
-    reply: np.ndarray
-    """(C, M) token of each move, -1 where there is none."""
     uniform: np.ndarray
-    """(C, M) policy of the base model: every edge alike."""
+    """(C, V) policy of the base model: every edge alike."""
     state_at: dict[tuple[int, int], int]
     """(place before, place) -> state; -1 before the first place."""
 
@@ -47,25 +46,24 @@ class Walks:
     done: np.ndarray
 
     def counts(self, graph: Graph, weight: np.ndarray | None = None) -> np.ndarray:
-        """(C, M): how often each context was answered by each move, or the sum of ``weight`` (E,) there."""
+        """(C, V): how often each context was answered by each move, or the sum of ``weight`` (E,) there."""
         cell = graph.context[self.state] * graph.follow.shape[1] + self.move
         return np.bincount(cell, weight, graph.uniform.size).reshape(graph.uniform.shape).astype(np.float64)
 
     def places(self, graph: Graph) -> list[list[int]]:
-        """Places of the walks that reached their goal, first to last."""
-        order = np.argsort(self.walker, kind="stable")
-        ends = graph.place[graph.follow[self.state, self.move]]
-        found = []
-        for i, own in zip(np.unique(self.walker), np.split(order, np.flatnonzero(np.diff(self.walker[order])) + 1), strict=True):
-            if self.done[i]:
-                found.append([*graph.place[self.state[own]].tolist(), int(ends[own[-1]])])
-        return found
+        """Places of the walks that reached their goal, first to last; refused moves leave no mark."""
+        moved = graph.follow[self.state, self.move]
+        on = np.flatnonzero((moved != self.state) & self.done[self.walker])
+        on = on[np.argsort(self.walker[on], kind="stable")]
+        begins = np.flatnonzero(np.diff(self.walker[on], prepend=-1))
+        starts, ends = graph.place[self.state[on[begins]]], np.split(graph.place[moved[on]], begins[1:])
+        return [[int(first), *rest.tolist()] for first, rest in zip(starts, ends, strict=True)]
 
 
 def star_graph(W: int, K: int, L: int) -> Graph:
     """The maze of the theory; places 0 source, 1 fork, then l_0 r_0 l_1 ... leaf branch by branch; parallel edges are one move.
 
-    The context is the state: the two last places. Nobody goes back to the source.
+    A move names the place to go to. The context is the state: the two last places. Nobody goes back to the source.
     """
     links: dict[int, dict[int, int]] = {0: {1: 1}, 1: {}}
     for w in range(W):
@@ -78,30 +76,25 @@ def star_graph(W: int, K: int, L: int) -> Graph:
             before = here
     pairs = [(-1, 0), *((u, v) for u, ends in links.items() for v in ends)]
     state_at = {pair: i for i, pair in enumerate(pairs)}
-    follow = np.full((len(pairs), max(W, 2)), -1, dtype=np.int64)
+    follow = np.repeat(np.arange(len(pairs))[:, None], len(links), axis=1)
     uniform = np.zeros(follow.shape)
-    reply = follow.copy()
     for i, (_, v) in enumerate(pairs):
-        ends = links[v]
-        follow[i, : len(ends)] = [state_at[v, end] for end in ends]
-        reply[i, : len(ends)] = list(ends)
-        uniform[i, : len(ends)] = np.array(list(ends.values())) / sum(ends.values())
+        for end, edges in links[v].items():
+            follow[i, end] = state_at[v, end]
+            uniform[i, end] = edges / sum(links[v].values())
     prompt = np.array([(max(u, 0), v) for u, v in pairs])
-    return Graph(follow, np.array([v for _, v in pairs]), np.arange(len(pairs)), prompt, reply, uniform, state_at)
+    return Graph(follow, np.array([v for _, v in pairs]), np.arange(len(pairs)), prompt, uniform, state_at)
 
 
-def family_rows(W: int, K: int, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """State and desired move of every row of the theory, each (W, 4, K)."""
-    state, move = np.zeros((2, W, 4, K), dtype=np.int64)
-    for w in range(W):
-        first = 2 + w * (2 * K + 1)
-        for j in range(K):
-            left, right = first + 2 * j, first + 2 * j + 1
-            before, after = (left - 1 if j else 1), right + 1
-            for f, pair in enumerate(((left, right, after), (after, right, left), (before, left, right), (right, left, before))):
-                here = state[w, f, j] = graph.state_at[pair[0], pair[1]]
-                move[w, f, j] = np.flatnonzero(graph.reply[here] == pair[2])[0]
-    return state, move
+def family_rows(W: int, K: int, graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """State, desired move and other move of every row of the theory, each (W, 4, K), families in the order a b c d."""
+    first = 2 + (2 * K + 1) * np.arange(W)[:, None] + 2 * np.arange(K)
+    left, right, after = first, first + 1, first + 2
+    before = np.where(np.arange(K) > 0, first - 1, 1)
+    came, here = np.stack([left, after, before, right], 1), np.stack([right, right, left, left], 1)
+    desired, other = np.stack([after, left, right, before], 1), np.stack([left, after, before, right], 1)
+    pairs = zip(came.ravel().tolist(), here.ravel().tolist(), strict=True)
+    return np.array([graph.state_at[pair] for pair in pairs], dtype=np.int64).reshape(W, 4, K), desired, other
 
 
 @dataclass(frozen=True)
@@ -135,24 +128,20 @@ class GridTasks:
 
 
 def _grid_graph(to: np.ndarray) -> Graph:
-    """``to`` (places, 4): the place each way leads to, -1 where it is closed. State = 5 place + last move (4: none)."""
+    """``to`` (places, 4): the place each way leads to, -1 where it is closed. State = 5 place + last move (4: none).
+
+    Tokens: 0 to 3 the moves, 4 to 8 the last move, 9 to 24 which ways are open."""
     place, last = np.divmod(np.arange(len(to) * 5), 5)
-    follow = np.where(to[place] < 0, -1, to[place] * 5 + np.arange(4))
+    follow = np.repeat(np.arange(len(place))[:, None], 25, axis=1)
+    follow[:, :4] = np.where(to[place] < 0, follow[:, :4], to[place] * 5 + np.arange(4))
     ways = (to >= 0) @ (1 << np.arange(4))
     context = np.indices((5, 16)).reshape(2, -1).T
-    is_open = (context[:, 1:] >> np.arange(4)) & 1
-    uniform = is_open / np.maximum(1, is_open.sum(axis=1, keepdims=True))
+    uniform = np.zeros((80, 25))
+    uniform[:, :4] = (context[:, 1:] >> np.arange(4)) & 1
+    uniform /= np.maximum(1, uniform.sum(axis=1, keepdims=True))
     state_at = {(-1, p): 5 * p + 4 for p in range(len(to))}
     state_at |= {(p, int(to[p, k])): int(to[p, k]) * 5 + k for p, k in zip(*np.nonzero(to >= 0), strict=True)}
-    return Graph(
-        follow,
-        place,
-        last * 16 + ways[place],
-        context + np.array([4, 9]),
-        np.where(is_open > 0, np.arange(4), -1),
-        uniform,
-        state_at,
-    )
+    return Graph(follow, place, last * 16 + ways[place], context + np.array([4, 9]), uniform, state_at)
 
 
 def golden_paths(W: int, K: int) -> list[list[int]]:
@@ -162,13 +151,18 @@ def golden_paths(W: int, K: int) -> list[list[int]]:
 
 
 def walk(graph: Graph, policy: np.ndarray, start: np.ndarray, goal: np.ndarray, cap: int, rng: np.random.Generator) -> Walks:
-    """Walks under ``policy`` (C, M) from states ``start`` (N,) to places ``goal`` (N,), of at most ``cap`` steps."""
-    cumulative = policy.cumsum(axis=1)[graph.context, :-1]
+    """Walks under ``policy`` (C, V) from states ``start`` (N,) to places ``goal`` (N,), of at most ``cap`` steps."""
+    V = policy.shape[1]
+    # one sorted array of c + cumulative probability: a binary search draws for all walkers at once
+    steps = np.arange(len(policy))[:, None] + np.minimum(policy.cumsum(axis=1), 1.0)
+    steps[:, -1] = np.arange(1, len(policy) + 1)
+    edges = steps.ravel()
     length, done = np.full(len(start), cap), np.zeros(len(start), dtype=bool)
     live, here = np.arange(len(start)), start
     walker, state, move = [], [], []
     for t in range(cap):
-        chosen = (rng.random((len(live), 1)) >= cumulative[here]).sum(axis=1)
+        context = graph.context[here]
+        chosen = np.searchsorted(edges, context + rng.random(len(live)), side="right") - context * V
         walker.append(live)
         state.append(here)
         move.append(chosen)
@@ -190,7 +184,7 @@ def star_walks(W: int, K: int, graph: Graph, policy: np.ndarray, n: int, cap: in
 
 
 def path_counts(graph: Graph, paths: Sequence[Sequence[int]]) -> np.ndarray:
-    """(C, M) of paths given as places."""
+    """(C, V) of paths given as places."""
     here, there = [], []
     for path in paths:
         states = [graph.state_at[pair] for pair in zip([-1, *path], path, strict=False)]

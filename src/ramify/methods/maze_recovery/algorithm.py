@@ -85,8 +85,8 @@ class Maze:
 
         ``policy``: a name, gaps, or one (a, b, c, d) per diamond. Floats are taken as the fractions they are.
         """
-        steps: Fraction | float = _mean_steps([[_fractions(row) for row in rows] for rows in self._rows(policy)], self.W)
-        return steps
+        steps = _mean_steps([[_fractions(row) for row in rows] for rows in self._rows(policy)], self.W)
+        return math.inf if steps == math.inf else Fraction(steps)
 
     def expected_steps(self, policy: str | TabularPolicy | Iterable[Row]) -> float:
         """Expected steps from source to target; infinity where it may never be reached, or where it fits no float (:meth:`log_steps`)."""

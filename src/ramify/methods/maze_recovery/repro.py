@@ -1,6 +1,6 @@
 """Reproduction on two CPU cores: exact figures, sampled tabular training, a small network, and mazes on random grids (section 7(a)).
 
-Axis legend as in env/walks.py: N walkers, E moves in all, C contexts that a policy tells apart, M moves.
+Axis legend as in env/walks.py: N walkers, E moves in all, C contexts that a policy tells apart, V moves.
 """
 
 from __future__ import annotations
@@ -133,18 +133,17 @@ def tabular(
 ) -> dict[str, float]:
     """Expected steps (exact) of every regime; each row of each branch is a parameter of its own, the fork stays uniform."""
     graph = star_graph(SMALL.W, SMALL.K, SMALL.L)
-    state, move = family_rows(SMALL.W, SMALL.K, graph)
+    state, desired, other = family_rows(SMALL.W, SMALL.K, graph)
     rng = generator(seed, "tabular")
     one = np.zeros(episodes, dtype=np.int64)
 
     def table(policy: TabularPolicy) -> np.ndarray:
         p, out = policy.probabilities, graph.uniform.copy()
-        out[state, 1 - move] = 1 - p
-        out[state, move] = p
+        out[state, desired], out[state, other] = p, 1 - p
         return out
 
     def rows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return counts[state, move], counts[state, :2].sum(axis=-1)
+        return counts[state, desired], counts[state, desired] + counts[state, other]
 
     policy = TabularPolicy(np.zeros((SMALL.W, 4, SMALL.K)), SMALL.L)
     for _ in range(updates):
@@ -174,34 +173,31 @@ def tabular(
 
 def make_network(graph: Graph, seed: int, width: int = 64) -> TinyLM:
     """A decoder of two layers that sees the two tokens of a context."""
-    vocab = int(max(graph.prompt.max(), graph.reply.max())) + 1
-    return TinyLM(TinyConfig(vocab, width, 2, 2, 2, width // 2, 4 * width, context=4), seed)
+    return TinyLM(TinyConfig(graph.uniform.shape[1], width, 2, 2, 2, width // 2, 4 * width, context=4), seed)
 
 
-def network_policy(net: TinyLM, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """(C, M) probabilities among the moves there are, and their log-probabilities among all tokens."""
+def network_policy(net: TinyLM, graph: Graph) -> np.ndarray:
+    """(C, V) log-probabilities of the moves; what the maze refuses is not hidden from the network."""
     import torch
 
     with torch.no_grad():
         logits = net(torch.from_numpy(graph.prompt))[:, -1].double()
-    logp = np.take_along_axis(logits.log_softmax(-1).numpy(), np.maximum(graph.reply, 0), axis=1)
-    p = np.where(graph.reply >= 0, np.exp(logp), 0.0)
-    return p / np.maximum(p.sum(axis=1, keepdims=True), 1e-300), logp
+    return np.asarray(logits.log_softmax(-1).numpy())
 
 
 def train_rows(graph: Graph, values: np.ndarray, stream: str, logp: np.ndarray | None = None) -> list[Row]:
-    """One row (context, move) for each entry of ``values`` (C, M) that is not 0; it goes in as the row's ``stream``."""
+    """One row (context, move) for each entry of ``values`` (C, V) that is not 0; it goes in as the row's ``stream``."""
     mask = np.array([False, False, True])
     out = []
     for c, m in zip(*np.nonzero(values), strict=True):
         along = {stream: values[c, m]} | ({} if logp is None else {"logprobs": logp[c, m]})
         streams = {name: np.array([0, 0, value], dtype=np.float32) for name, value in along.items()}
-        out.append(Row(np.array([*graph.prompt[c], graph.reply[c, m]], dtype=np.int32), mask, streams))
+        out.append(Row(np.array([*graph.prompt[c], m], dtype=np.int32), mask, streams))
     return out
 
 
 def imitate(net: TinyLM, graph: Graph, counts: np.ndarray, steps: int, seed: int, tokens: int = 2048, lr: float = 1e-3) -> TinyLM:
-    """A copy of ``net`` after cross-entropy on ``steps`` batches of ``tokens`` moves drawn from ``counts`` (C, M)."""
+    """A copy of ``net`` after cross-entropy on ``steps`` batches of ``tokens`` moves drawn from ``counts`` (C, V)."""
     net = copy.deepcopy(net)
     trainer = Trainer(net, TrainConfig(lr=lr), seed)
     rng = generator(seed, "imitate")
@@ -220,8 +216,8 @@ def reinforce(
     trainer = Trainer(net, TrainConfig(lr=lr), seed)
     for update in range(updates):
         trainer.optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
-        policy, logp = network_policy(net, graph)
-        walks, group = play(policy, update)
+        logp = network_policy(net, graph)
+        walks, group = play(np.exp(logp), update)
         values = walks.counts(graph, advantages(walks, group, to_go=True))
         rows = train_rows(graph, values / max(1e-9, float(np.abs(values).mean())), "advantage", logp)
         trainer.update(rows, {"policy_gradient": 1.0})
@@ -233,7 +229,7 @@ def network(
 ) -> dict[str, dict[str, float]]:
     """Item 3: families, mean steps and unfinished share at a cap of 2,000 of every regime, from one pretrained network."""
     graph = star_graph(SMALL.W, SMALL.K, SMALL.L)
-    state, move = family_rows(SMALL.W, SMALL.K, graph)
+    state, desired, _ = family_rows(SMALL.W, SMALL.K, graph)
     nowhere = np.full(2000, -9)
     start = np.full(2000, graph.state_at[-1, 0])
     uniform = walk(graph, graph.uniform, start, nowhere, 59, generator(seed, "pretrain"))
@@ -245,27 +241,26 @@ def network(
         )
 
     taught = reinforce(base, graph, play, updates, seed, 2e-4)
-    traces = star_walks(SMALL.W, SMALL.K, graph, network_policy(taught, graph)[0], 1000, 1000, generator(seed, "traces")).places(
-        graph
-    )
+    traces = star_walks(
+        SMALL.W, SMALL.K, graph, np.exp(network_policy(taught, graph)), 1000, 1000, generator(seed, "traces")
+    ).places(graph)
     data = {"golden SFT": golden_paths(SMALL.W, SMALL.K), "distilled": traces, "distilled, loop-erased": without_loops(traces)}
     nets = {"pretrained": base, "RL": taught}
     nets |= {name: imitate(base, graph, path_counts(graph, paths), steps, seed) for name, paths in data.items()}
     found = {}
     for name, net in nets.items():
-        policy, logp = network_policy(net, graph)
+        policy = np.exp(network_policy(net, graph))
         seen = star_walks(SMALL.W, SMALL.K, graph, policy, walks, 2000, generator(seed, "eval"))
-        rows = policy[state, move].mean(axis=(0, 2))
-        legal = np.where(graph.reply >= 0, np.exp(logp), 0.0).sum(axis=1)
+        rows = policy[state, desired].mean(axis=(0, 2))
         found[name] = dict(zip(FAMILIES, rows.tolist(), strict=True)) | {
             "unfinished": float(1 - seen.done.mean()),
             "steps": float(seen.length.mean()),
-            "no move": float(1 - legal[seen.state].mean()),
+            "refused": float((graph.follow[seen.state, seen.move] == seen.state).mean()),
         }
     return found
 
 
-def grids(seed: int, updates: int = 150, tasks: int = 128, steps: int = 300, cap: int = 400) -> dict[str, dict[str, float]]:
+def grids(seed: int, updates: int = 400, tasks: int = 128, steps: int = 300, cap: int = 400) -> dict[str, dict[str, float]]:
     """Item 4: success within 1, 2, 4 and 8 times the shortest path on held-out random grids, for every regime."""
     world = MazeWorld("grid-5")
     learn, test = (GridTasks.of(list(world.panel(split, tasks, seed))) for split in ("train", "eval"))
@@ -279,16 +274,18 @@ def grids(seed: int, updates: int = 150, tasks: int = 128, steps: int = 300, cap
         group = np.repeat(rng.choice(n, 64, replace=False), 16)
         return walk(graph, policy, learn.start[group], learn.goal[group], cap, rng), group
 
-    taught = reinforce(base, graph, play, updates, seed, 3e-4)
+    taught = reinforce(base, graph, play, updates, seed, 5e-4)
     each = np.repeat(np.arange(n), 8)
-    policy = network_policy(taught, graph)[0]
+    policy = np.exp(network_policy(taught, graph))
     traces = walk(graph, policy, learn.start[each], learn.goal[each], cap, generator(seed, "traces")).places(graph)
     data = {"golden SFT": learn.golden, "distilled": traces, "distilled, loop-erased": without_loops(traces)}
     nets = {"pretrained": base, "RL": taught}
     nets |= {name: imitate(base, graph, path_counts(graph, paths), steps, seed) for name, paths in data.items()}
     found = {}
     for name, net in nets.items():
-        seen = walk(test.graph, network_policy(net, graph)[0], test.start[each], test.goal[each], cap, generator(seed, "eval"))
+        seen = walk(
+            test.graph, np.exp(network_policy(net, graph)), test.start[each], test.goal[each], cap, generator(seed, "eval")
+        )
         shortest = test.shortest[each]
         within = {f"{k} x": float((seen.done & (seen.length <= k * shortest)).mean()) for k in (1, 2, 4, 8)}
         found[name] = within | {"steps": float(seen.length.mean()), "unfinished": float(1 - seen.done.mean())}
@@ -370,7 +367,7 @@ def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: floa
     checks = [
         _mean(f"network, {name}: {what}", of[name, what], seeds)
         for name in regimes
-        for what in (*FAMILIES, "unfinished", "steps", "no move")
+        for what in (*FAMILIES, "unfinished", "steps", "refused")
     ]
     lost = {name: np.array(of[name, "unfinished"]) for name in regimes}
     gold, raw, cut = (lost[name] for name in ("golden SFT", "distilled", "distilled, loop-erased"))
