@@ -46,6 +46,8 @@ LOOK, SLIP = 0.35, 0.25
 KL = 0.05
 NEAR = 20
 """The reference that is too near is the policy so many updates before the end."""
+MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
+"""Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 WORLD = desk.DeskWorld()
 
 
@@ -229,7 +231,7 @@ def _closings(e: Episode) -> list[tuple[int, str]]:
     env, known, found = WORLD.make(), set[str](), []
     env.reset(e.task, e.key)
     for step, reply in enumerate(e.replies):
-        verb, what = reply.split()[-2:]
+        verb, what = ["", "", *reply.split()][-2:]
         if verb != "lookup" and what in known:
             found.append((step, verb))
         note = env.step(reply).text
@@ -384,7 +386,9 @@ def _details(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> 
         for what in ("auroc", "best-of-8"):
             for scorer in runs[0][kind][what]:
                 label = "AUROC" if what == "auroc" else what
-                checks.append(_check(f"{arm}, {kind}-policy {label}, {scorer}", [run[kind][what][scorer] for run in runs], seeds))
+                if kind == "off" or scorer in MAIN:
+                    values = [run[kind][what][scorer] for run in runs]
+                    checks.append(_check(f"{arm}, {kind}-policy {label}, {scorer}", values, seeds))
     for other in ("too near", "too far"):
         for what, label in (("auroc", "AUROC"), ("best-of-8", "best-of-8")):
             values = [run[other][what]["advantage"] for run in runs]
