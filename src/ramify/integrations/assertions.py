@@ -77,3 +77,32 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
             f"{sum(scored)} of {len(scored)} attempts succeeded: with {confidence:.0%} confidence that is at least {low:.1%}, not "
             f"{at_least:.1%}" + (f" ({left_out} unscored attempts left out)" if left_out else "")
         )
+
+
+@register("assertion", "no-step-below")
+def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> None:
+    """Assert that no step of any attempt is graded below ``floor``, in nats times beta.
+
+    ``grades`` is a file of score records that `ramify implicit-advantage score` wrote, a list of such records, or what its
+    ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
+    """
+    from ramify.methods.implicit_advantage.verbs import read_scores
+
+    if isinstance(grades, (str, Path)):
+        grades = read_scores(Path(grades))
+    records = [grade if isinstance(grade, dict) else grade.to_json() for grade in (grades if _listed(grades) else [grades])]
+    steps = [(record, step) for record in records for step in record["steps"] if not step["truncated"]]
+    if not steps:
+        raise AssertionError("no step was graded, so nothing is known of the lowest")
+    record, worst = min(steps, key=lambda pair: pair[1][f"A_{token}"])
+    low = [step for _, step in steps if step[f"A_{token}"] < floor]
+    if low:
+        said = f" ({worst['action'][:80]!r})" if worst.get("action") else ""
+        raise AssertionError(
+            f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst['i']}{said} of attempt "
+            f"'{record['trajectory_id']}' with {worst[f'A_{token}']:.3f}"
+        )
+
+
+def _listed(grades: Any) -> bool:
+    return isinstance(grades, Iterable) and not isinstance(grades, dict)

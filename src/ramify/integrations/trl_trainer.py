@@ -249,7 +249,7 @@ def reward_function(scorer: Scorer) -> Callable[..., Awaitable[list[float | None
 
         async def one(i: int) -> float | None:
             task = Task(str(i), {name: plain(values[i]) for name, values in lists.items()})
-            found = await score_path(scorer, _path(prompts[i], completions[i], f"completion {i}"), task)
+            found = await score_path(scorer, path_of(prompts[i], completions[i], f"completion {i}"), task)
             return next((v.value for v in found if isinstance(v, Verdict)), None)
 
         return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
@@ -258,7 +258,8 @@ def reward_function(scorer: Scorer) -> Callable[..., Awaitable[list[float | None
     return reward
 
 
-def _path(prompt: Any, completion: Any, place: str) -> Path:
+def path_of(prompt: Any, completion: Any, place: str) -> Path:
+    """A path of text, from texts or lists of messages. Raises UserError naming ``place`` on what is no message."""
     nodes = [make_node("trl", None, 0, "root", "")]
     for value in [*messages(prompt, "user", place), *messages(completion, "assistant", place)]:
         role, text, data = message(value, place)

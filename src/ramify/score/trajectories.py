@@ -271,7 +271,7 @@ def run_trajectories(run: Run, layout: Layout | None = None, group: str | None =
             try:
                 if evidence.get("failure") is not None:
                     raise NeedsError("a failure at a boundary cut it off")
-                found.append(_of_path(tree.path(leaf), leaf, task, reward, success, layout))
+                found.append(path_trajectory(tree.path(leaf), leaf, task, reward, success, layout))
             except (NeedsError, UserError) as error:
                 skipped.append(f"attempt {leaf}: {error}")
     if not found and not skipped:
@@ -279,9 +279,18 @@ def run_trajectories(run: Run, layout: Layout | None = None, group: str | None =
     return found, skipped
 
 
-def _of_path(
-    path: TracePath, leaf: str, task: str, reward: float | None, success: bool | None, layout: Layout | None
+def path_trajectory(
+    path: TracePath,
+    leaf: str,
+    task: str,
+    reward: float | None = None,
+    success: bool | None = None,
+    layout: Layout | None = None,
 ) -> Trajectory:
+    """The attempt that ends at a path's last node. Where nodes have tokens the drawn ones are actions; text is laid out by ``layout``.
+
+    Raises NeedsError where a model was shown something else than the path, UserError where there is nothing to grade.
+    """
     replies = [node for node, _ in path.segments if node.role == "assistant"]
     if any(node.context is not None for node in replies):
         raise NeedsError("its model was shown another context than the path, so one row of tokens does not hold it")

@@ -1,0 +1,50 @@
+"""Any scorer of ramify as a scorer of inspect (``inspect_ai``): ``Task(..., scorer=inspect_scorer(grader))``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramify.env.protocol import Task
+from ramify.integrations.inspect_out import require_inspect
+from ramify.integrations.trl_trainer import path_of
+from ramify.score.protocol import Scorer, score_path
+from ramify.trace.messages import plain
+from ramify.trace.node import Verdict
+
+
+def inspect_scorer(scorer: Scorer) -> Any:
+    """A scorer of inspect that judges a sample's messages with ``scorer`` and reports its value, with mean and standard error.
+
+    The sample's target is the task's ``answer``, its metadata the rest of the task's data. A sample the scorer failed on is unscored in
+    inspect (NaN), never a zero. Raises NeedsError where inspect is not installed.
+    """
+    require_inspect()
+    from inspect_ai.scorer import Score, Target, mean, stderr
+    from inspect_ai.scorer import scorer as registered
+    from inspect_ai.solver import TaskState
+
+    def made() -> Any:
+        async def score(state: TaskState, target: Target) -> Score:
+            said = [_message(message) for message in state.messages]
+            path = path_of([], said, f"sample {state.sample_id!r}")
+            data = {"answer": target.text, **plain(dict(state.metadata or {}))}
+            found = await score_path(scorer, path, Task(str(state.sample_id), data))
+            verdict = next((record for record in found if isinstance(record, Verdict)), None)
+            if verdict is None or verdict.value is None:
+                why = plain((verdict.evidence or {}).get("failure", "")) if verdict is not None else "no verdict"
+                return Score(value=float("nan"), explanation=f"unscored: {why}")
+            return Score(value=verdict.value, metadata={"unit": verdict.unit, "evidence": plain(verdict.evidence)})
+
+        return score
+
+    judge: Any = registered(metrics=[mean(), stderr()], name=scorer.name)(made)
+    return judge()
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message of inspect in OpenAI's form: role, text, tool calls."""
+    calls = [
+        {"type": "function", "id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
+        for call in getattr(message, "tool_calls", None) or ()
+    ]
+    return {"role": message.role, "content": message.text} | ({"tool_calls": calls} if calls else {})
