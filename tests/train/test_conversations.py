@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.checkpoints import load_template, model_folder
+from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.trace.node import make_node
 from ramify.trace.path import Path
 from ramify.trace.turns import Turn, turns_of
 from ramify.train.conversations import IGNORED, Conversation, whole
 from ramify.train.recipes import chat_row
 
-TEMPLATE = load_template(model_folder("builtin"))
+TEMPLATE = chat_template(model_folder("builtin"))
 SAID = [
     Turn("system", "Play."),
     Turn("user", "Hall. exits east."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.trace.keys import canonical
 from ramify.trace.turns import Turn
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class Conversation:
             if spans and (turn.tokens is not None or template is not None):
                 total += int(_laid(turn, spans, template, self._after(i))[1].sum())
             elif spans:
-                share = sum(b - a for a, b in spans) / max(1, len(turn.text))
-                total += max(1, round(share * (turn.count or len(turn.text) / CHARACTERS)))
+                share = 1.0 if spans == whole(turn) else sum(b - a for a, b in spans) / len(turn.text)
+                length = len(turn.text) + len(canonical(turn.data["tool_calls"]) if turn.data.get("tool_calls") else "")
+                total += max(1, round(share * (turn.count or length / CHARACTERS)))
         return total
 
     def to_messages(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from maze_cases import DETOUR, GOLDEN, K, W, base_walks, trace, way
 
 from ramify.base.errors import UserError
-from ramify.engine.checkpoints import load_template, model_folder
+from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.methods.maze_recovery.build import Example
 from ramify.score.attempts import Traces, from_records
@@ -123,7 +123,7 @@ def test_nothing_is_ordered_by_length():
 
 
 def test_tokens_are_counted_and_laid_out_by_the_template():
-    template = load_template(model_folder("builtin"))
+    template = chat_template(model_folder("builtin"))
     made = build_sft(TRACES, template=template, mode="recovery_mix", token_budget=600, mask_mistakes=True)
     assert made.summary["counted_by"] == "tokens"
     trained = sum(np.sum(np.asarray(e.conversation.to_tokens(template)["labels"]) >= 0) for e in made.examples)

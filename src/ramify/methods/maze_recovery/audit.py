@@ -90,13 +90,14 @@ def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, 
         shown.add((int(kinds[row]), t.traces[number].steps[step].node or row))
     count = np.bincount([kind for kind, _ in shown], minlength=len(names)) if names else np.zeros(0, np.int64)
     visits = np.bincount(kinds[kinds >= 0], minlength=len(names)) if names else count
+    named = {kind: graph.keys[group] for kind, group in zip(code.tolist()[::-1], off.tolist()[::-1], strict=True)}
     lacking = [i for i in np.argsort(-visits, kind="stable").tolist() if count[i] < min_examples]
     return {
         "recovery_coverage": float((count >= min_examples).mean()) if names else 0.0,
         "families": len(names),
         "families_covered": int((count >= min_examples).sum()),
         "min_examples": min_examples,
-        "lacking": [{"state": short(names[i], 80), "visits": int(visits[i]), "examples": int(count[i])} for i in lacking[:_TOP]],
+        "lacking": [{"state": short(named[i], 80), "visits": int(visits[i]), "examples": int(count[i])} for i in lacking[:_TOP]],
     }
 
 

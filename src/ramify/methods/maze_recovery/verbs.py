@@ -111,9 +111,9 @@ def build(
         raise UserError("pairs of messages are written as JSON lines: name a file that ends in .jsonl")
     template = None
     if options.checkpoint is not None:
-        from ramify.engine.checkpoints import load_template
+        from ramify.engine.checkpoints import chat_template
 
-        template = load_template(options.checkpoint)
+        template = chat_template(options.checkpoint)
     traces = load(source, options)
     detector = _detector(options.detector, traces)
     marks = None if detector is None else _marks(traces, detector)

@@ -1,0 +1,181 @@
+"""The verbs on files and runs, as they are typed; what is wrong with them in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from maze_cases import DETOUR, base_walks, trace, way
+
+import ramify
+from ramify.cli.main import main
+from ramify.env.worlds.household import HouseholdWorld
+from ramify.methods.maze_recovery import audit_traces
+from ramify.methods.maze_recovery.run import load
+from ramify.trace.db import Run
+
+
+@pytest.fixture
+def walks(tmp_path: Path) -> Path:
+    file = tmp_path / "walks.jsonl"
+    file.write_text("".join(json.dumps(walk) + "\n" for walk in base_walks(9)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attempts of the built-in agent at tasks of the built-in world."""
+    folder = tmp_path_factory.mktemp("played") / "run"
+    ramify.play("builtin", "household", HouseholdWorld().panel("eval", 3), attempts=4, out=folder)
+    return folder
+
+
+def verb(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["maze-recovery", *map(str, args), "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: object, code: int = 2) -> str:
+    capsys.readouterr()
+    assert main(["maze-recovery", *map(str, args)]) == code
+    return capsys.readouterr().err
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_audit_of_a_file(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = verb(capsys, "audit", walks, "--state-field", "state", "--out", tmp_path / "rows.jsonl")
+    assert found["recoveries"] == audit_traces(base_walks(9))["recoveries"]
+    assert lines(tmp_path / "rows.jsonl") == found["per_trace"]
+    assert main(["maze-recovery", "audit", str(walks)]) == 0
+    shown = capsys.readouterr().out
+    assert "recovery_coverage" in shown
+    assert "dead ends" in shown
+
+
+def test_build_from_a_file(walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "set.jsonl"
+    found = verb(capsys, "build", walks, "--out", out, "--mode", "recovery_mix", "--rho", "0.5", "--token-budget", "3000")
+    rows = lines(out)
+    assert found["rows"] == len(rows) == found["examples"]
+    assert sum(row["recovery"] for row in rows) == found["with_recovery"]
+    assert all(len(row["messages"]) == len(row["loss"]) for row in rows)
+    pairs = verb(capsys, "build", walks, "--out", out, "--mode", "success_loop_erased", "--form", "prompt-completion")
+    assert pairs["rows"] == sum(len(way(0)) - 1 for _ in range(9))
+    assert lines(out)[0]["completion"][0]["role"] == "assistant"
+    verb(capsys, "build", walks, "--out", tmp_path / "set.parquet", "--mode", "success_raw")
+    assert (tmp_path / "set.parquet").stat().st_size > 0
+
+
+def test_a_stored_run(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = verb(capsys, "audit", stored)
+    assert found["traces"] == len(found["per_trace"])
+    assert found["ambiguity"]["k"] == 0  # the world's own keys are whole states of a deterministic world
+    with Run.open(stored) as run:
+        assert found["success_share"]["k"] == sum(v.value == 1 for v in run.verdicts(scorer="env"))
+        assert all(run.node(d["node"]).role == "assistant" for d in found["dead_end_list"])
+    out = tmp_path / "rows.jsonl"
+    made = verb(capsys, "build", stored, "--out", out, "--mode", "success_raw", "--form", "tokens", "--mask-mistakes")
+    rows = lines(out)
+    assert made["counted_by"] == "tokens"
+    assert made["tokens"] == sum(label >= 0 for row in rows for label in row["labels"])
+    with Run.open(stored) as run:  # the tree's own tokens
+        paths = {
+            tuple(run.tree(run.node(leaf).tree).path(leaf).tokens.tolist()) for leaf in (t["attempt"] for t in found["per_trace"])
+        }
+    assert all(any(path[: len(row["input_ids"])] == tuple(row["input_ids"]) for path in paths) for row in rows)
+    key = verb(capsys, "audit", stored, "--detector", "lexicon")
+    assert key["agreement_with"] == "state keys"
+    assert key["agreement"]["recall"]["k"] == 0  # its replies are commands: they say nothing of going back
+    text = load(stored, None)
+    assert audit_traces(text)["steps"] == found["steps"]
+    assert verb(capsys, "audit", stored, "--history", "1")["states"] > 0
+
+
+def test_chats_are_read_by_what_they_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    chats = tmp_path / "chats.jsonl"
+    said = ["7*8 is 54. Wait, that's wrong: 7*8 is 56. So 61.", "7*8 is 56. So 61."]
+    chats.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "task": "sum",
+                    "reward": 1,
+                    "messages": [{"role": "user", "content": "7*8+5?"}, {"role": "assistant", "content": s}],
+                }
+            )
+            + "\n"
+            for s in said
+        )
+    )
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text('{"text": "No, that is wrong.", "kind": "retract"}\n{"text": "So 3.", "kind": "advance"}\n')
+    found = verb(capsys, "audit", chats, "--detector", "lexicon", "--labels", labels)
+    assert (found["states_from"], found["recoveries"], found["loop_free"]["k"]) == ("detector lexicon", 1, 1)
+    assert (found["agreement_with"], found["agreement"]["agreement"]["value"]) == ("labels", 1)
+    assert verb(capsys, "audit", chats)["warnings"] == [
+        "what the detector saw was measured against nothing: give --labels, or traces with states"
+    ]
+    made = verb(capsys, "build", chats, "--out", tmp_path / "set.jsonl", "--mode", "recovery_only_suffix")
+    [row] = lines(tmp_path / "set.jsonl")
+    assert made["examples"] == 1
+    assert said[0][slice(*row["loss"][1][0])] == "Wait, that's wrong: 7*8 is 56. So 61."
+    checkpoint = Path(ramify.__file__).parent / "assets" / "household"
+    verb(
+        capsys,
+        "build",
+        chats,
+        "--out",
+        tmp_path / "set.jsonl",
+        "--mode",
+        "recovery_only_suffix",
+        "--form",
+        "tokens",
+        "--checkpoint",
+        checkpoint,
+    )
+    [row] = lines(tmp_path / "set.jsonl")
+    assert 0 < sum(label >= 0 for label in row["labels"]) < len(row["labels"])
+
+
+def test_what_is_refused(walks: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "set.jsonl"
+    assert "has no field 'sate'" in refused(capsys, "audit", walks, "--state-field", "sate")
+    assert "is a run" in refused(capsys, "audit", stored, "--state-field", "obs")
+    assert "did you mean '--mode'" in refused(capsys, "build", walks, "--out", out, "--mod", "golden")
+    assert "--rho" in refused(capsys, "build", walks, "--out", out, "--rho", "2")
+    assert "--min-examples" in refused(capsys, "audit", walks, "--min-examples", "0")
+    assert "name one with --detector" in refused(capsys, "audit", walks, "--labels", walks)
+    assert "unknown model 'magic'" in refused(capsys, "audit", walks, "--detector", "magic")
+    assert "ends in .jsonl" in refused(capsys, "build", walks, "--out", tmp_path / "a.parquet", "--form", "prompt-completion")
+    assert "text only" in refused(capsys, "build", walks, "--out", out, "--form", "tokens", code=4)
+    assert "no tokenizer" in refused(capsys, "build", walks, "--out", out, "--checkpoint", tmp_path)
+    assert "cannot read" in refused(capsys, "audit", tmp_path / "nothing.jsonl")
+    assert "cannot scrub 'vowels'" in refused(capsys, "audit", walks, "--scrub", "vowels")
+    lost = tmp_path / "lost.jsonl"
+    lost.write_text(json.dumps(trace(DETOUR, "b0 leaf", success=False)) + "\n")
+    assert "no trace is known to have succeeded" in refused(capsys, "build", lost, "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_log_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("inspect_ai")
+    import subprocess
+    import sys
+
+    code = Path(__file__).parents[2] / "integrations" / "inspect_eval.py"
+    subprocess.run([sys.executable, str(code), str(tmp_path)], check=True, capture_output=True, timeout=100)
+    log = next((tmp_path / "eval").iterdir())
+    assert "several scorers: choose one with --scorer" in refused(capsys, "audit", log)
+    found = verb(capsys, "audit", log, "--scorer", "includes")
+    assert (found["traces"], found["success_share"]["k"]) == (4, 2)
+    made = verb(capsys, "build", log, "--scorer", "includes", "--mode", "success_raw", "--out", tmp_path / "set.jsonl")
+    assert made["rows"] == 2
+    messages = lines(tmp_path / "set.jsonl")[0]["messages"]
+    assert messages[2]["tool_calls"][0]["id"] == messages[3]["tool_call_id"]
