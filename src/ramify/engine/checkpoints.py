@@ -37,11 +37,11 @@ def model_folder(spec: str) -> Path:
 
 def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:
     """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer."""
-    return LocalModel.load(folder, max_rows=max_rows), load_template(folder)
+    return LocalModel.load(folder, max_rows=max_rows), chat_template(folder)
 
 
-def load_template(folder: Path) -> ChatTemplate:
-    """The chat template that goes with the tokenizer in ``folder``; no weights are read. Raises UserError or NeedsError without one."""
+def chat_template(folder: Path) -> ChatTemplate:
+    """How the checkpoint in ``folder`` lays chats out. Raises NeedsError where it does not say."""
     tokenizer = HfTokenizer.load(folder)
     try:
         return TagTemplate(tokenizer)

@@ -25,7 +25,8 @@ from ramify.trace.lines import at_place, read_lines
 def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
     """One line of a scan file: the trace with its potentials, cliffs, rebounds and the settings of the scan."""
     test = config.test
-    return scanned.trace.to_json() | {
+    record: dict[str, Any] = scanned.trace.to_json()
+    return record | {
         "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
         "rebounds": [rise.to_json(test) for rise in scanned.rebounds],
         "scan": {"config": config.to_json(), "forks": scanned.forks, "tested": scanned.tested, "gap": scanned.gap},

@@ -30,7 +30,7 @@ from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.stats.sequential import chance_of
 
-CONTROLS = ("random", "critical", "tangent")
+CONTROLS: tuple[Literal["random", "critical", "tangent"], ...] = ("random", "critical", "tangent")
 
 
 class Forks(Protocol):

@@ -12,11 +12,10 @@ import typer
 from pydantic import Field
 
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
-from ramify.base.config import load
+from ramify.base.config import Config, load
 from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.engine.named import find_model
-from ramify.methods.cliffs.algorithm import KINDS
+from ramify.engine.named import find_continuing
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
@@ -26,9 +25,27 @@ from ramify.rollout.token_forks import Problem, TokenForks, read_problems
 from ramify.rollout.token_traces import TokenTrace, read_traces
 from ramify.score.verifiers import find_verifier
 
+ELSEWHERE = 0.1
+"""Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
 
-class Options(ScanConfig):
-    """What a scan takes beside the traces: how it scans, and how replies to problems are drawn."""
+
+class Forking(Config):
+    """What every verb that forks takes."""
+
+    model: str
+    """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
+    verifier: str
+    """exact, number, boxed, cmd:./check.sh or factory:MODULE:ATTRIBUTE"""
+    truncated: Literal["apart", "graded"] = "apart"
+    """forks cut off by the limit of tokens: counted apart, or given to the verifier like the others"""
+    seconds: float = Field(10.0, gt=0)
+    """time one verdict may take; a later one is missing, not wrong"""
+    seed: int = 0
+    """decides every draw"""
+
+
+class ScanOptions(ScanConfig, Forking):
+    """A scan, and how replies to problems are drawn."""
 
     temperature: float = Field(1.0, ge=0)
     """of replies drawn to --problems; forks are drawn as their stem was"""
@@ -42,12 +59,47 @@ class Options(ScanConfig):
     """replies drawn to each of --problems"""
 
 
-class ScanCommand(SettingsCommand):
-    """``ramify cliffs scan`` with the settings of the scan as options."""
+class AblateOptions(Forking):
+    """An ablation."""
 
-    def settings(self) -> type[Options]:
-        """The options."""
-        return Options
+    k: tuple[int, ...] = (1, 8, 64)
+    """the k of pass@k"""
+    n: int = Field(64, ge=1)
+    """fresh forks of each arm"""
+    controls: tuple[Literal["random", "critical", "tangent"], ...] = CONTROLS
+    """places to cut at for comparison"""
+    which: Literal["first", "all"] = "first"
+    """the first cliff of each wrong trace, or all of them"""
+
+
+class PairOptions(Forking):
+    """Pairs for training."""
+
+    classes: tuple[Literal["deterministic", "uncertain", "sampled_off", "other"], ...] = ("uncertain", "sampled_off")
+    """classes of cliffs to use"""
+    candidates: int = Field(10, ge=2)
+    """likeliest tokens that are tried in the place of a cliff"""
+    n: int = Field(64, ge=1)
+    """fresh forks behind each"""
+    hard: bool = False
+    """only candidates at least as good as the position before"""
+    compare: str = ""
+    """another model with the same tokenizer: does it step off there, too?"""
+
+
+class _ScanCommand(SettingsCommand):
+    def settings(self) -> type[Config]:
+        return ScanOptions
+
+
+class _AblateCommand(SettingsCommand):
+    def settings(self) -> type[Config]:
+        return AblateOptions
+
+
+class _PairCommand(SettingsCommand):
+    def settings(self) -> type[Config]:
+        return PairOptions
 
 
 class InterruptedScanError(RamifyError):
@@ -60,51 +112,28 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Find the tokens at which a chain of thought falls off, and confirm them."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
-ModelName = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER.")
-]
-VerifierName = Annotated[
-    str, typer.Option("--verifier", metavar="NAME", help="exact, number, boxed, cmd:./check.sh or factory:MODULE:ATTRIBUTE.")
-]
-Seconds = Annotated[
-    float, typer.Option("--seconds", min=0.001, help="Time one verdict may take; a later one is missing, not wrong.")
-]
-Seed = Annotated[int, typer.Option("--seed", help="Decides every draw.")]
 ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ramify cliffs scan` wrote.")]
-Truncated = Annotated[
-    Literal["apart", "graded"],
-    typer.Option("--truncated", help="Forks cut off by the limit of tokens: counted apart, or graded."),
-]
 
 
-def _forks(
-    model: str,
-    verifier: str,
-    seconds: float,
-    seed: int,
-    truncated: Literal["apart", "graded"] = "apart",
-    sampling: Sampling | None = None,
-) -> tuple[TokenForks, Any]:
+def _forks(options: Forking, model: str = "") -> tuple[TokenForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
+    model = model or options.model
     if model.partition(":")[0] == "chat":
         raise NeedsError(
             "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
         )
-    judge = find_verifier(verifier, seconds)
-    found, template = find_model(model)
+    judge = find_verifier(options.verifier, options.seconds)
+    found, template = find_continuing(model)
     tokenizer = getattr(found, "tokenizer", None)
     if tokenizer is None:
         raise NeedsError(f"'{found.identity.name}' has no tokenizer, so replies cannot be read")
-    stops = () if template is None else template.stop_tokens
-    eos = {*getattr(found, "eos", ()), *stops}
-    return TokenForks(found, tokenizer, judge, sampling, seed, truncated=truncated, eos=sorted(eos)), template
+    eos = {*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}
+    return TokenForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
 
-@app.command("scan", cls=ScanCommand, context_settings=TAKES_SETTINGS)
+@app.command("scan", cls=_ScanCommand, context_settings=TAKES_SETTINGS)
 def scan_(
     ctx: typer.Context,
-    model: ModelName,
-    verifier: VerifierName,
     out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
     traces: Annotated[Path | None, typer.Option(metavar="FILE", help="Replies as token ids, JSON lines.")] = None,
     problems: Annotated[
@@ -113,32 +142,29 @@ def scan_(
     retokenise: Annotated[
         bool, typer.Option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
     ] = False,
-    truncated: Truncated = "apart",
-    seconds: Seconds = 10.0,
-    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the potential of replies by forking them, and find and confirm their cliffs.
 
     The same command again goes on with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
     """
-    options = load(Options, flags=ctx.args)
+    options = load(ScanOptions, flags=ctx.args)
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
+    file = ScanFile(out, config)
+    forks, template = _forks(options)
     if (traces is None) == (problems is None):
         raise UserError("name either --traces or --problems")
-    file = ScanFile(out, config)
-    forks, template = _forks(model, verifier, seconds, seed, truncated)
-    if traces is not None:
-        stems = read_traces(traces, forks.tokenizer if retokenise else None)
+    if problems is not None:
+        stems = _draw(forks, problems, template, options)
+    else:
+        stems = read_traces(traces or Path(), forks.tokenizer if retokenise else None)
         if retokenise:
             say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
-    else:
-        stems = _draw(forks, problems, template, options)
-    left = [trace for trace in stems if trace.id not in file.done]
-    before = sum(one.forks for one in file.done.values())
-    if config.budget_rollouts is not None:
-        config = config.model_copy(update={"budget_rollouts": max(1, config.budget_rollouts - before)})
     done = dict(file.done)
+    if config.budget_rollouts is not None:
+        config = config.model_copy(
+            update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
+        )
 
     def keep(one: Scanned) -> None:
         file.add(one)
@@ -146,13 +172,13 @@ def scan_(
         bar.at(len(done), f"{sum(len(s.kept) for s in done.values())} cliffs")
 
     try:
-        with progress("scan", len(stems), "traces", as_json, len(file.done)) as bar:
-            result = asyncio.run(scan(left, forks, config, keep))
+        with progress("scan", len(stems), "traces", as_json, len(done)) as bar:
+            result = asyncio.run(scan([trace for trace in stems if trace.id not in done], forks, config, keep))
     except KeyboardInterrupt:
         raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
     report = summary(list(done.values()), config) | {"left": len(result.left), "spent": result.spent, "out": str(out)}
     emit(report, as_json, _report(report))
-    if report["gap"] > 0.1:
+    if report["gap"] > ELSEWHERE:
         say(
             f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings drew them"
         )
@@ -160,8 +186,7 @@ def scan_(
         raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
 
 
-def _draw(forks: TokenForks, path: Path | None, template: Any, options: Options) -> list[TokenTrace]:
-    assert path is not None
+def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions) -> list[TokenTrace]:
     stops = () if template is None else template.stop_tokens
     forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
     questions: list[Problem] = read_problems(path, template)
@@ -195,29 +220,17 @@ def _report(report: dict[str, Any]) -> str:
     return text
 
 
-@app.command("ablate")
-def ablate_(
-    path: ScanPath,
-    model: ModelName,
-    verifier: VerifierName,
-    k: Annotated[str, typer.Option("--k", help="The k of pass@k, with commas between.")] = "1,8,64",
-    n: Annotated[int, typer.Option("--n", min=1, help="Fresh forks of each arm.")] = 64,
-    controls: Annotated[str, typer.Option(help="Any of random, critical, tangent, with commas between.")] = ",".join(CONTROLS),
-    which: Annotated[Literal["first", "all"], typer.Option(help="The first cliff of each wrong trace, or all.")] = "first",
-    truncated: Truncated = "apart",
-    seconds: Seconds = 10.0,
-    seed: Seed = 0,
-    as_json: Json = False,
-) -> None:
+@app.command("ablate", cls=_AblateCommand, context_settings=TAKES_SETTINGS)
+def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
+    options = load(AblateOptions, flags=ctx.args)
     _, scanned = read_scan(path)
-    ks = _numbers(k)
-    if max(ks) > n:
-        raise UserError(f"pass@{max(ks)} needs --n of at least {max(ks)}, not {n}")
-    forks, _ = _forks(model, verifier, seconds, seed, truncated)
-    names = [name for name in controls.split(",") if name]
-    records = asyncio.run(ablate(scanned, forks, n, names, which))
-    found = ablation_table(records, ks) | {"which": which, "n": n, "spent": forks.spent(), "records": records}
+    if not options.k or min(options.k) < 1 or max(options.k) > options.n:
+        raise UserError(f"--k takes numbers from 1 to --n ({options.n}), not {','.join(map(str, options.k)) or 'none'}")
+    forks, _ = _forks(options)
+    ks, which = options.k, options.which
+    records = asyncio.run(ablate(scanned, forks, options.n, options.controls, which))
+    found = ablation_table(records, ks) | {"which": which, "n": options.n, "spent": forks.spent(), "records": records}
     if not records:
         emit(found, as_json, "No wrong trace of this scan has a cliff.")
         return
@@ -232,39 +245,26 @@ def ablate_(
     )
 
 
-@app.command("pairs")
+@app.command("pairs", cls=_PairCommand, context_settings=TAKES_SETTINGS)
 def pairs_(
+    ctx: typer.Context,
     path: ScanPath,
-    model: ModelName,
-    verifier: VerifierName,
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines to write.")],
-    classes: Annotated[str, typer.Option(help="Classes of cliffs to use, with commas between.")] = "uncertain,sampled_off",
-    candidates: Annotated[int, typer.Option(min=2, help="Likeliest tokens that are tried in the place of a cliff.")] = 10,
-    n: Annotated[int, typer.Option("--n", min=1, help="Fresh forks behind each.")] = 64,
-    hard: Annotated[bool, typer.Option("--hard", help="Only candidates at least as good as the position before.")] = False,
-    compare: Annotated[
-        str, typer.Option(metavar="MODEL", help="Another model with the same tokenizer: does it step off there, too?")
-    ] = "",
-    truncated: Truncated = "apart",
-    seconds: Seconds = 10.0,
-    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Pairs of single tokens for preference training: the cliff token, and each likely token that is no cliff there."""
+    options = load(PairOptions, flags=ctx.args)
     config, scanned = read_scan(path)
-    chosen = [name for name in classes.split(",") if name]
-    for name in chosen:
-        if name not in KINDS:
-            raise UserError(f"unknown class '{name}' ({nearest(name, KINDS)})")
-    forks, _ = _forks(model, verifier, seconds, seed, truncated)
-    other = _forks(compare, verifier, seconds, seed)[0] if compare else None
+    forks, _ = _forks(options)
+    other = _forks(options, options.compare)[0] if options.compare else None
+    top, compare = options.candidates, options.compare
 
     async def work() -> tuple[list[Any], list[dict[str, Any]]]:
-        found = await examine(scanned, forks, config.test, candidates, n, chosen)
-        return found, [] if other is None else await mass_under(found, other, candidates)
+        found = await examine(scanned, forks, config.test, top, options.n, options.classes)
+        return found, [] if other is None else await mass_under(found, other, top)
 
     examined, masses = asyncio.run(work())
-    rows = pairs(examined, hard)
+    rows = pairs(examined, options.hard)
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     report: dict[str, Any] = {
         "out": str(out),
@@ -319,20 +319,10 @@ def _texts(trace: TokenTrace, spec: str) -> list[str]:
     """Text of each token of the reply; its id where no tokenizer is named."""
     if not spec:
         return [f"{token} " for token in trace.response_ids]
-    found = getattr(find_model(spec)[0], "tokenizer", None)
+    found = getattr(find_continuing(spec)[0], "tokenizer", None)
     if found is None:
         raise UserError(f"'{spec}' has no tokenizer")
     if trace.tokenizer and found.hash != trace.tokenizer:
         raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
     text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
     return [text[a:b] for a, b in itertools.pairwise(ends)]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UserError(f"--k takes whole numbers from 1 up with commas between, not '{text}'")
-    return found

@@ -1,0 +1,169 @@
+"""The verbs, from the command line, on a checkpoint of one's own; what is refused, in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.cli.main import main
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.tokenizer import HfTokenizer
+from ramify.rollout.token_traces import TokenTrace
+
+WORDS = ["low", "mid", "high", "top", "<end>"]
+END = 4
+
+
+def make_verifier() -> Any:
+    """Right where the first word is low or mid: everything is decided at the first token."""
+    return starts_low
+
+
+def starts_low(text: str, trace: TokenTrace) -> bool:
+    return text.split()[:1] in (["low"], ["mid"])
+
+
+VERIFIER = f"factory:{__name__}:make_verifier"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("model")
+    for name, seed in (("one", 3), ("other", 7)):
+        module = TinyLM(TinyConfig(5, 16, 1, 2, 1, 8, 16, 32, eos=(END,)), seed=seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<end>"))
+        raw.pre_tokenizer = pre_tokenizers.Whitespace()
+        module.save(folder / name, HfTokenizer(raw))
+    return folder
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"id": "p", "prompt_ids": [1, 2], "answer": "low"}) + "\n")
+    return file
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
+    code = main(["cliffs", *map(str, argv)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def base(checkpoint: Path, name: str = "one") -> list[str]:
+    return ["--model", f"hf:{checkpoint / name}", "--verifier", VERIFIER, "--truncated", "graded"]
+
+
+def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scan = tmp_path / "scan.jsonl"
+    draw = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
+    code, out, err = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--budget-rollouts", 500, "--json")
+    first = json.loads(out)
+    assert code == 3
+    assert "traces were not scanned" in err
+    assert 0 < first["traces"] < 5
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--json")
+    whole = json.loads(out)
+    assert code == 0
+    assert whole["traces"] == 5
+    assert whole["wrong"]["cliffs_per_trace"] == 1
+    assert whole["right"]["with_cliff"] == 0
+    assert whole["gap"] < 1e-3
+    assert whole["spent"]["forward_tokens"] > 0
+    assert sum(row["confirmed"] for row in whole["classes"]) == whole["wrong"]["traces"] > 0
+
+    with scan.open("ab") as file:  # what a kill leaves behind
+        file.write(b'{"id": "p#')
+    before = scan.read_bytes()
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)
+    assert code == 0
+    assert "with a cliff" in out
+    assert before.startswith(scan.read_bytes())
+
+    assert run(capsys, "ablate", scan, *base(checkpoint), "--k", 1, "--n", 4)[0] == 0
+    code, out, _ = run(capsys, "ablate", scan, *base(checkpoint), "--k", "1,8", "--n", 16, "--json")
+    ablation = json.loads(out)
+    arms = {row["arm"]: row for row in ablation["arms"]}
+    assert code == 0
+    assert arms["keep"]["pass@8"] == 0
+    assert arms["del"]["pass@1"] > 0
+    assert ablation["gap"] == pytest.approx(arms["del"]["pass@1"])
+    assert ablation["gap_interval"][0] > 0
+
+    pairs = tmp_path / "pairs.jsonl"
+    every = ["--classes", "deterministic,uncertain,sampled_off,other", "--candidates", 5, "--n", 32]
+    compare = ["--compare", f"hf:{checkpoint / 'other'}"]
+    code, out, _ = run(capsys, "pairs", scan, *base(checkpoint), *every, *compare, "--out", pairs, "--json")
+    report = json.loads(out)
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    assert code == 0
+    assert report["pairs"] == len(rows) > 0
+    assert {row["chosen_id"] for row in rows} <= {0, 1}
+    assert {row["rejected_id"] for row in rows} <= {2, 3, 4}
+    assert all(row["prompt_ids"] == [1, 2] for row in rows)
+    assert len(report["masses"]) == report["cliffs"]
+
+    listed = json.loads(run(capsys, "show", scan, "--json")[1])["traces"]
+    wrong = next(row["trace"] for row in listed if not row["right"])
+    svg = tmp_path / "trace.svg"
+    code, out, _ = run(capsys, "show", scan, wrong, "--tokenizer", f"hf:{checkpoint / 'one'}", "--svg", svg)
+    assert code == 0
+    assert "confirmed" in out
+    assert any(word in out for word in WORDS)
+    assert "before the first token: " in out
+    assert "<svg" in svg.read_text()
+    assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
+
+
+def test_traces_of_text_are_read_only_when_asked(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan.jsonl"
+    file.write_text(
+        json.dumps({"id": "a", "prompt": "mid", "response": "high low", "sampler": {"max_tokens": 6}, "correct": False})
+    )
+    code, _, err = run(capsys, "scan", *base(checkpoint), "--traces", file, "--out", scan)
+    assert code == 2
+    assert "traces.jsonl:1: a trace of text only" in err
+    code, out, err = run(capsys, "scan", *base(checkpoint), "--traces", file, "--out", scan, "--retokenise", "--faithful")
+    assert code == 0
+    assert "encoded anew" in err
+    assert "3 of 2 tokens" not in out
+
+
+def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scan, torn = tmp_path / "scan.jsonl", tmp_path / "torn.jsonl"
+    model, draw = base(checkpoint), ["--problems", problems, "--max-tokens", 6]
+    assert run(capsys, "scan", *model, *draw, "--out", scan)[0] == 0
+    torn.write_text('{"id": "a"}\n')
+    bad, other = tmp_path / "bad.jsonl", tmp_path / "new.jsonl"
+    bad.write_text('{"id": "a", "promt": "x"}\n')
+    chat = ["--model", "chat:x@http://127.0.0.1:1/v1", "--verifier", "exact"]
+    cases: list[tuple[list[Any], int, str]] = [
+        (["scan", *chat, *draw, "--out", other], 4, "a chat endpoint cannot go on inside a reply"),
+        (["scan", *model, "--out", other], 2, "either --traces or --problems"),
+        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "holds a scan with other settings"),
+        (["scan", *model, *draw, "--out", torn], 2, "torn.jsonl:1: not a trace that `ramify cliffs scan` wrote"),
+        (["scan", *model, *draw, "--out", tmp_path / "no" / "x"], 2, "there is no folder"),
+        (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),
+        (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
+        (["scan", *model, *draw, "--out", other, "--delta0", "2"], 2, "delta0"),
+        (["scan", *model[:2], "--verifier", "boxd", *draw, "--out", other], 2, "did you mean 'boxed'"),
+        (["ablate", scan, *model, "--k", "1,100"], 2, "--k takes numbers from 1 to --n (64)"),
+        (["ablate", scan, *model, "--controls", "randm"], 2, "controls"),
+        (["ablate", tmp_path / "none", *model], 2, "cannot read"),
+        (["pairs", scan, *model, "--out", other, "--classes", "vague"], 2, "classes"),
+        (["show", scan, "p"], 2, "has no trace 'p'"),
+        (["show", scan, "p#0", "--tokenizer", "builtin"], 4, "another tokenizer"),
+    ]
+    for argv, code, sentence in cases:
+        found, _, err = run(capsys, *argv)
+        assert (found, sentence in err) == (code, True), (argv, found, err)
+        assert len(err.strip().splitlines()) == 1, err
