@@ -1,0 +1,115 @@
+"""The grade of implicit-advantage through every door: the scorer battery, TRL's rewards, inspect's scorers, assertions in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.engine.checkpoints import model_folder
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyLM
+from ramify.env.protocol import Task
+from ramify.integrations.assertions import assert_no_step_below
+from ramify.integrations.trl_trainer import reward_function
+from ramify.methods.implicit_advantage import AdvantageScorer
+from ramify.methods.implicit_advantage.grader import AdvantageGrader
+from ramify.model.chat import TagTemplate
+from ramify.model.pair import Pair
+from ramify.model.tokenizer import HfTokenizer
+from ramify.score.battery import check_scorer
+from ramify.score.trajectories import chat_layout
+from ramify.trace.node import Stream, Verdict, make_node
+from ramify.trace.path import Path as TracePath
+
+
+@pytest.fixture(scope="module")
+def grader() -> AdvantageGrader:
+    folder = model_folder("builtin")
+    tokenizer = HfTokenizer.load(folder)
+    policy, reference = TinyLM.load(folder), TinyLM.load(folder)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in reference.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=generator))
+    pair = Pair(LocalModel(policy, tokenizer), LocalModel(reference, tokenizer))
+    return AdvantageGrader(pair, chat_layout(TagTemplate(tokenizer)))
+
+
+def test_the_grader_is_a_scorer(grader: AdvantageGrader) -> None:
+    assert check_scorer(grader) == []
+
+
+def test_its_streams_sum_to_the_grades_of_the_steps(grader: AdvantageGrader) -> None:
+    asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
+    reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[7, 8, 9], sampled=[0, 1, 1], index=0)
+    verdict, stream = asyncio.run(grader.score(TracePath.of([asked, reply]), Task("t", {})))
+    assert isinstance(verdict, Verdict)
+    assert isinstance(stream, Stream)
+    assert stream.values[0] == 0
+    assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
+
+
+def test_it_rewards_completions_of_trl(grader: AdvantageGrader) -> None:
+    reward = reward_function(grader)
+    values = asyncio.run(reward(prompts=["go to the kitchen", "look"], completions=["look", ""]))
+    assert values[0] is not None
+    assert np.isfinite(values[0])
+    assert values[1] == 0.0  # an empty action
+
+
+EVALUATION = """
+import sys
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from ramify.engine.checkpoints import load_model, model_folder
+from ramify.integrations.inspect_scorer import inspect_scorer
+from ramify.methods.implicit_advantage.grader import AdvantageGrader
+from ramify.model.pair import Pair
+from ramify.score.match import ExactMatch
+from ramify.score.trajectories import chat_layout
+
+def said(text):
+    return ModelOutput(model="mockllm/model", usage=ModelUsage(), choices=ModelOutput.from_content("mockllm/model", text).choices)
+
+model, template = load_model(model_folder("builtin"))
+samples = [Sample("where is the key?", target="look"), Sample("look", target="y")]
+for scorer in (AdvantageGrader(Pair(model, model), chat_layout(template)), AdvantageGrader(Pair(model, model)), ExactMatch()):
+    mock = get_model("mockllm/model", custom_outputs=[said("look"), said("go")])
+    (log,) = eval(Task(samples, scorer=inspect_scorer(scorer)), model=mock, log_dir=sys.argv[1], display="none", max_samples=1)
+    print(log.status, *(sample.scores[scorer.name].value for sample in log.samples))
+"""
+
+
+@pytest.mark.slow
+def test_it_scores_samples_of_inspect(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai")
+    done = subprocess.run([sys.executable, "-c", EVALUATION, tmp_path], capture_output=True, text=True, timeout=100)
+    grades, unscored, exact = done.stdout.splitlines()
+    assert grades == "success 0.0 0.0"  # a model against itself
+    assert unscored == "success nan nan"  # text, and no layout for it: no zero
+    assert exact == "success 1.0 0.0"
+
+
+def test_no_step_below(grader: AdvantageGrader, tmp_path: Path) -> None:
+    from ramify.score.trajectories import trajectory
+
+    scored = AdvantageScorer(grader.pair).score(
+        trajectory("a", "t", [([5, 6], False), ([7, 8], True), ([9], True)], actions=["x", "y"])
+    )
+    worst = float(scored.steps.min())
+    assert_no_step_below(scored, worst)
+    file = tmp_path / "scores.jsonl"
+    file.write_text(json.dumps(scored.to_json()) + "\n")
+    assert_no_step_below(file, worst)
+    with pytest.raises(AssertionError, match=r"of 2 steps are graded below .* the lowest is step \d \('[xy]'\) of attempt 'a'"):
+        assert_no_step_below([scored], worst + 0.01)
+    with pytest.raises(AssertionError, match="no step was graded"):
+        assert_no_step_below([], 0.0)
