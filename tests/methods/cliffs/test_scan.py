@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,12 @@ from ramify.methods.cliffs.algorithm import ZTest
 from ramify.methods.cliffs.process import simulate
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
+from ramify.rollout.step_forks import StepForks, step_trace
 from ramify.rollout.token_forks import Chances, Problem, TokenForks
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
+from ramify.trace.db import Run
+from tests.rollout.test_step_forks import played
 
 
 class Simulated:
@@ -209,3 +213,14 @@ def test_the_whole_way_on_the_engine() -> None:
     kept = asyncio.run(ablate([Scanned(result.scanned[0].trace, result.scanned[0].cliffs)], forks))
     assert kept[0]["keep"]["k"] == 0
     assert kept[0]["del"]["k"] > 0
+
+
+def test_steps_of_an_agent(tmp_path: Path) -> None:
+    """The second door decides: the same scan finds it with forks of the world in place of forks of text."""
+    with Run.create(tmp_path / "run", {}) as run_:
+        made, attempt = played(run_, False)
+        (one,) = run([step_trace(made, attempt)], StepForks(made), screen="none").scanned
+    assert [(c.t, c.status) for c in one.cliffs] == [(2, "confirmed")]
+    with Run.create(tmp_path / "other", {}) as run_, pytest.raises(NeedsError, match="--screen none"):
+        made, attempt = played(run_, False)
+        run([step_trace(made, attempt)], StepForks(made))

@@ -1,0 +1,126 @@
+"""The potential of an agent's steps: put the world back to its state behind a step, play on many times, count successes.
+
+The same words as for tokens: position t of an attempt lies behind its step t, position 0 before the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ramify.base.errors import UserError
+from ramify.base.ledger import Ledger
+from ramify.base.seeds import place_key
+from ramify.env.protocol import Task
+from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.token_forks import Chances
+from ramify.stats.drops import Counts
+from ramify.trace.node import Mark
+
+MAKER = "rollout.step_forks"
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One attempt as a row of positions. ``nodes`` (T + 1,) are the observations behind each step, the task's own first."""
+
+    id: str
+    tree: str
+    task: Task
+    nodes: tuple[str, ...]
+    actions: tuple[str, ...]
+    """What the agent said, (T,)."""
+    correct: bool | None
+    ended: bool
+    """The world ended the attempt at its last position; false where a failure or a limit of turns did."""
+    potentials: tuple[Counts | None, ...] | None = None
+    early_stopped_at: int | None = None
+
+    @property
+    def length(self) -> int:
+        """T: steps."""
+        return len(self.nodes) - 1
+
+    def with_potentials(self, measured: Mapping[int, Counts], early_stopped_at: int | None = None) -> StepTrace:
+        """This attempt with the potentials of the positions measured."""
+        known = tuple(measured.get(t) for t in range(len(self.nodes)))
+        return replace(self, potentials=known, early_stopped_at=early_stopped_at)
+
+
+def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
+    """The whole path of an attempt, the part before a branch included. Raises UserError where the agent took no step."""
+    segments = [node for node, _ in episodes.load(attempt.tree).path(attempt.leaf).segments]
+    said = [node for node in segments if node.role == "assistant" and node.opens]
+    seen = [node for node in segments if node.role in ("user", "tool")]
+    if not said or len(seen) != len(said) + 1:
+        raise UserError(
+            f"the attempt that ends at {attempt.leaf} has {len(said)} steps and {len(seen)} observations; one more is needed"
+        )
+    return StepTrace(
+        id=f"{attempt.tree}/{attempt.leaf[:12]}",
+        tree=attempt.tree,
+        task=attempt.task,
+        nodes=tuple(node.id for node in seen),
+        actions=tuple(node.text for node in said),
+        correct=attempt.outcome,
+        ended=attempt.outcome is not None and not attempt.truncated,
+    )
+
+
+class StepForks:
+    """Counts successes of attempts that go on behind a step, as :class:`ramify.rollout.token_forks.TokenForks` counts right replies.
+
+    Forks are stored in the run like every attempt; those of another ``purpose`` are other draws. ``truncated`` says what becomes of
+    attempts that a limit of turns ended: counted apart, or by the world's verdict.
+    """
+
+    def __init__(self, episodes: Episodes, truncated: Literal["apart", "graded"] = "apart") -> None:
+        self.episodes, self.truncated = episodes, truncated
+        self.ledger = Ledger()
+        self.first_failure = ""
+
+    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Successes among ``n`` attempts that go on from position ``t``. An attempt a failure cut off is missing, not failed.
+
+        The last position of an attempt that ended is not played from: its outcome is that of every fork. Raises UserError on a
+        position there is none of; ``append`` has no meaning for steps.
+        """
+        if append or not 0 <= t <= trace.length or n < 1:
+            raise UserError(
+                f"attempt '{trace.id}' has positions 0 to {trace.length} to play on from, not {t} with {list(append)}"
+            )
+        if t == trace.length and trace.ended:
+            return Counts(n * bool(trace.correct), n)
+        first = 1_000_000 * (1 + place_key(0, purpose) % 1000) + start  # indices of one purpose, far from those of the attempts
+        drawn = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], first + i) for i in range(n)))
+        self.ledger.add(purpose, forks=n, drawn_tokens=sum(a.drawn for a in drawn), turns=sum(len(a.turns) for a in drawn))
+        self.first_failure = self.first_failure or next((a.failure for a in drawn if a.failure), "")
+        scored = [a for a in drawn if a.outcome is not None]
+        kept = [a for a in scored if self.truncated == "graded" or not a.truncated]
+        return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
+
+    async def chances(self, trace: StepTrace) -> Chances:
+        """Nothing: a step is many tokens, and a world may answer one step in several ways, so no step is screened out."""
+        return Chances()
+
+    def spent(self) -> dict[str, Any]:
+        """What was spent: forks, turns and tokens drawn; ``forward_tokens`` are the latter, as prompts are counted by the model alone."""
+        forks, drawn, turns = (int(self.ledger.total(unit)) for unit in ("forks", "drawn_tokens", "turns"))
+        return {
+            "forks": forks,
+            "drawn_tokens": drawn,
+            "forward_tokens": drawn,
+            "turns": turns,
+            "shared": False,
+            "by_purpose": self.ledger.to_json()["spent"],
+            "first_failure": self.first_failure,
+        }
+
+
+def mark_potentials(episodes: Episodes, trace: StepTrace) -> None:
+    """Store what was measured as ``potential`` marks on the attempt's observations: ``ramify show RUN --web`` draws the curve."""
+    for node, counts in zip(trace.nodes, trace.potentials or (), strict=False):
+        if counts is not None and counts.n:
+            episodes.run.add(Mark(node, 0, "potential", MAKER, {"k": counts.k, "n": counts.n}))

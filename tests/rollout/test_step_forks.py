@@ -1,0 +1,125 @@
+"""Potential per agent step, through environment forks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.env.protocol import Observation, Panel, Task
+from ramify.model.protocol import Sampling
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.step_forks import StepForks, StepTrace, mark_potentials, step_trace
+from ramify.stats.drops import Counts
+from ramify.trace.db import Run
+
+
+class Hall:
+    """Three doors in a row; only the second decides: behind its right-hand side the way is lost."""
+
+    max_turns = 10
+    system = ""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.said = []
+        return Observation("door 0")
+
+    def step(self, action: str) -> Observation:
+        self.said.append(action)
+        done = len(self.said) == 3
+        won = self.said[1:2] == ["left"]
+        return Observation(f"door {len(self.said)}", float(done and won), done, outcome=won if done else None)
+
+    def snapshot(self) -> Any:
+        return list(self.said)
+
+    def restore(self, snapshot: Any) -> None:
+        self.said = list(snapshot)
+
+    def key(self) -> str | None:
+        return None
+
+
+class Halls:
+    name = "halls"
+
+    def make(self) -> Hall:
+        return Hall()
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        return Panel.of([Task("hall")])
+
+
+TASK = Task("hall")
+
+
+def mostly_left(messages: Any, key: int) -> str:
+    return "left" if key % 10 < 7 else "right"
+
+
+def played(run: Run, wanted: bool, truncated: bool = False) -> tuple[Episodes, Attempt]:
+    """An attempt of that outcome."""
+    made = Episodes(Agent(ScriptedModel(mostly_left, tokens=False), None, Sampling()), Halls(), run, seed=1)
+
+    async def find() -> Attempt:
+        for index in range(50):
+            attempt = await made.attempt("t", TASK, index)
+            if attempt.outcome is wanted:
+                return attempt
+        raise AssertionError
+
+    return made, asyncio.run(find())
+
+
+def count(forks: StepForks, trace: StepTrace, n: int, purpose: str = "scan") -> list[Counts]:
+    async def work() -> list[Counts]:
+        return list(await asyncio.gather(*(forks.count(trace, t, n, purpose) for t in range(trace.length + 1))))
+
+    return asyncio.run(work())
+
+
+def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made, attempt = played(run, False)
+        trace = step_trace(made, attempt)
+        assert (trace.length, trace.correct, trace.actions[1]) == (3, False, "right")
+        forks = StepForks(made)
+        before, first, second, last = count(forks, trace, 100)
+        assert abs(before.rate - 0.7) < 0.15
+        assert abs(first.rate - 0.7) < 0.15
+        assert second == last == Counts(0, 100)
+        assert forks.spent()["forks"] == 300  # the last position is known
+        assert forks.spent()["turns"] == 100 * (3 + 2 + 1)
+        again = asyncio.run(forks.count(trace, 0, 100, "scan"))
+        assert again == before  # the same draws, found in the run
+        assert asyncio.run(forks.count(trace, 0, 100, "confirm")) != before
+        mark_potentials(made, trace.with_potentials({0: before, 2: second}))
+        run.commit()
+        assert [mark.value for mark in run.marks(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 100}]
+
+
+def test_limits_and_failures_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made, attempt = played(run, True)
+        trace = step_trace(made, attempt)
+        monkeypatch.setattr(Hall, "max_turns", 2)
+        assert count(StepForks(made), trace, 4)[0] == Counts(0, 0, truncated=4)
+        assert count(StepForks(made, "graded"), trace, 4, "other")[0] == Counts(0, 4)
+        monkeypatch.setattr(Hall, "max_turns", 10)
+
+        def broken(self: Hall, action: str) -> Observation:
+            raise ValueError("the door is stuck")
+
+        monkeypatch.setattr(Hall, "step", broken)
+        forks = StepForks(made)
+        assert asyncio.run(forks.count(trace, 1, 4, "broken")) == Counts(0, 0, missing=4)
+        assert "the door is stuck" in forks.first_failure
+        with pytest.raises(UserError, match="positions 0 to 3"):
+            asyncio.run(forks.count(trace, 4, 4, "scan"))
