@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.base.seeds import place_key, uniforms
+from ramify.base.seeds import generator, place_key, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest
-from ramify.methods.cliffs.process import simulate
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.step_forks import StepForks, step_trace
@@ -50,10 +49,24 @@ def of(name: str, length: int, correct: bool | None = False) -> TokenTrace:
     return TokenTrace(name, name, (1,), tuple(range(length)), Sampling(), correct=correct, stop="length")
 
 
-def process(traces: int, seed: int = 0) -> tuple[Simulated, list[TokenTrace]]:
-    made = simulate(traces, seed)
-    v, pi = ({str(i): made[name][i] for i in range(traces)} for name in ("v", "pi"))
-    return Simulated(v, pi), [of(str(i), 150, bool(made["right"][i])) for i in range(traces)]
+def process(traces: int, seed: int = 0, tokens: int = 150) -> tuple[Simulated, list[TokenTrace]]:
+    """Replies whose potential is a martingale under the sampler: mostly forced tokens, some choices, few that matter much."""
+    rng, v, pi = generator(seed, "process"), {}, {}
+    out = []
+    for name in map(str, range(traces)):
+        potential, chances = [rng.uniform(0.3, 0.95)], []
+        for _ in range(tokens):
+            which = rng.choice(3, p=(0.8, 0.13, 0.07))
+            q = np.array([0.995, 0.005]) if which == 0 else rng.dirichlet(([4, 1, 0.5], [1.5, 1, 0.7, 0.5])[which - 1])
+            deviation = rng.normal(size=len(q)) * (0.12, 0.12, 0.35)[which]
+            deviation -= q @ deviation
+            room = np.where(deviation > 0, 1 - potential[-1], potential[-1]) / np.maximum(np.abs(deviation), 1e-12)
+            token = rng.choice(len(q), p=q)
+            potential.append(float(np.clip(potential[-1] + deviation[token] * min(1.0, room.min()), 0, 1)))
+            chances.append(q[token])
+        v[name], pi[name] = np.array(potential), np.array(chances)
+        out.append(of(name, tokens, bool(rng.random() < potential[-1])))
+    return Simulated(v, pi), out
 
 
 def run(traces: Sequence[TokenTrace], forks: Any, **settings: Any) -> ScanResult:
@@ -220,7 +233,6 @@ def test_steps_of_an_agent(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run_:
         made, attempt = played(run_, False)
         (one,) = run([step_trace(made, attempt)], StepForks(made), screen="none").scanned
-    assert [(c.t, c.status) for c in one.cliffs] == [(2, "confirmed")]
-    with Run.create(tmp_path / "other", {}) as run_, pytest.raises(NeedsError, match="--screen none"):
-        made, attempt = played(run_, False)
-        run([step_trace(made, attempt)], StepForks(made))
+        assert [(c.t, c.status) for c in one.cliffs] == [(2, "confirmed")]
+        with pytest.raises(NeedsError, match="--screen none"):
+            run([step_trace(made, attempt)], StepForks(made))
