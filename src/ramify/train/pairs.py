@@ -28,8 +28,8 @@ def pair_rows(pairs: Sequence[Mapping[str, Any]]) -> list[Row]:
         if chosen == rejected:
             raise UserError(f"pair {number}: token {chosen} is both chosen and rejected")
         tokens = np.array([*prompt, chosen], np.int32)
-        last = np.arange(len(tokens)) == len(prompt)
-        rows.append(Row(tokens, last, {"rival": np.where(last, rejected, 0).astype(np.float32)}))
+        rival = np.array([*[0] * len(prompt), rejected], np.float32)
+        rows.append(Row(tokens, np.arange(len(tokens)) == len(prompt), {"rival": rival}))
     return rows
 
 

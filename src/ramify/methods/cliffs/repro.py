@@ -1,0 +1,494 @@
+"""Reproduction 7(a): potentials known exactly, a model of chain arithmetic scanned at every token, preference training on its cliffs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator, place_key
+from ramify.env.protocol import Task
+from ramify.env.worlds import chain
+from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, screen
+from ramify.methods.cliffs.run import ScanConfig, Scanned, ablate, examine, pairs, scan
+from ramify.model.protocol import Sampling
+from ramify.rollout.token_forks import Problem, TokenForks
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.checks import Cells, Check
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import bootstrap, clopper_pearson, mean_t, paired_t
+from ramify.stats.passk import pass_at_k
+
+TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
+ARMS = ("del", "keep", "random", "critical", "tangent")
+#: kind of choice in the exact process: how often it comes, its Dirichlet (None: 0.995 and 0.005), deviation of its potentials
+CHOICES: tuple[tuple[float, tuple[float, ...] | None, float], ...] = (
+    (0.80, None, 0.12),
+    (0.13, (4.0, 1.0, 0.5), 0.12),
+    (0.07, (1.5, 1.0, 0.7, 0.5), 0.35),
+)
+
+# -- item 1: a martingale whose every true drop is known
+
+
+def simulate(traces: int, seed: int) -> dict[str, np.ndarray]:
+    """Exact potentials ``v`` (R, 151), each token's class ``kind`` (R, 150) and the outcome ``right`` (R,) of R simulated replies.
+
+    At a token the sampler chooses among up to four, each with its own potential; their mean under the sampler is the potential before.
+    """
+    rng, rows = generator(seed, "cliffs-process"), np.arange(traces)
+    v, kinds = [rng.uniform(0.3, 0.95, traces)], []
+    for _ in range(TOKENS):
+        q, spread = _choices(rng.choice(len(CHOICES), traces, p=[often for often, _, _ in CHOICES]), rng)
+        behind = _behind(v[-1], q, spread, rng)
+        token = (rng.random(traces)[:, None] > q.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = -np.nan_to_num(q * np.log(q)).sum(axis=1)
+        greedy = q[rows, token] >= q.max(axis=1)
+        v.append(behind[rows, token])
+        kinds.append(np.where(greedy, np.where(entropy <= H_STAR, 0, 1), np.where(entropy <= H_STAR, 3, 2)))
+    return {"v": np.array(v).T, "kind": np.array(kinds).T, "right": rng.random(traces) < v[-1]}
+
+
+def _choices(kinds: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of up to four tokens (R, 4), and the deviation of their potentials (R, 1), for kinds (R,)."""
+    q = np.zeros((len(kinds), 4))
+    for kind, (_, alpha, _) in enumerate(CHOICES):
+        here = np.flatnonzero(kinds == kind)
+        drawn = np.tile([0.995, 0.005], (len(here), 1)) if alpha is None else rng.dirichlet(alpha, len(here))
+        q[here, : drawn.shape[1]] = drawn
+    return q, np.array([spread for _, _, spread in CHOICES])[kinds][:, None]
+
+
+def _behind(v: np.ndarray, q: np.ndarray, spread: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Potential behind each token (R, 4): mean ``v`` (R,) under ``q``, normal deviations, shrunk where one would leave [0, 1]."""
+    deviation = rng.normal(size=q.shape) * spread
+    deviation = np.where(q > 0, deviation - (q * deviation).sum(axis=1, keepdims=True), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.where(deviation > 0, (1 - v)[:, None] / deviation, np.where(deviation < 0, v[:, None] / -deviation, np.inf))
+    return np.asarray(v[:, None] + deviation * np.minimum(1.0, room.min(axis=1))[:, None]).clip(0.0, 1.0)
+
+
+def process_cell(traces: int, seed: int) -> dict[str, Any]:
+    """Test every token on 64 forks a position, again on 128 fresh ones; delete and keep the first cliff of each wrong reply."""
+    made, test, rng = simulate(traces, seed), ZTest(), generator(seed, "cliffs-process", "forks")
+    v, kind, right = made["v"], made["kind"], made["right"]
+    k, fresh = rng.binomial(FORKS, v), rng.binomial(FRESH, v)
+    found = test.table(FORKS)[k[:, :-1], k[:, 1:]]
+    held = test.table(FRESH)[fresh[:, :-1], fresh[:, 1:]]
+    drop, true = (k[:, :-1] - k[:, 1:]) / FORKS, v[:, :-1] - v[:, 1:]
+    rows = np.flatnonzero(found.any(axis=1) & ~right)
+    at = found[rows].argmax(axis=1)
+    return {
+        "cliffs": found.sum(axis=1).tolist(),
+        "right": right.tolist(),
+        "del": rng.binomial(FORKS, v[rows, at]).tolist(),
+        "keep": rng.binomial(FORKS, v[rows, at + 1]).tolist(),
+        "classes": {name: [part[found & (kind == i)].tolist() for part in (drop, true, held)] for i, name in enumerate(KINDS)},
+    }
+
+
+# -- item 2: a model
+
+
+class Lab:
+    """The model that ``recipe`` makes for a seed, its world, and forks of its replies."""
+
+    def __init__(self, recipe: Mapping[str, Any], seed: int) -> None:
+        from ramify.engine.local import LocalModel
+        from ramify.engine.tiny import TinyLM
+        from ramify.train import recipes
+
+        self.recipe, self.seed = recipes.ChainRecipe(**recipe, seed=seed), seed
+        self.module = TinyLM.load(recipes.cached("chain", self.recipe, lambda line: None))
+        self.tokenizer = recipes.chain_tokenizer(self.recipe.mod)
+        self.world = chain.ChainWorld((self.recipe.hops,) * 2, self.recipe.mod, operand=self.recipe.operand)
+        # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
+        self.engine = LocalModel(self.module, self.tokenizer, max_rows=256, cache_bytes=0)
+
+    def forks(self, seed: int = 0) -> TokenForks:
+        """Forks whose draws are those of ``seed`` within this model's seed."""
+        settings = Sampling(max_tokens=12 * self.recipe.hops)
+        return TokenForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
+
+    def problems(self, split: str, n: int) -> list[Problem]:
+        """Problems of a split; no model was trained on them."""
+        tasks = self.world.panel(split, n, self.seed)
+        return [Problem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
+
+    def answers(self, module: Any, n: int, temperature: float) -> float:
+        """Share of ``n`` problems that ``module`` answers right."""
+        from ramify.train import recipes
+
+        tasks = list(self.world.panel("eval", n, self.seed))
+        return float(recipes.chain_answers(module, self.tokenizer, tasks, temperature, self.seed).mean())
+
+
+def judge(text: str, trace: TokenTrace) -> bool:
+    """Whether the last answer in ``text`` is the chain's."""
+    return chain.check(Task(trace.problem_id, trace.data), text).right
+
+
+def model_cell(recipe: dict[str, Any], seed: int, problems: int) -> dict[str, float]:
+    """Train the model of a seed; its sampled and greedy accuracy."""
+    lab = Lab(recipe, seed)
+    return {"sampled": lab.answers(lab.module, problems, 1.0), "greedy": lab.answers(lab.module, problems, 0.0)}
+
+
+def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
+    """One reply each to problems ``start`` to ``stop``: the faithful scan with confirmation, the budgeted one on forks of its own."""
+    return asyncio.run(_scan(Lab(recipe, seed), Lab(recipe, seed).problems("eval", problems)[start:stop]))
+
+
+async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+    forks = lab.forks(0)
+    traces = await forks.draw(problems)
+    faithful = await scan(traces, forks, ScanConfig(faithful=True, confirm=FRESH))
+    budgeted = await scan(traces, lab.forks(1), ScanConfig(confirm=FRESH))
+    # first cliffs as they were found, before any confirmation, which would choose among them
+    unconfirmed = [replace(one, cliffs=tuple(replace(cliff, status="found") for cliff in one.cliffs)) for one in faithful.scanned]
+    examined = await examine(unconfirmed, forks, ZTest(), classes=("deterministic",))
+    rows = []
+    for one, two in zip(faithful.scanned, budgeted.scanned, strict=True):
+        pi = (await forks.chances(one.trace)).pi
+        assert pi is not None
+        rows.append(
+            {
+                "id": one.trace.id,
+                "right": one.trace.correct,
+                "tokens": one.trace.length,
+                "likely": int((pi >= 1 - DELTA).sum()),
+                "screened": len(screen(pi.tolist(), DELTA, ScanConfig().carry)[0]),
+                "k": [None if c is None else c.k for c in one.trace.potentials],
+                "faithful": [cliff.to_json(ZTest()) for cliff in one.cliffs],
+                "budgeted": [cliff.to_json(ZTest()) for cliff in two.cliffs],
+            }
+        )
+    return {
+        "traces": rows,
+        "ablation": await ablate(unconfirmed, forks, FORKS),
+        "deterministic": pairs(examined),
+        "spent": {"faithful": _bill(faithful.spent), "budgeted": _bill(budgeted.spent)},
+    }
+
+
+def _bill(spent: Mapping[str, Any]) -> dict[str, float]:
+    """Forks of the scan and of its confirmation, and tokens run through the model for both."""
+    by = spent["by_purpose"]
+    return {
+        "scan": by["scan"]["forks"],
+        "confirm": by.get("confirm", {}).get("forks", 0),
+        "forward_tokens": spent["forward_tokens"],
+    }
+
+
+# -- item 3: preference training
+
+
+def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
+    """Pairs from the budgeted scan of training problems ``start`` to ``stop``: at confirmed cliffs, and at as many random positions."""
+    lab = Lab(recipe, seed)
+    return asyncio.run(_pairs(lab, lab.problems("demo", problems)[start:stop]))
+
+
+async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+    forks = lab.forks(2)
+    traces = await forks.draw(problems)
+    result = await scan(traces, forks, ScanConfig(confirm=FRESH))
+    cliffs = [replace(one, cliffs=tuple(one.of("confirmed"))) for one in result.scanned]
+    at_cliffs = await examine(cliffs, forks, ZTest(), classes=("uncertain", "sampled_off"))
+    tokens = forks.spent()["forward_tokens"]
+    at_random = await examine([_at_random(one, lab.seed) for one in cliffs], forks, ZTest())
+    return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "tokens": tokens}
+
+
+def _at_random(one: Scanned, seed: int) -> Scanned:
+    """The trace with as many positions as it has cliffs, drawn at random, in the cliffs' places."""
+    picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, len(one.cliffs))
+    nothing = Counts(0, 0)
+    return replace(
+        one, cliffs=tuple(Cliff(one.trace.id, int(t), None, int(t) - 1, False, nothing, nothing, TokenFacts()) for t in picks)
+    )
+
+
+def training_cell(
+    recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], shown: int, lr: float, problems: int
+) -> dict[str, Any]:
+    """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
+    from ramify.train.loop import TrainConfig, Trainer, with_reference
+    from ramify.train.pairs import pair_rows
+
+    lab = Lab(recipe, seed)
+    made = with_reference(lab.module, pair_rows(rows))
+    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
+    order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))]
+    for at in range(0, shown, 16):
+        trainer.update(order[at : min(shown, at + 16)], {"preference": 1.0})
+    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+
+
+def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, problems: int) -> dict[str, Any]:
+    """Group-relative policy gradient on whole replies, 32 problems x 8 replies an update, until ``tokens`` were drawn."""
+    from ramify.score.group import normalise
+    from ramify.train.batch import Row
+    from ramify.train.loop import TrainConfig, Trainer
+
+    lab, drawn, update = Lab(recipe, seed), 0, 0
+    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
+    known = lab.problems("demo", 800)
+    while drawn < tokens:
+        picks = generator(seed, "policy", update).choice(len(known), 32, replace=False)
+        traces = asyncio.run(lab.forks(1000 + update).draw([known[i] for i in picks], per_problem=8))
+        gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(32), 8))
+        rows = []
+        for trace, gain in zip(traces, gains.tolist(), strict=True):
+            assert trace.logprobs is not None
+            own = np.arange(len(trace.prompt_ids) + trace.length) >= len(trace.prompt_ids)
+            streams = {
+                "advantage": np.where(own, gain, 0.0),
+                "logprobs": np.concatenate((np.zeros((~own).sum()), trace.logprobs)),
+            }
+            rows.append(Row(trace.prefix(trace.length), own, {name: x.astype(np.float32) for name, x in streams.items()}))
+        trainer.update(rows, {"policy_gradient": 1.0})
+        lab.engine.refresh()
+        drawn, update = drawn + sum(trace.length for trace in traces), update + 1
+    accuracy = {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+    return accuracy | {"tokens": drawn, "updates": update}
+
+
+# -- checks
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What one size runs, and the thresholds that depend on it."""
+
+    recipe: dict[str, Any]
+    seeds: tuple[int, ...]
+    traces: int
+    problems: int
+    block: int
+    answers: int
+    train_seeds: tuple[int, ...]
+    train_problems: int
+    train_block: int
+    gap: float
+    ratio: float
+    recall: float
+    share: float
+    cliffs: int
+    """Least number of confirmed cliffs that the recall is measured on."""
+
+
+_SIZES = {
+    "quick": _Size(
+        {"mod": 23, "operand": 2, "hops": 3, "rows": 24, "demonstrations": 1500, "held_out": 100, "below": 0.9},
+        (0,), 400, 8, 8, 200, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 3,
+    ),
+    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 50, 5, 1000, (0, 1, 2), 100, 20, 0.25, 5.0, 0.95, 0.25, 60),
+}  # fmt: skip
+#: shown pairs per pair of the largest set; learning rates of the preference and of the policy gradient
+EPOCHS, RATE, POLICY_RATE = 4, 1e-4, 3e-4
+
+
+def reproduce(size: str, cells: Cells) -> list[Check]:
+    """Run section 7(a). Raises UserError for a size there is none of."""
+    if size not in _SIZES:
+        raise UserError(f"cliffs has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights")
+    plan = _SIZES[size]
+    keys: dict[str, dict[str, Any]] = {f"process, seed {seed}": {"traces": plan.traces, "seed": seed} for seed in plan.seeds}
+    process = list(cells.map(process_cell, keys, workers=1).values())
+    keys = {f"model, seed {seed}": {"recipe": plan.recipe, "seed": seed, "problems": plan.answers} for seed in plan.seeds}
+    base = dict(zip(plan.seeds, cells.map(model_cell, keys).values(), strict=True))
+    keys = {
+        f"scan, seed {seed}, from {start}": {
+            "recipe": plan.recipe, "seed": seed, "problems": plan.problems, "start": start, "stop": start + plan.block,
+        }
+        for start in range(0, plan.problems, plan.block)
+        for seed in plan.seeds
+    }  # fmt: skip
+    scans = cells.map(scan_cell, keys)
+    done = list(scans.values())
+    checks = [
+        *_process(plan, process),
+        *_rates(plan, base, done),
+        *_deletion(plan, done),
+        *_classes(plan, done),
+        *_budget(plan, done),
+    ]
+    return checks + (_training(plan, cells, base, scans) if plan.train_seeds else [])
+
+
+def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
+    cliffs, right = (np.concatenate([cell[name] for cell in cells]) for name in ("cliffs", "right"))
+    checks = [_ratio("exact process: cliffs per reply, wrong over right", cliffs, right, plan.seeds, 2.0)]
+    for arm, k, op, threshold in (
+        ("del", 64, ">=", 0.999), ("keep", 64, ">=", 0.65), ("keep", 64, "<=", 0.95), ("del", 1, "report", None), ("keep", 1, "report", None),
+    ):  # fmt: skip
+        passed = [pass_at_k(FORKS, c, k) for cell in cells for c in cell[arm]]
+        name = f"exact process: first cliff of a wrong reply, pass@{k}, {arm}"
+        checks.append(Check(name, float(np.mean(passed)), mean_t(passed), len(passed), plan.seeds, op, threshold))
+    for kind, op, threshold in zip(KINDS, ("<=", "report", ">=", "report"), (0.05, None, 0.5, None), strict=True):
+        observed, true, held = (np.concatenate([cell["classes"][kind][part] for cell in cells]) for part in range(3))
+        n = len(held)
+        for name, values in (("detected drop", observed), ("true drop", true)):
+            checks.append(
+                Check(f"exact process: {kind}, mean {name}", float(values.mean()), mean_t(values), n, plan.seeds, "report")
+            )
+        interval = clopper_pearson(int(held.sum()), n)
+        checks.append(
+            Check(f"exact process: {kind}, share confirmed", float(held.mean()), interval, n, plan.seeds, op, threshold)
+        )
+    return checks
+
+
+def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, ...], threshold: float) -> Check:
+    """Mean cliffs of wrong replies over that of right ones, bootstrapped over replies; 1000 stands for more, where right ones have none."""
+
+    def ratio(rows: np.ndarray) -> np.ndarray:
+        at = rows.astype(int)
+        wrong, total = ~right[at], cliffs[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = ((total * wrong).sum(1) / wrong.sum(1)) / ((total * ~wrong).sum(1) / (~wrong).sum(1))
+        return np.nan_to_num(found, nan=1.0, posinf=1000.0)
+
+    everything = np.arange(len(cliffs))
+    return Check(name, float(ratio(everything[None])[0]), bootstrap(everything, ratio), len(cliffs), seeds, ">=", threshold)
+
+
+def _rates(plan: _Size, base: Mapping[int, Mapping[str, float]], scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    traces, checks = [trace for cell in scans for trace in cell["traces"]], []
+    for name in ("sampled", "greedy"):
+        values = [base[seed][name] for seed in plan.seeds]
+        interval = mean_t(values) if len(values) > 1 else None
+        checks.append(Check(f"model: {name} accuracy", float(np.mean(values)), interval, len(values), plan.seeds, "report"))
+    right = np.array([trace["right"] for trace in traces])
+    found, held = (np.array([len(_of(trace, *statuses)) for trace in traces]) for statuses in ((), ("confirmed",)))
+    for name, cliffs in (("found", found), ("confirmed", held)):
+        for side, rows in (("wrong", ~right), ("right", right)):
+            some, n = int((cliffs[rows] > 0).sum()), int(rows.sum())
+            checks += [
+                Check(f"model: cliffs {name} per {side} reply", float(cliffs[rows].mean()), mean_t(cliffs[rows]), n, plan.seeds, "report"),
+                Check(f"model: {side} replies with a cliff {name}", some / n, clopper_pearson(some, n), n, plan.seeds, "report"),
+            ]  # fmt: skip
+    checks.append(_ratio("model: cliffs found per reply, wrong over right", found, right, plan.seeds, plan.ratio))
+    tokens = sum(trace["tokens"] for trace in traces)
+    likely = sum(trace["likely"] for trace in traces) / tokens
+    return [*checks, Check("model: tokens of probability 0.9 or more", likely, None, tokens, plan.seeds, "report")]
+
+
+def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> list[dict[str, Any]]:
+    return [cliff for cliff in trace[scan] if not statuses or cliff["status"] in statuses]
+
+
+def _deletion(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """First cliffs of wrong replies as they were found, fresh forks; an arm without a place to cut scores 0."""
+    records, checks = [record for cell in scans for record in cell["ablation"]], []
+    n, at = len(records), {}
+    for arm, k in ((arm, k) for arm in ARMS for k in (1, 8, 64)):
+        at[arm, k] = np.array([_pass(record[arm], k) for record in records])
+        name = f"model: first cliff of a wrong reply, pass@{k}, {arm}"
+        checks.append(Check(name, float(at[arm, k].mean()), mean_t(at[arm, k]), n, plan.seeds, "report"))
+    gap = at["del", 1] - at["keep", 1]
+    interval = bootstrap(gap)
+    over = paired_t(at["del", 1], at["random", 1])
+    return [
+        *checks,
+        Check("model: pass@1, del - keep", float(gap.mean()), interval, n, plan.seeds, ">=", plan.gap),
+        Check("model: pass@1, del - keep, lower end of the interval", interval[0], None, n, plan.seeds, ">", 0.0),
+        Check("model: pass@1, del - random", float((at["del", 1] - at["random", 1]).mean()), over, n, plan.seeds, ">", 0.0),
+    ]
+
+
+def _pass(counts: Mapping[str, int] | None, k: int) -> float:
+    """pass@k of an arm; of fewer graded forks than k, that of them all."""
+    return pass_at_k(counts["n"], counts["k"], min(k, counts["n"])) if counts and counts["n"] else 0.0
+
+
+def _classes(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    cliffs, checks = [cliff for cell in scans for trace in cell["traces"] for cliff in trace["faithful"]], []
+    for kind in KINDS:
+        own = [cliff for cliff in cliffs if cliff["class"] == kind]
+        n, held = len(own), sum(cliff["status"] == "confirmed" for cliff in own)
+        checks.append(Check(f"model: {kind} cliffs found", n, None, n, plan.seeds, "report"))
+        for name, values in (("detected", [c["d"] for c in own]), ("fresh", [c["confirm"]["d"] for c in own])):
+            interval = mean_t(values) if n > 1 else None
+            value = float(np.mean(values)) if n else float("nan")
+            checks.append(Check(f"model: {kind}, mean {name} drop", value, interval, n, plan.seeds, "report"))
+        op, threshold = ("<=", 0.1) if kind == "deterministic" else ("report", None)
+        share = held / n if n else 0.0
+        checks.append(Check(f"model: {kind}, share confirmed", share, clopper_pearson(held, n), n, plan.seeds, op, threshold))
+    confirmed = [cliff for cliff in cliffs if cliff["status"] == "confirmed"]
+    doubted = sum(cliff["suspect"] for cliff in confirmed)
+    most = max((cliff["pi_token"] for cliff in confirmed), default=float("nan"))
+    return [
+        *checks,
+        Check("model: confirmed cliffs flagged suspect", doubted, None, len(confirmed), plan.seeds, "report"),
+        Check("model: largest probability of a confirmed cliff token", most, None, len(confirmed), plan.seeds, "report"),
+    ]
+
+
+def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    traces = [trace for cell in scans for trace in cell["traces"]]
+    confirmed = {(trace["id"], c["t"]): c["pi_token"] for trace in traces for c in _of(trace, "confirmed")}
+    again = {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan="budgeted")}
+    n, hits = len(confirmed), len(again & confirmed.keys())
+    spent = {name: {key: sum(cell["spent"][name][key] for cell in scans) for key in ("scan", "confirm", "forward_tokens")}
+             for name in ("faithful", "budgeted")}  # fmt: skip
+    whole, part = spent["faithful"], spent["budgeted"]
+    saved = 1 - sum(trace["screened"] for trace in traces) / sum(trace["tokens"] + 1 for trace in traces)
+    lost = sum(pi >= 1 - DELTA for pi in confirmed.values())
+    share, tokens = (part["scan"] + part["confirm"]) / whole["scan"], part["forward_tokens"] / whole["forward_tokens"]
+    return [
+        Check("screen: share of forks saved", saved, None, len(traces), plan.seeds, ">=", 0.6),
+        Check("screen: confirmed cliffs lost", lost, None, n, plan.seeds, "<=", 0.0),
+        Check("budgeted scan: share found of the cliffs found and confirmed", hits / max(1, n), clopper_pearson(hits, n), n, plan.seeds, ">=", plan.recall),
+        Check("budgeted scan: cliffs that share is of", n, None, n, plan.seeds, ">=", plan.cliffs),
+        Check("budgeted scan: forks with confirmation, share of the faithful scan's without", share, None, int(whole["scan"]), plan.seeds, "<=", plan.share),
+        Check("budgeted scan: forward tokens, share of the faithful scan's, both with confirmation", tokens, None, int(whole["forward_tokens"]), plan.seeds, "report"),
+        Check("budgeted scan: confirmed cliffs that the faithful scan did not confirm", len(again - confirmed.keys()), None, len(again), plan.seeds, "report"),
+    ]  # fmt: skip
+
+
+def _training(plan: _Size, cells: Cells, base: Mapping[int, Mapping[str, float]], scans: Mapping[str, Any]) -> list[Check]:
+    keys = {
+        f"pairs, seed {seed}, from {start}": {
+            "recipe": plan.recipe, "seed": seed, "problems": plan.train_problems, "start": start, "stop": start + plan.train_block,
+        }
+        for start in range(0, plan.train_problems, plan.train_block)
+        for seed in plan.train_seeds
+    }  # fmt: skip
+    blocks = cells.map(pairs_cell, keys)
+    jobs: dict[str, dict[str, Any]] = {}
+    policy: dict[str, dict[str, Any]] = {}
+    sets: dict[str, list[int]] = {"cliffs": [], "random": [], "deterministic": []}
+    for seed in plan.train_seeds:
+        own = [block for key, block in blocks.items() if f"seed {seed}," in key]
+        rows = {name: [row for block in own for row in block[name]] for name in ("cliffs", "random")}
+        rows["deterministic"] = [row for key, cell in scans.items() if f"seed {seed}," in key for row in cell["deterministic"]]
+        common = {"recipe": plan.recipe, "seed": seed, "problems": plan.answers}
+        for arm, pairs_of in rows.items():
+            sets[arm].append(len(pairs_of))
+            if pairs_of:
+                shown = EPOCHS * len(rows["cliffs"])
+                jobs[f"train {arm}, seed {seed}"] = {**common, "rows": pairs_of, "shown": shown, "lr": RATE}
+        tokens = sum(block["tokens"] for block in own) / 10
+        policy[f"policy gradient, seed {seed}"] = {**common, "tokens": tokens, "lr": POLICY_RATE}
+    done = cells.map(training_cell, jobs)
+    rival = cells.map(policy_cell, policy)
+    checks = [Check(f"training: pairs, {arm}", sum(n), None, len(n), plan.train_seeds, "report") for arm, n in sets.items()]
+    for arm in ("cliffs", "random", "deterministic", "policy gradient at a tenth of the tokens"):
+        for how in ("greedy", "sampled"):
+            found = {seed: rival[f"policy gradient, seed {seed}"] if "policy" in arm else done.get(f"train {arm}, seed {seed}")
+                     for seed in plan.train_seeds}  # fmt: skip
+            gains = [cell[how] - base[seed][how] for seed, cell in found.items() if cell]
+            op, threshold = (">=", 0.02) if (arm, how) == ("cliffs", "greedy") else ("report", None)
+            interval, value = (mean_t(gains) if len(gains) > 1 else None), (float(np.mean(gains)) if gains else float("nan"))
+            checks.append(
+                Check(f"training: gain in {how} accuracy, {arm}", value, interval, len(gains), plan.train_seeds, op, threshold)
+            )
+    return checks
