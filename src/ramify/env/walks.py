@@ -54,6 +54,8 @@ class Walks:
         """Places of the walks that reached their goal, first to last; refused moves leave no mark."""
         moved = graph.follow[self.state, self.move]
         on = np.flatnonzero((moved != self.state) & self.done[self.walker])
+        if not len(on):
+            return []
         on = on[np.argsort(self.walker[on], kind="stable")]
         begins = np.flatnonzero(np.diff(self.walker[on], prepend=-1))
         starts, ends = graph.place[self.state[on[begins]]], np.split(graph.place[moved[on]], begins[1:])

@@ -76,35 +76,39 @@ def theory() -> dict[str, float]:
 
 
 def search(maze: Maze, policy: str, walks: int, seed: int) -> list[float]:
-    """Costs of ``walks`` simulated searches behind the wrapper: each proposal costs 1, a visited edge state or finished branch is refused."""
+    """Costs of ``walks`` simulated searches behind the wrapper, K of at least 1.
+
+    Each proposal costs 1; one to an edge state visited on this excursion or to a finished branch is refused and drawn again.
+    """
     rng = generator(seed, "search", policy)
-    a, b, c, d = (float(p) for p in maze.named(policy))
-    costs = []
+    chance = dict(zip(FAMILIES, map(float, maze.named(policy)), strict=True)) | {"leaf": 1.0}
+    last, costs = maze.K - 1, []
     for _ in range(walks):
-        target, finished, cost, found = int(rng.integers(maze.W)), set(), 1, False
-        while not found:
+        target, cost, branch = int(rng.integers(maze.W)), 1, -1
+        finished: set[int] = set()
+        while target not in finished:
             branch, cost = int(rng.integers(maze.W)), cost + 1
             if branch in finished:
                 continue
-            seen, here = {("c", 0)}, ("c", 0) if maze.K else ("leaf", 0)
-            while here != ("fork", 0) and not found:
+            here = ("c", 0)
+            seen = {here}
+            while here[0] != "fork" and target not in finished:
                 family, j = here
-                ahead, behind = ("c", j + 1) if j + 1 < maze.K else ("leaf", 0), ("b", j - 1) if j else ("fork", 0)
-                options = {
-                    "a": (a, ahead, ("d", j)),
-                    "b": (b, ("d", j), ahead),
-                    "c": (c, ("a", j), behind),
-                    "d": (d, behind, ("a", j)),
-                    "leaf": (1.0, ("b", maze.K - 1) if maze.K else ("fork", 0), here),
-                }
-                wanted, desired, other = options[family]
-                proposal, cost = desired if rng.random() < wanted else other, cost + 1
+                ahead = ("c", j + 1) if j < last else ("leaf", 0)
+                behind = ("b", j - 1) if j else ("fork", 0)
+                desired, other = {
+                    "a": (ahead, ("d", j)),
+                    "b": (("d", j), ahead),
+                    "c": (("a", j), behind),
+                    "d": (behind, ("a", j)),
+                    "leaf": (("b", last), here),
+                }[family]
+                proposal, cost = desired if rng.random() < chance[family] else other, cost + 1
                 if proposal not in seen:
                     seen.add(proposal)
                     here = proposal
-                if here == ("leaf", 0):
+                if here[0] == "leaf":
                     finished.add(branch)
-                    found = branch == target
         costs.append(float(cost))
     return costs
 
