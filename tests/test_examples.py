@@ -18,20 +18,11 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     runs(example, tmp_path, 15)
 
 
-def needs_more(example: Path) -> bool:
-    """Whether an example says that it needs an extra."""
-    return "needs the extra" in example.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("example", [path for path in WORKED if not needs_more(path)], ids=lambda path: path.stem)
-def test_a_worked_example_runs(example: Path, tmp_path: Path) -> None:
-    runs(example, tmp_path, 60)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [path for path in WORKED if needs_more(path)], ids=lambda path: path.stem)
-def test_a_worked_example_that_needs_an_extra_runs(example: Path, tmp_path: Path) -> None:
-    pytest.importorskip("reasoning_gym", reason=f"the extras are not installed: {example.name} IS NOT TESTED")
+@pytest.mark.parametrize("example", WORKED, ids=lambda path: path.stem)
+def test_a_worked_example_runs(example: Path, tmp_path: Path) -> None:
+    if "needs the extra" in example.read_text(encoding="utf-8"):
+        pytest.importorskip("reasoning_gym", reason=f"the extras are not installed: {example.name} IS NOT TESTED")
     runs(example, tmp_path, 60)
 
 
