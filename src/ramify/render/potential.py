@@ -10,7 +10,7 @@ from ramify.render.svg import clip, flow, frame, label, number, tag, text_width,
 
 FALL, RISE, LINE = "#d55e00", "#0072b2", "#59626e"
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_CHAR, _CHART, _ROW, _LEFT = 7.3, 46.0, 84.0, 44.0
+_CHAR, _CHART, _ROW, _LEFT = 7.3, 46.0, 84.0, 50.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from ramify.model.protocol import Sampling, Tokenizer
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
+from ramify.trace.node import Mark, Producer, Verdict, make_node
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,33 @@ class TokenTrace:
         return record
 
 
+def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
+    """Store a trace in a run as a tree of its own, what was measured as ``potential`` marks {"k", "n"} at the positions of the reply.
+
+    Returns the id of the reply's node. Raises UserError where the run has a tree of that name.
+    """
+    if run.has_tree(trace.id):
+        raise UserError(f"the run {run.folder} has a tree '{trace.id}' already")
+    producer = Producer(trace.model, "", trace.sampler.to_json(), trace.seed or 0)
+    run.add_tree(trace.id, {"id": trace.problem_id, "data": dict(trace.data)})
+    prompt, reply = list(trace.prompt_ids), list(trace.response_ids)
+    root = make_node(trace.id, None, 0, "root", "", tokens=[])
+    asked = make_node(trace.id, root.id, 0, "user", tokenizer.decode(prompt), tokens=prompt, ends=tokenizer.ends(prompt))
+    said = make_node(
+        trace.id, asked.id, len(prompt), "assistant", tokenizer.decode(reply), tokens=reply, sampled=[True] * len(reply),
+        logprobs=trace.logprobs, ends=tokenizer.ends(reply), producer=producer.hash, index=0, stop=trace.stop,
+    )  # fmt: skip
+    run.add(producer, root, asked, said)
+    if trace.correct is not None:
+        evidence = {"outcome": trace.correct, "truncated": trace.stop == "length"}
+        run.add(Verdict(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
+    for t, counts in enumerate(trace.potentials or ()):
+        if counts is not None and counts.n:
+            run.add(Mark(said.id, t, "potential", MAKER, {"k": counts.k, "n": counts.n}))
+    return said.id
+
+
+MAKER = "rollout.token_traces"
 _COLUMNS = tuple(f.name for f in fields(Counts))
 _KNOWN = {f.name for f in fields(TokenTrace)} - {"potentials"} | {*_COLUMNS, "prompt", "response"}
 

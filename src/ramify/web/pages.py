@@ -20,6 +20,7 @@ from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run
 from ramify.trace.node import TreeInfo
+from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def report_html(run: Run, served: bool = False) -> str:
     every = [update for update in journal if isinstance(update, Mapping) and {"update", "arm"} <= update.keys()]
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
-    trees = [_tree_view(read_tree(run, name), served) for name in interesting(run)]
+    trees = [_tree_view(run, name, served) for name in interesting(run)]
     return _page(
         "report.html",
         title=f"Run {run.folder.resolve().name}",
@@ -76,7 +77,7 @@ def report_html(run: Run, served: bool = False) -> str:
 
 def tree_html(run: Run, name: str, served: bool = False) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
-    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(read_tree(run, name), served))
+    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(run, name, served))
 
 
 def trees_html(run: Run) -> str:
@@ -224,7 +225,8 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
     return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
 
 
-def _tree_view(tree: TaskTree, served: bool) -> dict[str, Any]:
+def _tree_view(run: Run, name: str, served: bool) -> dict[str, Any]:
+    tree = read_tree(run, name)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
     return {
@@ -236,6 +238,7 @@ def _tree_view(tree: TaskTree, served: bool) -> dict[str, Any]:
         "picture": _picture(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
         "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
+        "potentials": [_picture(svg) for svg in potential_pictures(run, name)],
         "steps": [_step_view(step, tree) for step in tree.steps],
         "served": served,
     }

@@ -13,6 +13,8 @@ from ramify.cli.main import main
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.token_traces import TokenTrace
+from ramify.trace.db import Run
+from ramify.web.pages import tree_html
 
 WORDS = ["low", "mid", "high", "top", "<end>"]
 END = 4
@@ -121,6 +123,12 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert any(word in out for word in WORDS)
     assert "before the first token: " in out
     assert "<svg" in svg.read_text()
+    made = ["--run", tmp_path / "run", "--tokenizer", f"hf:{checkpoint / 'one'}"]
+    assert run(capsys, "show", scan, *made)[0] == 0
+    with Run.open(tmp_path / "run") as stored:
+        page = tree_html(stored, wrong)
+    assert page.count("Potential over the reply") == 1
+    assert "0 of 1 attempts succeed" in page
     assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
 
 
@@ -161,6 +169,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         (["ablate", tmp_path / "none", *model], 2, "cannot read"),
         (["pairs", scan, *model, "--out", other, "--classes", "vague"], 2, "classes"),
         (["show", scan, "p"], 2, "has no trace 'p'"),
+        (["show", scan, "--run", tmp_path / "run"], 2, "name with --tokenizer the model"),
         (["show", scan, "p#0", "--tokenizer", "builtin"], 4, "another tokenizer"),
     ]
     for argv, code, sentence in cases:

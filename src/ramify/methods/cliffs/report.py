@@ -15,11 +15,14 @@ from ramify.base.errors import UserError
 from ramify.base.files import refusal, write_whole
 from ramify.methods.cliffs.algorithm import KINDS, Cliff
 from ramify.methods.cliffs.run import ScanConfig, Scanned
+from ramify.model.protocol import Tokenizer
 from ramify.render.potential import Estimate, Potential, Spot
-from ramify.rollout.token_traces import trace_of
+from ramify.rollout.token_traces import store_trace, trace_of
 from ramify.stats.intervals import Interval, bootstrap, wilson
 from ramify.stats.passk import pass_at_k
+from ramify.trace.db import Run
 from ramify.trace.lines import at_place, read_lines
+from ramify.trace.node import Mark
 
 
 def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
@@ -183,16 +186,31 @@ def _passes(records: Sequence[dict[str, Any]], arm: str, k: int) -> list[float]:
     return [0.0 if c is None else pass_at_k(c["n"], c["k"], k) for c in known if c is None or c["n"] >= k]
 
 
+def spots(scanned: Scanned) -> list[Spot]:
+    """Cliffs and rebounds as things to point at in a picture."""
+    out = [Spot(rise.t, "rebound", f"{rise.prev.rate:.2f} to {rise.cur.rate:.2f}") for rise in scanned.rebounds]
+    for cliff in scanned.cliffs:
+        note = f"{(cliff.facts.kind or 'cliff').replace('_', '-')}, {cliff.prev.rate:.2f} to {cliff.cur.rate:.2f}, {cliff.status}"
+        if cliff.fresh_drop is not None:
+            note += f" (fresh drop {cliff.fresh_drop:.2f})"
+        out.append(Spot(cliff.t, "doubtful" if cliff.status == "refuted" else "cliff", note))
+    return out
+
+
 def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
     """What :mod:`ramify.render.potential` shows of a trace, given the text of each token."""
     estimates = [
         Estimate(t, c.rate, *wilson(c.k, c.n)) for t, c in enumerate(scanned.trace.potentials or ()) if c is not None and c.n
     ]
-    spots = [Spot(rise.t, "rebound", f"{rise.prev.rate:.2f} to {rise.cur.rate:.2f}") for rise in scanned.rebounds]
-    for cliff in scanned.cliffs:
-        note = f"{(cliff.facts.kind or 'cliff').replace('_', '-')}, {cliff.prev.rate:.2f} to {cliff.cur.rate:.2f}, {cliff.status}"
-        if cliff.fresh_drop is not None:
-            note += f" (fresh drop {cliff.fresh_drop:.2f})"
-        spots.append(Spot(cliff.t, "doubtful" if cliff.status == "refuted" else "cliff", note))
     outcome = {True: "right", False: "wrong", None: "not judged"}[scanned.trace.correct]
-    return Potential(tokens, estimates, spots, f"{scanned.trace.id}: ended {outcome}")
+    return Potential(tokens, estimates, spots(scanned), f"{scanned.trace.id}: ended {outcome}")
+
+
+def to_run(folder: Path, scanned: Sequence[Scanned], tokenizer: Tokenizer) -> None:
+    """Make a run of a scan, one tree a trace, whose pages show the potential. Raises UserError where there is a run already."""
+    with Run.create(folder, {"cliffs": "scan"}) as run:
+        for one in scanned:
+            reply = store_trace(run, one.trace, tokenizer)
+            for spot in spots(one):
+                run.add(Mark(reply, spot.t, "cliff", "methods.cliffs", {"kind": spot.kind, "note": spot.note}))
+        run.commit()

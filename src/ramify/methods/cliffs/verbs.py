@@ -16,7 +16,7 @@ from ramify.base.config import Config, load
 from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_continuing
-from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary
+from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.render.potential import potential_svg, potential_text
@@ -287,11 +287,14 @@ def show(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
     tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Make a run of the whole scan here, for `ramify show RUN --web`.")] = None,
     width: Annotated[int, typer.Option(min=20, help="Letters in a line.")] = 100,
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
     _, scanned = read_scan(path)
+    if run is not None:
+        to_run(run, scanned, _tokenizer(scanned[0].trace, tokenizer))
     if not trace:
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
         listed = [dict(zip(("trace", "right", "tokens", "cliffs", "found", "forks"), row, strict=True)) for row in rows]
@@ -310,7 +313,12 @@ def show(
     ]  # fmt: skip
     columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
     text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No cliff was found.")
-    record = {"trace": trace, "right": one.trace.correct, "svg": None if svg is None else str(svg)}
+    record = {
+        "trace": trace,
+        "right": one.trace.correct,
+        "svg": None if svg is None else str(svg),
+        "run": None if run is None else str(run),
+    }
     record["cliffs"] = [dict(zip(columns, row, strict=True)) for row in rows]
     emit(record, as_json, text)
 
@@ -319,10 +327,15 @@ def _texts(trace: TokenTrace, spec: str) -> list[str]:
     """Text of each token of the reply; its id where no tokenizer is named."""
     if not spec:
         return [f"{token} " for token in trace.response_ids]
-    found = getattr(find_continuing(spec)[0], "tokenizer", None)
-    if found is None:
-        raise UserError(f"'{spec}' has no tokenizer")
-    if trace.tokenizer and found.hash != trace.tokenizer:
-        raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
+    found = _tokenizer(trace, spec)
     text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
     return [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def _tokenizer(trace: TokenTrace, spec: str) -> Any:
+    found = getattr(find_continuing(spec)[0], "tokenizer", None) if spec else None
+    if found is None:
+        raise UserError(f"'{spec}' has no tokenizer; name with --tokenizer the model whose tokens these are")
+    if trace.tokenizer and found.hash != trace.tokenizer:
+        raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
+    return found
