@@ -12,6 +12,7 @@ from pydantic import Field
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load as resolve
 from ramify.base.errors import NeedsError, UserError
+from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.audit import against_keys, audit_texts, audit_traces
 from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft
 from ramify.methods.maze_recovery.run import Source, load
@@ -67,6 +68,8 @@ class BuildCommand(SettingsCommand):
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure and teach recovery: how traces get out of their own wrong turns."
 )
+app.command()(theory_verbs.exact)
+app.command()(theory_verbs.train)
 Traced = Annotated[
     Path, typer.Argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
 ]
