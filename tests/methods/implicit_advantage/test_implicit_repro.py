@@ -94,11 +94,12 @@ def test_attribution_counts_the_changed_step() -> None:
 def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
     monkeypatch.setattr(repro, "WORLD", DeskWorld(max_turns=2))
+    monkeypatch.setattr(repro, "MOST", 1)
     fresh = repro.untrained(tokenizer, 0)
     models, curves = [], []
     for _ in range(2):
         model = repro.untrained(tokenizer, 0)
-        near, curve = repro.improve(model, tokenizer, seed=0, updates=1, prompts=1)
+        near, curve = repro.improve(model, tokenizer, seed=0, target=1.0, prompts=1)
         models.append(model)
         curves.append(curve)
         assert all(torch.equal(a, b) for a, b in zip(near.parameters(), fresh.parameters(), strict=True))

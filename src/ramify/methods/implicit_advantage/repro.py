@@ -44,8 +44,8 @@ BETA = 0.15
 LOOK, SLIP = 0.35, 0.25
 """Demonstrators: share of bookings looked up, share of actions that are any possible one."""
 KL = 0.05
-NEAR = 20
-"""The reference that is too near is the policy so many updates before the end."""
+NEAR, MOST = 4, 80
+"""The reference that is too near is the policy so many updates before the end; training ends after so many at the latest."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 WORLD = desk.DeskWorld()
@@ -126,21 +126,21 @@ def untrained(tokenizer: HfTokenizer, seed: int) -> TinyLM:
 
 
 def improve(
-    model: TinyLM, tokenizer: HfTokenizer, seed: int, updates: int, lr: float = 5e-4, prompts: int = 16
+    model: TinyLM, tokenizer: HfTokenizer, seed: int, target: float, lr: float = 5e-4, prompts: int = 16
 ) -> tuple[TinyLM, list[float]]:
     """Group-relative policy gradient in place, with a KL to the model as it comes; ``prompts`` tasks an update, each met once.
 
-    Returns a copy from NEAR updates before the end, and the success of each update's attempts.
+    Ends when the last three updates' attempts succeeded ``target`` of the time: how well log-prob alone ranks depends on how far the
+    policy was trained, so both arms stop alike. Returns a copy from NEAR updates before the end, and the success of each update.
     """
-    reference, near = copy.deepcopy(model), copy.deepcopy(model)
+    reference, past, curve = copy.deepcopy(model), list[TinyLM](), list[float]()
     template = TagTemplate(tokenizer)
     trainer, forward = Trainer(model, TrainConfig(lr=lr), seed), TinyForward(model)
-    tasks = list(WORLD.panel("train", updates * prompts, seed))
+    tasks = list(WORLD.panel("train", MOST * prompts, seed))
     order = generator(seed, "order").permutation(len(tasks))  # a panel is sorted by id
-    curve = []
-    for update in range(updates):
-        if update == updates - NEAR:
-            near.load_state_dict(model.state_dict())
+    while len(curve) < MOST and (len(curve) < 3 or np.mean(curve[-3:]) < target):
+        update = len(curve)
+        past = [*past[1 - NEAR :], copy.deepcopy(model)]
         chosen = [tasks[i] for i in order[update * prompts : (update + 1) * prompts] for _ in range(ATTEMPTS)]
         forward.refresh()
         episodes = play(forward, template, WORLD, chosen, [place_key(seed, "play", update, i) for i in range(len(chosen))])
@@ -149,7 +149,7 @@ def improve(
         rows = [e.row(advantage=np.full(len(e.tokens), a, np.float32)) for e, a in zip(episodes, advantage, strict=True)]
         trainer.update(with_reference(reference, rows), {"policy_gradient": 1.0, "reference_kl": KL})
         curve.append(float(success.mean()))
-    return near, curve
+    return past[0], curve
 
 
 def attempts(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], seed: int) -> list[Episode]:
@@ -252,11 +252,11 @@ def attribution(records: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict
     return {name: float((at == where).mean()) for name, at in found.items()} | {"chance": chance, "n": float(len(where))}
 
 
-def agent(seed: int, fillers: int, steps: int, updates: int, tasks: int) -> dict[str, Any]:
+def agent(seed: int, fillers: int, steps: int, target: float, tasks: int) -> dict[str, Any]:
     """Items 2 and 3 on one seed of one arm: train both models, then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
     reference, tokenizer = make_reference(seed, fillers, steps)
     policy = copy.deepcopy(reference)
-    near, curve = improve(policy, tokenizer, seed, updates)
+    near, curve = improve(policy, tokenizer, seed, target)
     panel = list(WORLD.panel("eval", tasks, seed))
     out: dict[str, Any] = {"curve": curve}
     for name, player in {"on": policy, "off": reference}.items():
@@ -286,7 +286,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         raise UserError(f"implicit-advantage has no size '{size}'; there are quick and cpu")
     quick = size == "quick"
     seeds = (0,) if quick else (0, 1, 2, 3, 4)
-    scale = {"steps": 200, "updates": 10, "tasks": 40} if quick else {"steps": 360, "updates": 40, "tasks": 120}
+    scale = {"steps": 240, "target": 0.4, "tasks": 40} if quick else {"steps": 360, "target": 0.55, "tasks": 120}
     arms = {"N5": 5} if quick else ARMS
     exact = cells.map(tabular, {f"tabular {s}": {"seed": s} for s in range(5)}, workers=1)
     jobs = {f"agent {arm} {s}": {"seed": s, "fillers": n, **scale} for s in seeds for arm, n in arms.items()}
@@ -337,7 +337,7 @@ def _exact(runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
         ]
     curves = {arm: np.array([run[f"spearman {arm}"] for run in runs]) for arm in ("KL", "clip")}
     for arm, curve in curves.items():
-        for rounds in (1, 10, 30, 100, 300):
+        for rounds in (1, 10, 30, 100, 200, 300):
             checks.append(
                 _check(f"exact, {arm} arm: rank correlation with A*, round {rounds}", curve[:, rounds - 1].tolist(), seeds)
             )
@@ -364,6 +364,7 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
     checks = [
         _check(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
         _check(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
+        _check(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
         Check(f"{arm}, success of the policy, lowest seed", lowest, None, len(runs), tuple(seeds), ">=", 0.3 if quick else 0.5),
         Check(name, float(np.mean(gains)), (low, high), len(gains), tuple(seeds), ">=", 0.03 if quick else 0.06),
         Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.05 if quick else 0.0),
