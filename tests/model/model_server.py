@@ -115,8 +115,12 @@ class ModelServer:
         if self.style == "none":
             choice.pop("logprobs", None)
         if "prompt_logprobs" in body:
-            scores = (await self.tokens.logprobs([row]))[0].logprobs
-            entries = [{str(t): {"logprob": float(v), "rank": 1}} for t, v in zip(prompt, scores, strict=True)]
+            top_k = int(body["prompt_logprobs"])
+            found = (await self.tokens.logprobs([row], top_k))[0]
+            entries = [{str(t): {"logprob": float(v), "rank": 1}} for t, v in zip(prompt, found.logprobs, strict=True)]
+            if found.top_tokens is not None and found.top_logprobs is not None:
+                for entry, ids_, values_ in zip(entries, found.top_tokens.tolist(), found.top_logprobs.tolist(), strict=True):
+                    entry.update({str(t): {"logprob": v} for t, v in zip(ids_, values_, strict=True)})
             choice["prompt_logprobs"] = [None, *entries[1:]]
         return JSONResponse(
             {"model": NAME, "choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}}

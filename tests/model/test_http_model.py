@@ -705,3 +705,21 @@ def test_identity_holds_endpoint_and_name_and_no_secret() -> None:
     assert one == HttpModel("https://A.example/v1/?rate=3", "m").identity
     assert one != HttpModel("https://a.example/v1", "m2").identity
     assert replace(one, weights="") == replace(two, weights="")
+
+
+def test_the_likeliest_tokens_of_given_ones() -> None:
+    server = token_server()
+    with serving(server.app) as url:
+        model = completions(url)
+        row = np.array([5, 6, 7, 9, 8], np.int32)
+        (scores,) = asyncio.run(model.logprobs([row], top_k=3))
+        local = asyncio.run(load_model(BUILTIN)[0].logprobs([row], top_k=3))[0]
+        assert scores.top_tokens is not None
+        assert scores.top_logprobs is not None
+        assert local.top_tokens is not None
+        assert local.top_logprobs is not None
+        assert scores.top_tokens[1:].tolist() == local.top_tokens[1:].tolist()
+        assert np.allclose(scores.top_logprobs, local.top_logprobs, atol=1e-4)
+        server.before = lambda body: body.update(prompt_logprobs=1) if "prompt_logprobs" in body else None
+        with pytest.raises(NeedsError, match="does not give the 3 likeliest tokens at each place"):
+            asyncio.run(model.logprobs([row], top_k=3))

@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.token_forks import Problem, TokenForks
+from ramify.rollout.token_forks import Problem, TokenForks, sampler_logprobs
 from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
 from ramify.stats.drops import Counts
+from tests.model.model_server import NAME, ModelServer, serving
 
 END = 4
 LENGTH = 3
@@ -261,3 +264,53 @@ def test_chances_of_tokens() -> None:
     assert chances.greedy is None
     with pytest.raises(NeedsError):
         asyncio.run(TokenForks(scripted, scripted.tokenizer, right).alternatives(replace(trace, tokenizer=""), 0, 3))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.5, "top_k": 3}, {"top_p": 0.7}, {"temperature": 0.7, "top_k": 4, "top_p": 0.6}, {"temperature": 0.0}],
+)
+def test_sampler_probabilities_from_the_likeliest_tokens(settings: dict[str, Any]) -> None:
+    row, chosen = np.array([1, 2, 0, 3, 2, 1], np.int32), Sampling(**settings)
+    (scores,) = asyncio.run(model().logprobs([row], top_k=5, settings=chosen))
+    assert scores.top_tokens is not None
+    assert scores.top_logprobs is not None
+    assert scores.sampler_logprobs is not None
+    found = sampler_logprobs(row[1:], scores.top_tokens[1:], scores.top_logprobs[1:].astype(np.float64), chosen)
+    assert found is not None
+    assert np.allclose(np.exp(found), np.exp(scores.sampler_logprobs[1:]), atol=1e-5)
+    assert sampler_logprobs(row[1:], scores.top_tokens[1:, :1], scores.top_logprobs[1:, :1], Sampling(top_p=0.99)) is None
+    assert sampler_logprobs(row[1:], scores.top_tokens[1:], scores.top_logprobs[1:], Sampling(temperature=0.5)) is None
+
+
+def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
+    """Over real sockets: forks, chances of tokens and the likeliest others, as the engine gives them."""
+    builtin = model_folder("builtin")
+    local, template = load_model(builtin)
+    prompt = (*template.render("user", "Goal: take the red-key.", "")[0], *template.open("assistant"))
+    sampling = Sampling(temperature=0.9, top_k=10, max_tokens=6, stop_tokens=template.stop_tokens)
+
+    def ends_well(text: str, trace: TokenTrace) -> bool:
+        return len(text) % 2 == 0
+
+    with serving(ModelServer(tokens=load_model(builtin)[0]).app) as url:
+        remote = HttpModel(url, NAME, "completions", tokenizer=builtin)
+        both = [TokenForks(m, local.tokenizer, ends_well, sampling, eos=template.stop_tokens) for m in (local, remote)]
+        (trace,) = asyncio.run(both[0].draw([Problem("p", prompt)]))
+        near, far = (asyncio.run(forks.chances(trace)) for forks in both)
+        assert near.pi is not None
+        assert far.pi is not None
+        assert near.greedy is not None
+        assert far.greedy is not None
+        assert np.allclose(near.pi, far.pi, atol=1e-4)
+        assert near.greedy.tolist() == far.greedy.tolist()
+        assert (near.entropy_of, far.entropy_of) == (0, 20)
+        assert near.entropy is not None
+        assert far.entropy is not None
+        assert (far.entropy <= near.entropy + 1e-4).all()
+        one, other = (asyncio.run(forks.alternatives(trace, 0, 4)) for forks in both)
+        assert list(one) == list(other)
+        counts = asyncio.run(both[1].count(trace, 0, 12, "scan"))
+        assert counts.forks == 12
+        assert counts.n > 0
+        assert both[1].spent()["shared"] is False

@@ -174,11 +174,19 @@ class HttpModel:
         return [result for result in done if isinstance(result, Draw)]
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """See :class:`ramify.model.protocol.Model`. Raises NeedsError on ``top_k``, and where the server scores no given tokens."""
-        if top_k or "prompt_logprobs" not in self.capabilities:
-            what = "the likeliest other tokens" if top_k else "log-probs of given tokens"
-            raise NeedsError(f"'{self.model}' at {self.endpoint.host} does not give {what}")
-        return list(await asyncio.gather(*(self._score([int(token) for token in row]) for row in tokens)))
+        """See :class:`ramify.model.protocol.Model`. Raises NeedsError where the server scores no given tokens, or names no ``top_k``."""
+        what = "log-probs of given tokens"
+        if "prompt_logprobs" in self.capabilities:
+            if not top_k:
+                return list(await asyncio.gather(*(self._score([int(token) for token in row]) for row in tokens)))
+            what = f"the {top_k} likeliest tokens at each place"
+            if self._dialect.scores == "prompt_logprobs":
+                try:
+                    return list(await asyncio.gather(*(self._score([int(token) for token in row], "", top_k) for row in tokens)))
+                except ProviderError as error:
+                    if error.kind not in ("request", "alternatives"):  # servers bound how many they name
+                        raise
+        raise NeedsError(f"'{self.model}' at {self.endpoint.host} does not give {what}")
 
     # -- requests
 
@@ -241,18 +249,20 @@ class HttpModel:
         plain = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) == (1, 1, 0, (), ())
         return Draw(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
 
-    async def _score(self, row: list[int], scores: str = "") -> TokenScores:
+    async def _score(self, row: list[int], scores: str = "", top_k: int = 0) -> TokenScores:
         if not row:
             return TokenScores(np.zeros(0, np.float32))
         body: dict[str, Any] = {"model": self.model, "prompt": row, "temperature": 1.0, "max_tokens": 1}
         scores = scores or self._dialect.scores
-        body |= {"prompt_logprobs": 0} if scores == "prompt_logprobs" else {"echo": True, "logprobs": 1, "max_tokens": 0}
+        body |= {"prompt_logprobs": top_k} if scores == "prompt_logprobs" else {"echo": True, "logprobs": 1, "max_tokens": 0}
         host = self.endpoint.host
         choice = wire.only_choice(await self.transport.post("/completions", body), self.model, host)
         found = wire.prompt_logprobs(choice, row, host)
         if found is None:
             raise ProviderError("logprobs", f"{host} gives no log-probs of given tokens")
-        return TokenScores(found)
+        if not top_k:
+            return TokenScores(found)
+        return TokenScores(found, None, *wire.prompt_alternatives(choice, len(row), top_k, self._limit, host))
 
     # -- what the server can do
 

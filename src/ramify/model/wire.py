@@ -236,6 +236,29 @@ def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str)
     return np.concatenate([np.zeros(1, np.float32), checked_logprobs(values, len(tokens) - 1, host)])
 
 
+def prompt_alternatives(
+    choice: Mapping[str, Any], length: int, top_k: int, limit: int, host: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """int32 and float32 (T, k): the likeliest tokens at each given one's place and their log-probs, likeliest first; 0 for the first.
+
+    Raises ProviderError where fewer are named at some place (of kind ``alternatives``) or what is named is none.
+    """
+    tokens, logprobs = np.zeros((length, top_k), np.int32), np.zeros((length, top_k), np.float32)
+    entries = choice.get("prompt_logprobs")
+    for at, entry in enumerate(entries[1:length] if isinstance(entries, list) else (), 1):
+        named = entry if isinstance(entry, dict) else {}
+        if len(named) < top_k:
+            raise ProviderError("alternatives", f"{host} names {len(named)} of {top_k} likeliest tokens", final=True)
+        if not all(name.isdecimal() and len(name) < 12 and int(name) < limit for name in named):
+            raise ProviderError("tokens", f"{host} gives a token id that is outside the tokenizer's 0 to {limit - 1}")
+        values = [found.get("logprob") if isinstance(found, dict) else found for found in named.values()]
+        found = checked_logprobs(values, len(values), host)
+        ids = np.array([int(name) for name in named])
+        best = np.lexsort((ids, -found))[:top_k]
+        tokens[at], logprobs[at] = ids[best], found[best]
+    return tokens, logprobs
+
+
 def checked_logprobs(values: Any, length: int, host: str) -> np.ndarray:
     """float32 (T,) of a JSON list of numbers. Raises ProviderError on another length, a value that is none, not finite or above 0."""
     if not isinstance(values, list) or len(values) != length:

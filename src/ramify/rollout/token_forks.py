@@ -19,13 +19,15 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, TokenScores, require
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
 
+TOP = 20
+"""Likeliest tokens asked of a model behind an endpoint, as in the paper; servers name no more by default."""
 #: Judges a whole reply: (text, trace) to right or wrong, or None where it cannot say (in time). It may be a coroutine function.
 Verifier = Callable[[str, TokenTrace], bool | Awaitable[bool | None] | None]
 
@@ -48,11 +50,13 @@ class Chances:
     q: np.ndarray | None = None
     """Probability under the model at temperature 1."""
     entropy: np.ndarray | None = None
-    """Of the model's distribution before the token over the whole vocabulary, in nats."""
+    """Of the model's distribution before the token, in nats; see ``entropy_of``."""
     greedy: np.ndarray | None = None
     """Whether no other token is likelier; log-probs within 1e-9 tie."""
     gap: float = 0.0
     """Largest distance of recorded log-probs from those found now, in nats: large where model or settings are not the stem's."""
+    entropy_of: int = 0
+    """How many likeliest tokens the entropy sums over, which makes it a lower bound; 0 is the whole vocabulary."""
 
 
 class TokenForks:
@@ -131,23 +135,40 @@ class TokenForks:
         if "prompt_logprobs" not in offers:
             return Chances(recorded)
         row = trace.prefix(trace.length)
-        more: dict[str, Any] = {}
-        if "taps" in offers:  # a model in this process: the whole distribution is at hand
-            more = {"top_k": 1, "settings": settings}
-        scores = (await self.model.logprobs([row], **more))[0]
+        scores, top = await self._scores(row, settings)
         self.ledger.add("score", scored_tokens=len(row))
         model = scores.logprobs[skip:].astype(np.float64)
-        plain = settings.temperature == 1 and settings.top_p == 1 and not (settings.top_k or settings.ban or settings.ban_first)
-        found = (
-            scores.sampler_logprobs[skip:].astype(np.float64) if scores.sampler_logprobs is not None else model if plain else None
-        )
+        given, best = np.array(trace.response_ids), None
+        if scores.top_logprobs is not None and scores.top_tokens is not None:
+            best = scores.top_tokens[skip:], scores.top_logprobs[skip:].astype(np.float64)
+        found = model if plain(settings) else None
+        if scores.sampler_logprobs is not None:
+            found = scores.sampler_logprobs[skip:].astype(np.float64)
+        elif found is None and best is not None:
+            found = sampler_logprobs(given, *best, settings)
+        entropy = None if scores.entropy is None else scores.entropy[skip:].astype(np.float64)
+        if entropy is None and best is not None:
+            entropy = -(np.exp(best[1]) * best[1]).sum(axis=1)
         return Chances(
             pi=recorded if found is None else np.exp(found),
             q=np.exp(model),
-            entropy=None if scores.entropy is None else scores.entropy[skip:].astype(np.float64),
-            greedy=None if scores.top_logprobs is None else model >= scores.top_logprobs[skip:, 0] - 1e-9,
-            gap=0.0 if found is None or trace.logprobs is None else float(np.abs(found - np.array(trace.logprobs)).max()),
+            entropy=entropy,
+            greedy=None if best is None else model >= best[1][:, 0] - 1e-9,
+            gap=0.0
+            if found is None or trace.logprobs is None
+            else min(99.0, float(np.abs(found - np.array(trace.logprobs)).max())),
+            entropy_of=top,
         )
+
+    async def _scores(self, row: np.ndarray, settings: Sampling) -> tuple[TokenScores, int]:
+        """Scores of given tokens as fully as the model gives them, and over how many tokens their entropy goes (0: all)."""
+        if "taps" in self.model.capabilities:  # a model in this process: the whole distribution is at hand
+            whole: Any = self.model
+            return (await whole.logprobs([row], top_k=1, settings=settings))[0], 0
+        try:
+            return (await self.model.logprobs([row], top_k=TOP))[0], TOP
+        except NeedsError:
+            return (await self.model.logprobs([row]))[0], 0
 
     async def alternatives(self, trace: TokenTrace, t: int, top: int) -> dict[int, float]:
         """The ``top`` likeliest next tokens behind position ``t`` with their probabilities at temperature 1, likeliest first.
@@ -263,6 +284,35 @@ class TokenForks:
             seed=self.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
+
+
+def plain(settings: Sampling) -> bool:
+    """Whether the settings draw from the model's own distribution."""
+    return settings.temperature == 1 and settings.top_p == 1 and not (settings.top_k or settings.ban or settings.ban_first)
+
+
+def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:
+    """Log-probs (T,) of ``given`` tokens under sampling settings, from the likeliest ``tokens`` (T, k) and their log-probs (T, k).
+
+    None where these do not decide it: settings that keep more tokens than are named, or that ban some. -inf for tokens cut off.
+    """
+    kept = logprobs
+    if settings.ban or settings.ban_first:
+        return None
+    if settings.temperature == 0:
+        kept = logprobs[:, :1]
+    elif settings.top_k and settings.top_k <= logprobs.shape[1]:
+        kept = logprobs[:, : settings.top_k] / settings.temperature
+    elif settings.top_k or settings.temperature != 1 or (np.exp(logprobs).sum(axis=1) < settings.top_p).any():
+        return None
+    whole = np.exp(kept)
+    if settings.temperature == 0 or settings.top_k:  # else the masses are those of the whole vocabulary already
+        whole = whole / whole.sum(axis=1, keepdims=True)
+    before = whole.cumsum(axis=1) - whole
+    whole = np.where((before < settings.top_p) | (settings.top_p == 1), whole, 0.0)
+    here = tokens[:, : whole.shape[1]] == given[:, None]
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log((whole * here).sum(axis=1) / whole.sum(axis=1)))
 
 
 def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:

@@ -24,6 +24,8 @@ from ramify.trace.db import Run
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.node import Mark
 
+_COUNTED = ("forks", "tested", "gap", "entropy_of")
+
 
 def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
     """One line of a scan file: the trace with its potentials, cliffs, rebounds and the settings of the scan."""
@@ -32,7 +34,7 @@ def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
     return record | {
         "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
         "rebounds": [rise.to_json(test) for rise in scanned.rebounds],
-        "scan": {"config": config.to_json(), "forks": scanned.forks, "tested": scanned.tested, "gap": scanned.gap},
+        "scan": {"config": config.to_json()} | {name: getattr(scanned, name) for name in _COUNTED},
     }
 
 
@@ -52,7 +54,7 @@ def read_scan(path: Path) -> tuple[ScanConfig, list[Scanned]]:
             config, trace = own, trace_of(record)
             if trace.id in found:
                 raise UserError(f"trace '{trace.id}' is there twice")
-            found[trace.id] = Scanned(trace, cliffs, rebounds, scan["forks"], scan["tested"], scan["gap"])
+            found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: scan[name] for name in _COUNTED})
     if config is None:
         raise UserError(f"{path} holds no scanned trace")
     return config, list(found.values())

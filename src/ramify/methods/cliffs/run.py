@@ -101,6 +101,8 @@ class Scanned:
     """Tokens tested."""
     gap: float = 0.0
     """Largest distance of recorded log-probs from those found now."""
+    entropy_of: int = 0
+    """Likeliest tokens the entropies sum over; 0 is the whole vocabulary."""
 
     def of(self, *statuses: str) -> list[Cliff]:
         """The cliffs of these statuses, by position."""
@@ -190,7 +192,7 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
         drawn = [(fresh[start], fresh[cliff.t]) for start, cliff in zip(before, cliffs, strict=True)]
         cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
     tested = len(counts) - 1 if pairs is None else len(pairs)
-    return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap)
+    return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
 
 
 def _facts(chances: Chances, length: int) -> list[TokenFacts]:
