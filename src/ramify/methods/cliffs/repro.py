@@ -231,19 +231,19 @@ def training_cell(
     return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
 
 
-def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, problems: int) -> dict[str, Any]:
-    """Group-relative policy gradient on whole replies, 32 problems x 8 replies an update, until ``tokens`` were drawn."""
+def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
+    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were drawn."""
     from ramify.score.group import normalise
     from ramify.train.batch import Row
     from ramify.train.loop import TrainConfig, Trainer
 
     lab, drawn, update = Lab(recipe, seed), 0, 0
     trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
-    known = lab.problems("demo", 800)
+    pool = lab.problems("demo", known)
     while drawn < tokens:
-        picks = generator(seed, "policy", update).choice(len(known), 32, replace=False)
-        traces = asyncio.run(lab.forks(1000 + update).draw([known[i] for i in picks], per_problem=8))
-        gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(32), 8))
+        picks = generator(seed, "policy", update).permutation(len(pool))[:32]
+        traces = asyncio.run(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
+        gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
         rows = []
         for trace, gain in zip(traces, gains.tolist(), strict=True):
             assert trace.logprobs is not None
@@ -289,7 +289,7 @@ _SIZES = {
         {"mod": 23, "operand": 2, "hops": 3, "rows": 24, "demonstrations": 1500, "held_out": 100, "below": 0.9},
         (0,), 400, 8, 8, 200, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 3,
     ),
-    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 50, 5, 1000, (0, 1, 2), 100, 20, 0.25, 5.0, 0.95, 0.25, 60),
+    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), 40, 10, 0.25, 5.0, 0.95, 0.25, 60),
 }  # fmt: skip
 #: shown pairs per pair of the largest set; learning rates of the preference and of the policy gradient
 EPOCHS, RATE, POLICY_RATE = 4, 1e-4, 3e-4
@@ -354,7 +354,7 @@ def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, .
         wrong, total = ~right[at], cliffs[at]
         with np.errstate(divide="ignore", invalid="ignore"):
             found = ((total * wrong).sum(1) / wrong.sum(1)) / ((total * ~wrong).sum(1) / (~wrong).sum(1))
-        return np.nan_to_num(found, nan=1.0, posinf=1000.0)
+        return np.asarray(np.nan_to_num(found, nan=1.0, posinf=1000.0))
 
     everything = np.arange(len(cliffs))
     return Check(name, float(ratio(everything[None])[0]), bootstrap(everything, ratio), len(cliffs), seeds, ">=", threshold)
@@ -477,7 +477,7 @@ def _training(plan: _Size, cells: Cells, base: Mapping[int, Mapping[str, float]]
                 shown = EPOCHS * len(rows["cliffs"])
                 jobs[f"train {arm}, seed {seed}"] = {**common, "rows": pairs_of, "shown": shown, "lr": RATE}
         tokens = sum(block["tokens"] for block in own) / 10
-        policy[f"policy gradient, seed {seed}"] = {**common, "tokens": tokens, "lr": POLICY_RATE}
+        policy[f"policy gradient, seed {seed}"] = {**common, "tokens": tokens, "lr": POLICY_RATE, "known": 800}
     done = cells.map(training_cell, jobs)
     rival = cells.map(policy_cell, policy)
     checks = [Check(f"training: pairs, {arm}", sum(n), None, len(n), plan.train_seeds, "report") for arm, n in sets.items()]
