@@ -1,0 +1,104 @@
+"""Does training on recoveries beat the recipe of `ramify improve` at equal generated tokens? Household world, built-in agent.
+
+    python benchmarks/recoveries.py [--seeds 5] [--workers 2] [--cache FOLDER] [--out repro/recoveries.json]
+
+Every arm generates 40,000 tokens in 16 updates from the same start, on the same tasks in the same order, and is evaluated on the same
+400 held-out episodes. ``ours`` is the recipe (learning rate 0.002, tuned for it at this size), ``imitate`` supervised training on the
+successes (0.0005, tuned for it); the others train, at the learning rate of ``imitate``, on sets that maze-recovery's builder makes of the
+attempts of each update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.config import check
+from ramify.base.errors import UserError
+from ramify.jobs.improve import ImproveConfig, Job
+from ramify.jobs.improve_repro import SIZES
+from ramify.methods.maze_recovery.build import build_sft
+from ramify.score.attempts import Traces, from_run
+from ramify.stats.checks import Cells, Check
+from ramify.stats.intervals import mean_t, paired_t
+from ramify.trace.db import Run
+
+SETS: dict[str, dict[str, Any]] = {
+    "loops cut": {"mode": "success_loop_erased"},
+    "mistakes masked": {"mode": "success_raw", "mask_mistakes": True},
+    "recovery mix": {"mode": "recovery_mix", "rho": 0.5},
+    "recovery mix, mistakes masked": {"mode": "recovery_mix", "rho": 0.5, "mask_mistakes": True},
+}
+ARMS = ("start", "ours", "imitate", *SETS)
+
+
+class Recoveries(Job):
+    """The main job's supervised arm, on sets of the builder."""
+
+    options: dict[str, Any]
+    shown: list[dict[str, Any]]
+
+    def _rows(self, run: Run, group: str, arm: Any, grown: Any) -> Any:
+        try:
+            made = build_sft(Traces(from_run(run, group)), **self.options)
+        except UserError:  # an update without a success, or without one that shows a recovery, teaches nothing
+            return [], {"cross_entropy": 1.0}, []
+        self.shown.append(made.summary)
+        return [example.conversation.to_row() for example in made.examples], {"cross_entropy": 1.0}, []
+
+
+def cell(arm: str, seed: int, size: str) -> dict[str, float]:
+    """Success after the tokens that every arm gets, and what the sets held."""
+    rival = "ours" if arm in ("start", "ours") else "imitate"
+    lr = {"ours": 2e-3, "imitate": 5e-4}[rival]
+    config = check(ImproveConfig, {"arm": rival, "seed": seed, "train": {"lr": lr}, **SIZES[size]})
+    kind = Recoveries if arm in SETS else Job
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        with kind(config, path) as job, Run.create(path, config.to_json()) as run:
+            job.options, job.shown = SETS.get(arm, {}), []
+            if arm != "start":
+                job.learn(run, rival, None, 0)
+            success = job.evaluate(run, "after")["success"]
+            shares = [s["share_with_recovery"] for s in job.shown]
+            tokens = [s["tokens"] for s in job.shown]
+    return {"success": success, "with recovery": float(np.mean(shares or [0])), "trained": float(np.sum(tokens or [0]))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--size", choices=sorted(SIZES), default="cpu")
+    parser.add_argument("--cache", type=Path, help="keep finished cells here, to go on after an interruption")
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    args = parser.parse_args()
+    seeds = range(args.seeds)
+    cells = Cells(args.cache, progress=lambda done, total, key: print(f"{done} of {total}: {key}", flush=True))
+    jobs = {f"{arm} {s}": {"arm": arm, "seed": s, "size": args.size} for s in seeds for arm in ARMS}
+    done = cells.map(cell, jobs, workers=args.workers)
+    of = {arm: [done[f"{arm} {s}"]["success"] for s in seeds] for arm in ARMS}
+    checks = [Check(f"{arm}: success", float(np.mean(v)), mean_t(v), len(v), tuple(seeds), "report") for arm, v in of.items()]
+    for arm in SETS:
+        for what in ("with recovery", "trained"):
+            values = [done[f"{arm} {s}"][what] for s in seeds]
+            checks.append(Check(f"{arm}: {what}", float(np.mean(values)), mean_t(values), len(values), tuple(seeds), "report"))
+        for rival in ("ours", "imitate"):
+            gap = float(np.mean(np.subtract(of[arm], of[rival])))
+            interval = paired_t(of[arm], of[rival])
+            checks.append(Check(f"{arm} - {rival}", gap, interval, len(seeds), tuple(seeds), "report"))
+    for found in checks:
+        print(
+            f"{found.name:45s} {found.value:9.4g}  [{found.interval[0]:.4g}, {found.interval[1]:.4g}]" if found.interval else ""
+        )
+    if args.out:
+        args.out.write_text(json.dumps({"checks": [found.to_json() for found in checks]}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
