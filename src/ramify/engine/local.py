@@ -244,22 +244,28 @@ class LocalModel:
 
     def _score_tokens(self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None) -> dict[str, np.ndarray]:
         """Scores of ``tokens`` [N] given the hidden states before them [N, D], a stretch at a time: arrays (N,) and (N, top_k)."""
-        pieces: dict[str, list[Tensor]] = {}
+        n, names = (
+            len(tokens),
+            ["logprobs", "entropy", *["certainty"] * bool(top_k), *["sampler_logprobs"] * (settings is not None)],
+        )
+        # made before the loop: small results kept from every stretch would sit in the holes that its large tables leave behind
+        out = {name: np.zeros(n, np.float32) for name in names}
+        if top_k:
+            out |= {"top_logprobs": np.zeros((n, top_k), np.float32), "top_tokens": np.zeros((n, top_k), np.int32)}
         step = max(1, SCORE_LOGITS // self.forward.vocab)
-        for start in range(0, max(1, len(tokens)), step):
+        for start in range(0, n, step):
             chosen = tokens[start : start + step, None]
             model = F.log_softmax(self.forward.logits(hidden[start : start + step]).float(), dim=-1)
             found = {"logprobs": model.gather(1, chosen)[:, 0], "entropy": -(model.exp() * model).nansum(-1)}
             if top_k:
-                found["top_logprobs"], best = model.topk(top_k, dim=-1)
-                found["top_tokens"] = best.int()
+                found["top_logprobs"], found["top_tokens"] = model.topk(top_k, dim=-1)
                 found["certainty"] = -model.mean(-1) - math.log(self.forward.vocab)
             if settings is not None:
                 drawn_from = adjusted(model.double(), [settings] * len(model), [False] * len(model))
-                found["sampler_logprobs"] = drawn_from.gather(1, chosen)[:, 0].float()
+                found["sampler_logprobs"] = drawn_from.gather(1, chosen)[:, 0]
             for name, values in found.items():
-                pieces.setdefault(name, []).append(values.cpu())
-        return {name: torch.cat(values).numpy() for name, values in pieces.items()}
+                out[name][start : start + step] = values.cpu().numpy()
+        return out
 
     # -- checks
 
