@@ -17,6 +17,16 @@ _HOMES = {
     "Cliff": "algorithm",
     "detect": "algorithm",
     "confirm": "algorithm",
+    "ScanConfig": "run",
+    "scan": "run",
+    "ablate": "run",
+    "examine": "run",
+    "pairs": "run",
+    "mass_under": "run",
+    "summary": "report",
+    "ablation_table": "report",
+    "picture": "report",
+    "read_scan": "report",
 }
 
 __all__ = ["NEEDS", *_HOMES]
