@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.seeds import generator
+from ramify.env.star import Maze
 from ramify.env.walks import (
     GridTasks,
     family_rows,
@@ -21,7 +22,6 @@ from ramify.env.walks import (
     without_loops,
 )  # fmt: skip
 from ramify.env.worlds.maze import MazeWorld, route
-from ramify.methods.maze_recovery.algorithm import Maze
 
 W, K, L = 3, 3, 3
 

@@ -7,15 +7,16 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.env.star import Maze
 from ramify.env.walks import family_rows, star_graph, star_walks
 from ramify.methods.maze_recovery import repro
-from ramify.methods.maze_recovery.algorithm import Maze
+from ramify.methods.maze_recovery.algorithm import gradient, search_steps
 from ramify.stats.checks import Cells
 
 
 @pytest.mark.parametrize(("policy", "cost"), [("golden_sft", 33.0), ("optimal", 23.0)])
 def test_the_wrapper_costs_what_its_closed_form_says(policy: str, cost: float) -> None:
-    assert Maze(3, 3, 3).search_steps(policy) == cost
+    assert search_steps(Maze(3, 3, 3), policy) == cost
     costs = repro.search(Maze(3, 3, 3), policy, 2000, 0)
     assert abs(np.mean(costs) - cost) < 3 * np.std(costs) / np.sqrt(2000)
 
@@ -34,7 +35,7 @@ def test_rewards_to_go_have_the_gradient_of_whole_rewards() -> None:
     assert (found[0] > 0).all()
     cosine = float(np.dot(found[0], found[1]) / np.linalg.norm(found[0]) / np.linalg.norm(found[1]))
     assert cosine > 0.99
-    exact, _ = Maze(2, 1, 2).gradient(Maze(2, 1, 2).base())
+    exact, _ = gradient(Maze(2, 1, 2), Maze(2, 1, 2).base())
     assert float(np.dot(found[1], exact[:, 0]) / np.linalg.norm(found[1]) / np.linalg.norm(exact)) > 0.99
 
 

@@ -6,7 +6,8 @@ numbers (``Maze``, ``train_exact``), an audit of anyone's traces (``audit_traces
 
 from __future__ import annotations
 
-from ramify.methods.maze_recovery.algorithm import Maze, TabularPolicy, train_exact
+from ramify.env.star import Maze, TabularPolicy
+from ramify.methods.maze_recovery.algorithm import train_exact
 from ramify.methods.maze_recovery.audit import audit_traces
 from ramify.methods.maze_recovery.build import build_sft
 

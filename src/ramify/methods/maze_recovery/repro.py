@@ -14,6 +14,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.star import FAMILIES, Maze, TabularPolicy
 from ramify.env.walks import (
     Graph,
     GridTasks,
@@ -27,7 +28,7 @@ from ramify.env.walks import (
     without_loops,
 )  # fmt: skip
 from ramify.env.worlds.maze import MazeWorld
-from ramify.methods.maze_recovery.algorithm import FAMILIES, Maze, TabularPolicy, exit_steps, slope, train_exact
+from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, search_steps, slope, train_exact
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import mean_t
 from ramify.train.batch import Row
@@ -61,11 +62,11 @@ def theory() -> dict[str, float]:
         **{f"RLVR after {n} sign steps": curve[n] for n in (100, 300, 600, 1200)},
         **{f"least {f} after 1200 sign steps": float(p.min()) for f, p in policy.families().items()},
     }
-    largest = LARGE.gradient(LARGE.base())[0].max(axis=1)
+    largest = gradient(LARGE, LARGE.base())[0].max(axis=1)
     found |= {f"largest dJ/dD of {f} at the base": float(g) for f, g in zip(FAMILIES, largest, strict=True)}
     found |= {f"golden SFT exit time, K = {k}": float(exit_steps(k, 5)) for k in (3, 5, 7)}
-    found |= {"search wrapper, golden SFT": float(LARGE.search_steps("golden_sft"))}
-    found |= {"search wrapper, RLVR": float(LARGE.search_steps("optimal"))}
+    found |= {"search wrapper, golden SFT": float(search_steps(LARGE, "golden_sft"))}
+    found |= {"search wrapper, RLVR": float(search_steps(LARGE, "optimal"))}
     sizes = range(4, 9)
     mazes = [Maze(5, k, 3) for k in sizes]
     trained = [m.log_steps(train_exact(m, "rlvr", steps=1200, lr=0.01)[0]) for m in mazes]
@@ -324,17 +325,17 @@ def _theory(cells: Cells, walks: int) -> list[Check]:
     checks.append(
         Check("largest distance from a printed figure, in units of its last digit", worst, None, len(PRINTED), (), "<=", 0.51)
     )
-    growth = "slope of ln(golden SFT steps) in K"
-    off = abs(found[growth] - math.log(float(Maze(5, 4, 3).growth)))
+    rate = "slope of ln(golden SFT steps) in K"
+    off = abs(found[rate] - math.log(float(growth(Maze(5, 4, 3)))))
     checks += [
-        Check(growth, found[growth], None, 5, (), "report"),
-        Check(f"{growth}, distance from ln((L+1)^2/L) = 1.674", off, None, 5, (), "<=", 0.01),
+        Check(rate, found[rate], None, 5, (), "report"),
+        Check(f"{rate}, distance from ln((L+1)^2/L) = 1.674", off, None, 5, (), "<=", 0.01),
         Check("slope of ln(base steps) in ln K", found["slope of ln(base steps) in ln K"], None, 5, (), "<", 2.0),
         Check("slope of ln(RLVR steps) in ln K", found["slope of ln(RLVR steps) in ln K"], None, 5, (), "<", 1.1),
     ]
     for policy, name in (("golden_sft", "golden SFT"), ("optimal", "RLVR")):
         costs = cells.get(f"search {policy} {walks}", search, maze=LARGE, policy=policy, walks=walks, seed=0)
-        gap = abs(float(np.mean(costs)) - float(LARGE.search_steps(policy))) / (float(np.std(costs)) / math.sqrt(walks))
+        gap = abs(float(np.mean(costs)) - float(search_steps(LARGE, policy))) / (float(np.std(costs)) / math.sqrt(walks))
         checks += [
             Check(f"search wrapper simulated, {name}", float(np.mean(costs)), mean_t(costs), walks, (0,), "report"),
             Check(f"search wrapper, {name}: simulated - closed form, in standard errors", gap, None, walks, (0,), "<=", 3.0),

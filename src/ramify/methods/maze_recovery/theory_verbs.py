@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.errors import UserError, nearest
-from ramify.methods.maze_recovery.algorithm import NAMED, REGIMES, Maze, train_exact
+from ramify.env.star import NAMED, Maze
+from ramify.methods.maze_recovery.algorithm import REGIMES, growth, search_steps, train_exact
 from ramify.render.terminal import emit, table
 from ramify.score.steps import write_rows
 
@@ -22,13 +23,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one line
 def exact(w: W = 15, k: K = 15, l: L = 5, as_json: Json = False) -> None:  # noqa: E741
     """Expected steps through the maze: base model, limit of SFT on clean paths, optimum; alone and behind a search wrapper."""
     maze = Maze(w, k, l)
-    found: dict[str, Any] = {"W": w, "K": k, "L": l, "growth": float(maze.growth)}
+    found: dict[str, Any] = {"W": w, "K": k, "L": l, "growth": float(growth(maze))}
     for name in NAMED:
-        search = None if name == "base" else float(maze.search_steps(name))
+        search = None if name == "base" else float(search_steps(maze, name))
         found[name] = {"steps": _finite(maze.expected_steps(name)), "log_steps": maze.log_steps(name), "search_steps": search}
     rows = [[name, *map(_digits, found[name].values())] for name in NAMED]
     text = table(["policy", "steps", "ln steps", "steps behind a search wrapper"], rows)
-    emit(found, as_json, f"{text}\n\none more diamond multiplies the golden SFT limit by {float(maze.growth):.6g}")
+    emit(found, as_json, f"{text}\n\none more diamond multiplies the golden SFT limit by {float(growth(maze)):.6g}")
 
 
 def train(
