@@ -18,6 +18,7 @@ from ramify.methods.maze_recovery.algorithm import (
     closed_form,
     exit_steps,
     gradient,
+    growth,
     search_steps,
     slope,
     train_exact,

@@ -28,7 +28,7 @@ from ramify.env.walks import (
     without_loops,
 )  # fmt: skip
 from ramify.env.worlds.maze import MazeWorld
-from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, search_steps, slope, train_exact
+from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import mean_t
 from ramify.train.batch import Row
