@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ramify.stats.intervals import bootstrap, clopper_pearson, difference_of_proportions, mean_t, paired_t, wilson
+from ramify.stats.intervals import bootstrap, clopper_pearson, difference_of_proportions, mean_t, paired_t, proportion, wilson
 
 COUNTS = st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -98,3 +98,8 @@ def test_no_observation_excludes_nothing_and_bad_counts_are_refused() -> None:
                 lambda: paired_t([1, 2], [1]), lambda: wilson(1, 2, 1.5)):  # fmt: skip
         with pytest.raises(ValueError, match=r"not|needs"):
             bad()
+
+
+def test_a_proportion_as_a_record():
+    assert proportion(0, 0) is None
+    assert proportion(81, 263) == {"value": 81 / 263, "interval": list(wilson(81, 263)), "k": 81, "n": 263}

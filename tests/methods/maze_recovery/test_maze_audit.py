@@ -12,10 +12,8 @@ from maze_cases import DETOUR, GOLDEN, K, W, base_walks, trace, way
 
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import audit_traces
-from ramify.methods.maze_recovery.audit import against_keys, audit_texts
-from ramify.methods.maze_recovery.run import Source, load
-from ramify.score.attempts import Traces, from_records
-from ramify.score.traces import Marked, Step
+from ramify.score.attempts import Source, Traces, from_records, load
+from ramify.score.traces import Marked, Step, against_keys, audit_texts
 from ramify.trace.keys import scrub
 
 

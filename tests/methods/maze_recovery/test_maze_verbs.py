@@ -13,7 +13,7 @@ import ramify
 from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.maze_recovery import audit_traces
-from ramify.methods.maze_recovery.run import load
+from ramify.score.attempts import load
 from ramify.trace.db import Run
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.score.attempts import Key, Trace, Traces, from_records
-from ramify.score.traces import BACK, KINDS, Marked, agreement
 from ramify.stats.intervals import proportion
 from ramify.trace.graph import factorize, short
 from ramify.trace.keys import Canonicaliser, exact
@@ -170,40 +169,3 @@ def _per_trace(t: Traces) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-# --- free text ----------------------------------------------------------------------------------------------------------
-
-
-def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict[str, Any]:
-    """Audit traces by what a detector saw in their replies: there is no key, so there are no dead ends and there is no coverage."""
-    kinds = [[step.kind for reply in trace for step in reply.steps] for trace in marks]
-    back = [sum(kind in BACK for kind in own) for own in kinds]
-    n, total = len(t.traces), sum(map(len, kinds))
-    rows = [
-        {"task": trace.task, "attempt": trace.attempt, "success": trace.success, "steps": len(own), "recoveries": took}
-        for trace, own, took in zip(t.traces, kinds, back, strict=True)
-    ]
-    return {
-        "states_from": f"detector {name}",
-        "traces": n,
-        "success_share": proportion(int(t.success.sum()), n),
-        "success_unknown": sum(trace.success is None for trace in t.traces),
-        "steps": total,
-        "recoveries": sum(back),
-        "recovery_rate": sum(back) / n,
-        "recovery_traces": proportion(sum(took > 0 for took in back), n),
-        "loop_free": proportion(sum(took == 0 for took in back), n),
-        "kinds": {kind: proportion(sum(own.count(kind) for own in kinds), total) for kind in KINDS},
-        "warnings": [],
-        "per_trace": rows,
-    }
-
-
-def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any]:
-    """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key."""
-    back = t.loops.moves < 0
-    back[[r.at for r in t.loops.recoveries]] = True
-    truth = ["retract" if b else "advance" for b in back.tolist()]
-    found = ["retract" if any(s.kind in BACK for s in reply.steps) else "advance" for own in marks for reply in own]
-    return agreement(found, truth)

@@ -1,70 +1,61 @@
-"""Reading traces for the audit and the builder: whole traces in lines, runs, and any file that `ramify import` reads."""
+"""What is behind the verbs: detectors by name, and audits of what replies say."""
 
 from __future__ import annotations
 
-import tempfile
+import asyncio
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from ramify.base.config import Config
-from ramify.base.errors import UserError
-from ramify.score.attempts import Traces, from_records, from_run
-from ramify.trace.convert import read_run
-from ramify.trace.db import Run
-from ramify.trace.keys import Canonicaliser, exact, scrub, with_history
-from ramify.trace.lines import first_record, read_lines
+from ramify.base.errors import NeedsError
+from ramify.render.terminal import say
+from ramify.score.attempts import Traces
+from ramify.score.traces import Detector, Judge, Lexicon, Marked, against_keys, agreement, audit_texts, detect, labelled
+from ramify.trace.lines import read_lines
 
 
-class Source(Config):
-    """How traces are read."""
+def find_detector(name: str | None, traces: Traces) -> Detector | None:
+    """The detector of that name; without one, phrases where every trace is a single reply and so shows no states, else None.
 
-    state_field: str | None = None
-    """Field of a step that tells its state apart (default: state, else obs); for files of whole traces."""
-    task_field: str = "task_id"
-    """Field with the task of a trace; equal states of two tasks are never merged."""
-    scrub: tuple[str, ...] = ()
-    """Taken out of states before they are compared: numbers, timestamps, whitespace. A run's states are its texts then."""
-    history: int = Field(0, ge=0)
-    """How many earlier states each key includes."""
-    group: str | None = None
-    """Only trees of this group of a run."""
-    scorer: str | None = None
-    """Whose verdict of a run says what succeeded; by default env, or the only one there is."""
-
-    def keys(self) -> Canonicaliser | None:
-        """The canonicaliser, None where states are compared as they are."""
-        if not (self.scrub or self.history):
-            return None
-        return with_history(self.history, scrub(*self.scrub) if self.scrub else exact)
-
-
-def load(source: Path, settings: Source | None = None) -> Traces:
-    """Traces of a run's folder, of a file with a whole trace a line (``{"task_id", "steps", "success"}``), or of any that can be imported.
-
-    Raises UserError naming the file, line and field that is wrong.
+    Raises UserError where there is no such model.
     """
-    c = settings or Source()
-    keys = c.keys()
-    if not (source / "run.sqlite").is_file():
-        first = None if source.is_dir() else first_record(source)[1]
-        if first is not None and "steps" in first and "kind" not in first:
-            records = ((f"{source}:{number}", record) for number, record in read_lines(source))
-            return Traces(from_records(records, c.state_field, c.task_field), keys)
-        if c.state_field is not None:
-            raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "run"
-            read_run(source, place)
-            try:
-                return load(place, settings)
-            except UserError as error:
-                raise UserError(str(error).replace(str(place), str(source))) from error
-    if c.state_field is not None:
-        raise UserError(f"{source} is a run, whose states are its own, so --state-field has nothing to name")
-    with Run.open(source) as run:
-        return Traces(from_run(run, c.group, c.scorer, texts=keys is not None), keys)
+    if name is None:
+        if any(len(trace.steps) > 1 for trace in traces.traces):
+            return None
+        say("every trace is one reply, so what its text says is read (--detector lexicon)")
+        name = "lexicon"
+    if name == "lexicon":
+        return Lexicon()
+    from ramify.engine.named import find_model
+
+    return Judge(*find_model(name))
+
+
+def mark(traces: Traces, detector: Detector) -> list[list[Marked]]:
+    """What ``detector`` sees in every reply. Says how many it could not label; raises NeedsError where that is all of them."""
+    replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
+    marks, faults = asyncio.run(detect(replies, detector))
+    if faults and len(faults) == sum(map(len, replies)):
+        raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
+    if faults:
+        say(f"warning: {len(faults)} replies could not be labelled and count as having no steps ({faults[0]})")
+    return marks
+
+
+def audit_replies(traces: Traces, detector: Detector, labels: Path | None = None) -> dict[str, Any]:
+    """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
+    marks = mark(traces, detector)
+    found = audit_texts(traces, marks, detector.name)
+    measured = None
+    if labels is not None:
+        known = labelled(read_lines(labels), str(labels))
+        seen = asyncio.run(detector.mark([text for text, _ in known]))
+        measured = agreement([step.kind for step in seen], [kind for _, kind in known])
+    elif len(traces.graph.keys) < len(traces.graph.visit_group):
+        measured = against_keys(traces, marks)
+    found |= {"agreement": measured, "agreement_with": "labels" if labels else None if measured is None else "state keys"}
+    if measured is None:
+        found["warnings"].append("what the detector saw was measured against nothing: give --labels, or traces with states")
+    return found
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,18 +10,16 @@ from pydantic import Field
 
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load as resolve
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import theory_verbs
-from ramify.methods.maze_recovery.audit import against_keys, audit_texts, audit_traces
+from ramify.methods.maze_recovery.audit import audit_traces
 from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft
-from ramify.methods.maze_recovery.run import Source, load
+from ramify.methods.maze_recovery.run import audit_replies, find_detector, mark
 from ramify.render.terminal import emit, say, table
-from ramify.score.attempts import Traces
+from ramify.score.attempts import Source, load
 from ramify.score.steps import write_rows
-from ramify.score.traces import Detector, Judge, Lexicon, Marked, agreement, detect, labelled
 from ramify.trace.graph import short
 from ramify.trace.keys import scrub
-from ramify.trace.lines import read_lines
 
 
 class AuditOptions(Source):
@@ -86,14 +83,14 @@ def audit(
     """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
     options = resolve(AuditOptions, flags=ctx.args)
     traces = load(source, options)
-    detector = _detector(options.detector, traces)
+    detector = find_detector(options.detector, traces)
     if options.labels is not None and detector is None:
         raise UserError("--labels measures a detector: name one with --detector")
     if detector is None:
         family = scrub(*options.family) if options.family else None
         found = audit_traces(traces, family=family, min_examples=options.min_examples)
     else:
-        found = _audit_texts(traces, detector, options)
+        found = audit_replies(traces, detector, options.labels)
     if out is not None:
         write_rows(out, found["per_trace"])
     for warning in found["warnings"]:
@@ -118,8 +115,8 @@ def build(
 
         template = chat_template(options.checkpoint)
     traces = load(source, options)
-    detector = _detector(options.detector, traces)
-    marks = None if detector is None else _marks(traces, detector)
+    detector = find_detector(options.detector, traces)
+    marks = None if detector is None else mark(traces, detector)
     chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
     made = build_sft(traces, marks=marks, template=template, **chosen)
     rows = list(_rows(made, options.form, template))
@@ -137,45 +134,6 @@ def _rows(made: SftSet, form: str, template: Any) -> Any:
             yield example.conversation.to_messages() | about
         else:
             yield from (row | about for row in example.conversation.to_completions())
-
-
-def _detector(name: str | None, traces: Traces) -> Detector | None:
-    if name is None:
-        if any(len(trace.steps) > 1 for trace in traces.traces):
-            return None
-        say("every trace is one reply, so what its text says is read (--detector lexicon)")
-        name = "lexicon"
-    if name == "lexicon":
-        return Lexicon()
-    from ramify.engine.named import find_model
-
-    return Judge(*find_model(name))
-
-
-def _marks(traces: Traces, detector: Detector) -> list[list[Marked]]:
-    replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
-    marks, faults = asyncio.run(detect(replies, detector))
-    if faults and len(faults) == sum(map(len, replies)):
-        raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
-    if faults:
-        say(f"warning: {len(faults)} replies could not be labelled and count as having no steps ({faults[0]})")
-    return marks
-
-
-def _audit_texts(traces: Traces, detector: Detector, options: AuditOptions) -> dict[str, Any]:
-    marks = _marks(traces, detector)
-    found = audit_texts(traces, marks, detector.name)
-    measured = None
-    if options.labels is not None:
-        known = labelled(read_lines(options.labels), str(options.labels))
-        seen = asyncio.run(detector.mark([text for text, _ in known]))
-        measured = agreement([step.kind for step in seen], [kind for _, kind in known])
-    elif len(traces.graph.keys) < len(traces.graph.visit_group):
-        measured = against_keys(traces, marks)
-    found |= {"agreement": measured, "agreement_with": "labels" if options.labels else None if measured is None else "state keys"}
-    if measured is None:
-        found["warnings"].append("what the detector saw was measured against nothing: give --labels, or traces with states")
-    return found
 
 
 def _page(found: dict[str, Any]) -> str:
