@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ramify.stats.passk import pass_at_k
-from ramify.stats.sequential import chance_of, drop_band, final_count
+from ramify.stats.sequential import chance_of, final_count
 
 
 def test_pass_at_k() -> None:
@@ -37,16 +37,3 @@ def test_chance_of_by_simulation() -> None:
     p1, p2 = rng.beta(13, 5, 200_000), rng.beta(9, 9, 200_000)
     seen = np.mean(12 + rng.binomial(16, p1) - 8 - rng.binomial(16, p2) > 8)
     assert chance_of(table, 12, 16, 8, 16) == pytest.approx(seen, abs=0.005)
-
-
-def test_drop_band_covers() -> None:
-    low, high = drop_band(16, 16, 16, 16)
-    assert low < 0 < high
-    assert high > 0.1  # 16 of 16 twice does not rule out a drop of 0.1
-    assert drop_band(64, 64, 64, 64)[1] < 0.1
-    assert drop_band(0, 0, 0, 0) == (-1, 1)
-    rng = np.random.default_rng(1)
-    drops = [
-        drop_band(int(a), 32, int(b), 32) for a, b in zip(rng.binomial(32, 0.7, 400), rng.binomial(32, 0.5, 400), strict=True)
-    ]
-    assert np.mean([low <= 0.2 <= high for low, high in drops]) >= 0.95

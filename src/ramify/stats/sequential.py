@@ -7,17 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from ramify.stats.intervals import Interval, clopper_pearson
-
-
-def drop_band(k1: int, n1: int, k2: int, n2: int, level: float = 0.95) -> Interval:
-    """Band of p1 - p2 for independent counts k1 of n1 and k2 of n2, from two exact intervals (Clopper and Pearson 1934).
-
-    Each is taken at the level sqrt(``level``), so the band covers at least ``level`` for every pair of true values.
-    """
-    (low1, high1), (low2, high2) = (clopper_pearson(k, n, math.sqrt(level)) if n else (0.0, 1.0) for k, n in ((k1, n1), (k2, n2)))
-    return low1 - high2, high1 - low2
-
 
 @lru_cache(maxsize=4096)
 def final_count(k: int, m: int, n: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -118,6 +119,9 @@ def test_confirmation_and_the_bound() -> None:
     assert confirm([found[0]], [fresh[1]], TEST, fdr=0.05)[0].status == "confirmed"
     assert Cliff.from_json(second.to_json(TEST)) == second
     assert confirm([], [], TEST, 0.05) == []
+    (unknown,) = confirm(found[:1], [(Counts(0, 0, missing=128), Counts(3, 128))], TEST, 0.05)
+    assert (unknown.status, unknown.fresh_drop) == ("found", None)
+    assert Cliff.from_json(json.loads(json.dumps(unknown.to_json(TEST), allow_nan=False))).status == "found"
 
 
 def test_many_candidates_are_corrected() -> None:

@@ -236,3 +236,12 @@ def test_steps_of_an_agent(tmp_path: Path) -> None:
         assert [(c.t, c.status) for c in one.cliffs] == [(2, "confirmed")]
         with pytest.raises(NeedsError, match="--screen none"):
             run([step_trace(made, attempt)], StepForks(made))
+
+
+def test_a_reply_that_does_not_fit_is_told_and_the_others_go_on() -> None:
+    forks = TokenForks(engine(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
+    long = TokenTrace("long", "p", (1, 2), (2,) * 40, Sampling(max_tokens=60), correct=False)
+    short = TokenTrace("short", "p", (1, 2), (2, END), Sampling(max_tokens=6), correct=False)
+    result = run([long, short], forks)
+    assert [one.trace.id for one in result.scanned] == ["short"]
+    assert "do not fit the context of 32" in result.failed["long"]

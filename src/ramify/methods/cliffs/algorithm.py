@@ -81,8 +81,8 @@ class Cliff:
 
     @property
     def fresh_drop(self) -> float | None:
-        """From the confirmation's forks: an unbiased estimate."""
-        return None if self.fresh is None else self.fresh[0].rate - self.fresh[1].rate
+        """From the confirmation's forks: an unbiased estimate; None without graded ones."""
+        return None if self.fresh is None or not all(c.n for c in self.fresh) else self.fresh[0].rate - self.fresh[1].rate
 
     @property
     def suspect(self) -> bool:
@@ -166,7 +166,8 @@ def detect(
 def confirm(
     cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, fdr: float | None = None
 ) -> list[Cliff]:
-    """Cliffs of one trace after the same test on fresh forks, (before, after) each: status ``confirmed`` or ``refuted``.
+    """Cliffs of one trace after the same test on fresh forks, (before, after) each: status ``confirmed`` or ``refuted``, or still
+    ``found`` where no fresh fork could be graded.
 
     ``fdr`` bounds the share of false ones among the confirmed (Benjamini and Hochberg over ``cliffs``); without it each is tested at
     the test's own level. With one cliff and fdr = alpha both are the same.
@@ -176,7 +177,8 @@ def confirm(
     out = []
     for cliff, pair, one, many in zip(cliffs, fresh, p, corrected, strict=True):
         holds = test.fires(*pair) if fdr is None else many < fdr
-        out.append(replace(cliff, fresh=pair, p=one, p_fdr=many, status="confirmed" if holds else "refuted"))
+        status = ("confirmed" if holds else "refuted") if all(c.n for c in pair) else "found"
+        out.append(replace(cliff, fresh=pair, p=one, p_fdr=many, status=status))
     return out
 
 

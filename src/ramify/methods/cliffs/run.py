@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.seeds import generator
 from ramify.methods.cliffs.algorithm import (
     Candidate,
@@ -25,28 +25,12 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
+from ramify.rollout.potentials import Forks, count_at, count_staged, count_until_lost
 from ramify.rollout.token_forks import Chances
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
-from ramify.stats.sequential import chance_of
 
 CONTROLS: tuple[Literal["random", "critical", "tangent"], ...] = ("random", "critical", "tangent")
-
-
-class Forks(Protocol):
-    """What a scan needs: :class:`ramify.rollout.token_forks.TokenForks`, or ``StepForks`` for the steps of an agent."""
-
-    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        """Right ones among ``n`` forks of position ``t``."""
-        ...
-
-    async def chances(self, trace: Any) -> Chances:
-        """Probabilities of the trace's tokens or steps."""
-        ...
-
-    def spent(self) -> dict[str, Any]:
-        """What was spent so far."""
-        ...
 
 
 class ScanConfig(Config):
@@ -75,7 +59,7 @@ class ScanConfig(Config):
     early_stop: int = Field(0, ge=0)
     """faithful: stop after so many positions in a row without a right fork (the reference: 20); 0 never does"""
     budget_rollouts: int | None = Field(None, ge=1)
-    """forks in all; a trace that no longer fits is not begun"""
+    """forks in all; a trace whose first forks no longer fit is not begun, so the last one may go over"""
 
     @property
     def test(self) -> ZTest:
@@ -116,11 +100,12 @@ class Scanned:
 
 @dataclass
 class ScanResult:
-    """What a scan found. ``left`` are traces that the budget did not reach."""
+    """What a scan found. ``left`` are traces that the budget did not reach, ``failed`` those that could not be scored, with the reason."""
 
     config: ScanConfig
     scanned: list[Scanned] = field(default_factory=list)
     left: list[Any] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     spent: dict[str, Any] = field(default_factory=dict)
 
 
@@ -138,12 +123,12 @@ async def scan(
     result = ScanResult(config)
     used = 0
     for at, trace in enumerate(traces):
-        # the most a trace can take before its confirmation; candidates are few, and are confirmed also where that goes over
-        if config.budget_rollouts is not None and used + config.first > config.budget_rollouts:
-            result.left = list(traces[at:])
-            break
         left = None if config.budget_rollouts is None else config.budget_rollouts - used
-        one = await scan_one(trace, forks, config, left)
+        try:
+            one = await scan_one(trace, forks, config, left)
+        except BoundaryError as error:  # such as a reply that does not fit the model's context
+            result.failed[trace.id] = str(error)
+            continue
         if one is None:
             result.left = list(traces[at:])
             break
@@ -174,11 +159,11 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     if left is not None and len(positions) * (config.n if config.faithful else config.first) > left:
         return None
     if pairs is None and config.early_stop:
-        counts, early = await _until_lost(trace, forks, config)
+        counts, early = await count_until_lost(forks, trace, config.n, config.early_stop)
     elif pairs is None:
-        counts = await _count(trace, forks, dict.fromkeys(positions, config.n), "scan")
+        counts = await count_at(forks, trace, dict.fromkeys(positions, config.n), "scan")
     else:
-        counts, pairs = await _staged(trace, forks, config, positions, pairs)
+        counts, pairs = await count_staged(forks, trace, positions, pairs, test, config.n, config.first, config.miss)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
     cliffs = detect(trace.id, found.potentials, test, **known)
@@ -187,7 +172,7 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     if config.fresh and cliffs:
         before = [cliff.start if cliff.interval else cliff.t - 1 for cliff in cliffs]
         places = {*before, *(cliff.t for cliff in cliffs)}
-        fresh = await _count(trace, forks, dict.fromkeys(sorted(places), config.fresh), "confirm")
+        fresh = await count_at(forks, trace, dict.fromkeys(sorted(places), config.fresh), "confirm")
         total += sum(c.forks for c in fresh.values())
         drawn = [(fresh[start], fresh[cliff.t]) for start, cliff in zip(before, cliffs, strict=True)]
         cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
@@ -201,59 +186,6 @@ def _facts(chances: Chances, length: int) -> list[TokenFacts]:
 
     columns = (column(chances.pi), column(chances.q), column(chances.entropy), column(chances.greedy))
     return [TokenFacts(*row) for row in zip(*columns, strict=True)]
-
-
-async def _count(
-    trace: Any, forks: Forks, more: Mapping[int, int], purpose: str, known: Mapping[int, Counts] | None = None
-) -> dict[int, Counts]:
-    """``known`` with ``more`` forks at each position, all drawn together."""
-    out = dict(known or {})
-    places = [t for t, n in more.items() if n > 0]
-    drawn = await asyncio.gather(
-        *(forks.count(trace, t, more[t], purpose, start=out[t].forks if t in out else 0) for t in places)
-    )
-    for t, counts in zip(places, drawn, strict=True):
-        out[t] = out[t] + counts if t in out else counts
-    return out
-
-
-async def _staged(
-    trace: Any, forks: Forks, config: ScanConfig, positions: Sequence[int], pairs: Sequence[tuple[int, int]]
-) -> tuple[dict[int, Counts], list[tuple[int, int]]]:
-    """Counts by position, and the pairs tested: a few forks everywhere, twice as many where a pair may still become a cliff, up to n.
-
-    An estimate that was carried on serves the first look only: a pair that stays open gets the position just before its token.
-    """
-    counts: dict[int, Counts] = {}
-    tested, live, size = {t: start for start, t in pairs}, list(pairs), min(config.first, config.n)
-    wanted: Iterable[int] = positions
-    while True:
-        more = {t: size - (counts[t].forks if t in counts else 0) for t in wanted}
-        counts = await _count(trace, forks, more, "scan", counts)
-        if size == config.n and all(start == t - 1 for start, t in live):
-            return counts, [(start, t) for t, start in tested.items()]
-        live = [(t - 1, t) for start, t in live if _open(counts[start], counts[t], config)]
-        tested.update((t, start) for start, t in live)
-        size = min(2 * size, config.n)
-        wanted = sorted({t for pair in live for t in pair})
-
-
-def _open(prev: Counts, cur: Counts, config: ScanConfig) -> bool:
-    """Whether all n forks may still make a cliff of this pair."""
-    ends = [c.n + max(0, config.n - c.forks) for c in (prev, cur)]
-    return chance_of(config.test.table(*ends), prev.k, prev.n, cur.k, cur.n) >= config.miss
-
-
-async def _until_lost(trace: Any, forks: Forks, config: ScanConfig) -> tuple[dict[int, Counts], int | None]:
-    """Positions in order, up to ``early_stop`` in a row without a right fork; behind them nothing is measured (3.2)."""
-    counts: dict[int, Counts] = {}
-    zeros = 0
-    for t in range(trace.length + 1):
-        counts[t] = await forks.count(trace, t, config.n, "scan")
-        zeros = zeros + 1 if counts[t].n and not counts[t].k else 0
-        if zeros == config.early_stop and t < trace.length:
-            return counts, t
-    return counts, None
 
 
 # -- deletion and keeping (3.3)

@@ -87,19 +87,12 @@ class PairOptions(Forking):
     """another model with the same tokenizer: does it step off there, too?"""
 
 
-class _ScanCommand(SettingsCommand):
-    def settings(self) -> type[Config]:
-        return ScanOptions
-
-
-class _AblateCommand(SettingsCommand):
-    def settings(self) -> type[Config]:
-        return AblateOptions
-
-
-class _PairCommand(SettingsCommand):
-    def settings(self) -> type[Config]:
-        return PairOptions
+def _taking(options: type[Config]) -> dict[str, Any]:
+    """What makes a command take the fields of ``options`` as flags."""
+    return {
+        "cls": type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options}),
+        "context_settings": TAKES_SETTINGS,
+    }
 
 
 class InterruptedScanError(RamifyError):
@@ -131,7 +124,7 @@ def _forks(options: Forking, model: str = "") -> tuple[TokenForks, Any]:
     return TokenForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
 
-@app.command("scan", cls=_ScanCommand, context_settings=TAKES_SETTINGS)
+@app.command("scan", **_taking(ScanOptions))
 def scan_(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
@@ -176,8 +169,17 @@ def scan_(
             result = asyncio.run(scan([trace for trace in stems if trace.id not in done], forks, config, keep))
     except KeyboardInterrupt:
         raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
-    report = summary(list(done.values()), config) | {"left": len(result.left), "spent": result.spent, "out": str(out)}
+    report = summary(list(done.values()), config) | {
+        "left": len(result.left),
+        "failed": result.failed,
+        "spent": result.spent,
+        "out": str(out),
+    }
     emit(report, as_json, _report(report))
+    for name, why in result.failed.items():
+        say(f"warning: trace '{name}' was not scanned: {why}")
+    if "seeds" not in forks.model.capabilities:
+        say("warning: the model does not repeat a draw for its seed, so the same command may find other counts")
     if report["gap"] > ELSEWHERE:
         say(
             f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings drew them"
@@ -220,7 +222,7 @@ def _report(report: dict[str, Any]) -> str:
     return text
 
 
-@app.command("ablate", cls=_AblateCommand, context_settings=TAKES_SETTINGS)
+@app.command("ablate", **_taking(AblateOptions))
 def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
     options = load(AblateOptions, flags=ctx.args)
@@ -245,7 +247,7 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     )
 
 
-@app.command("pairs", cls=_PairCommand, context_settings=TAKES_SETTINGS)
+@app.command("pairs", **_taking(PairOptions))
 def pairs_(
     ctx: typer.Context,
     path: ScanPath,
