@@ -203,7 +203,3 @@ def test_the_calibrated_cell_is_the_best_on_the_calibration_set_only(scores: tup
     assert value == max(v for v in every if v is not None)
     with pytest.raises(UserError, match="no field 'batch'"):
         reports.select(rows, cell, 8, "batch")
-
-
-def test_attribution_counts_exact_steps_and_distance() -> None:
-    assert reports.attribution([0, 2, 5], [0, 1, 2]) == {"accuracy": 1 / 3, "error": 4 / 3}

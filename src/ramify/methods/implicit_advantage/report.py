@@ -189,12 +189,6 @@ def blame_steps(
     return rows
 
 
-def attribution(blamed: Sequence[int], decisive: Sequence[int]) -> dict[str, float]:
-    """Exact-step accuracy and mean absolute error, in steps, of blamed against decisive steps, both (N,)."""
-    off = np.abs(np.asarray(blamed, np.int64) - np.asarray(decisive, np.int64))
-    return {"accuracy": float((off == 0).mean()), "error": float(off.mean())}
-
-
 def _scores(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
