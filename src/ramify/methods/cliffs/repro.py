@@ -286,7 +286,7 @@ class _Size:
 
 _SIZES = {
     "quick": _Size(
-        {"mod": 23, "operand": 2, "hops": 3, "rows": 24, "demonstrations": 1500, "held_out": 100, "below": 0.9},
+        {"mod": 23, "operand": 2, "hops": 3, "rows": 24, "demonstrations": 1200, "held_out": 100, "below": 0.9},
         (0,), 400, 8, 8, 200, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 3,
     ),
     "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), 40, 10, 0.25, 5.0, 0.95, 0.25, 60),
