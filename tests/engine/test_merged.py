@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,9 @@ def test_other_padding_settings_are_the_same_tokenizer() -> None:
         record["truncation"] = {"max_length": 5, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
 
     one = Side(lambda: None, "one", HfTokenizer.load(model_folder("builtin")))  # type: ignore[arg-type, return-value]
-    same_tokenizer(one, Side(lambda: None, "other", changed(pad)))  # type: ignore[arg-type, return-value]
+    other = Side(lambda: None, "other", changed(pad))  # type: ignore[arg-type, return-value]
+    assert one.tokenizer.hash != other.tokenizer.hash
+    same_tokenizer(one, other)
 
 
 def test_pairs_that_make_no_sense_are_refused(folders: tuple[Path, Path]) -> None:
@@ -228,6 +231,20 @@ def test_a_reference_of_another_shape_is_no_ancestor(folders: tuple[Path, Path],
     TinyLM(TinyConfig(vocab=40, width=16, layers=2, heads=1, kv_heads=1, head_size=16, ffn=48)).save(tmp_path / "small")
     assert "no ancestor" in open_pair(str(folders[0]), str(tmp_path / "small")).warnings[0]
     assert open_pair(*map(str, folders)).warnings == []
+
+
+def test_a_server_that_scores_given_tokens_is_half_of_a_pair(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+    from model_server import NAME, ModelServer, serving
+
+    tokens = LocalModel.load(model_folder("builtin"))
+    with serving(ModelServer(tokens=tokens).app) as url:
+        server = f"completions:{NAME}@{url}?tokenizer={model_folder('builtin')}"
+        pair = open_pair(server, "builtin", cache=tmp_path / "cache")
+        p, r = asyncio.run(pair.logprobs([ROW], again=1))
+    assert p[0] == pytest.approx(r[0], abs=1e-4)
+    assert pair.noise < 1e-4
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # what a server said is never kept
 
 
 def test_open_models_make_a_pair_and_bring_a_template() -> None:
