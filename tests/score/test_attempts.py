@@ -11,6 +11,7 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.score.attempts import Source, Traces, from_run, load
+from ramify.score.steps import run_columns
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict, make_node
@@ -113,3 +114,28 @@ def test_keys_are_made_attempt_by_attempt(branched: Path):
     (branched.parent / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match=r"empty\.jsonl holds no record"):
         load(branched.parent / "empty.jsonl")
+
+
+def test_a_reply_gone_on_inside_is_one_step(tmp_path: Path):
+    """Rewound to the end of its header, where no word was said yet; and rewound whole."""
+    with Run.create(tmp_path / "run", {}) as run:
+        run.add_tree("t", {"id": "task"})
+        hall = add(run, None, "user", "hall", tokens=[1, 2], ends=[2, 4])
+        reply = add(run, hall, "assistant", "up", 0, tokens=[9, 3, 4], sampled=[0, 1, 1], ends=[0, 1, 2])
+        for index, offset in enumerate((1, 0)):
+            new = make_node(
+                "t", reply.id, offset, "assistant", "east", index=index, opens=offset == 0, tokens=[5], sampled=[1], ends=[4]
+            )
+            run.add(new)
+            end = add(run, new, "user", "", index, stop="terminated", reward=1.0)
+            run.add(Verdict(end.id, "env", 1.0))
+        quiet = add(run, add(run, hall, "assistant", "", 2, tokens=[9], sampled=[0], ends=[0]), "user", "end", 3, reward=0.5)
+        run.add(Verdict(quiet.id, "env", 0.5))
+        columns = run_columns(run)
+        traces = from_run(run)
+    assert sorted(zip(columns["action"], columns["step"], columns["reward"], strict=True)) == [
+        ("", 0, 0.5),
+        ("east", 0, 1.0),
+        ("east", 0, 1.0),
+    ]
+    assert sorted(step.action for trace in traces for step in trace.steps) == ["", "east", "east"]

@@ -137,22 +137,24 @@ def _attempt(tree: Tree, leaf: str, verdict: Verdict | None) -> Iterator[dict[st
     rows: list[dict[str, Any]] = []
     seen: Node | None = None
     end: Node | None = None
-    pieces = ""
+    pieces: list[str] = []  # of the reply that is being said, empty between replies
     for node, kept in tree.path(leaf).segments:
         end = node
+        if kept == 0 and node.opens and len(node) > 0:
+            continue  # a message that was rewound whole
         if node.role == "assistant":
             if not pieces or node.opens:
                 state = None if seen is None else seen.state_key
                 text = "" if seen is None else seen.text
                 anchor = {"key": state} if state is not None else text
                 rows.append({"step": len(rows), "anchor": anchor, "text": text, "reward": 0.0, "valid": True})
-                pieces = ""
-            pieces += node.text if kept == len(node) else text_between(node, 0, kept)
-            rows[-1] |= {"node": node.id, "action": pieces, "done": False, "truncated": False}
+                pieces = []
+            pieces.append(node.text if kept == len(node) else text_between(node, 0, kept))
+            rows[-1] |= {"node": node.id, "action": "".join(pieces), "done": False, "truncated": False}
             continue
         if rows and pieces:
             rows[-1] |= {"reward": node.reward or 0.0, "valid": bool(node.data.get("valid", True))}
-        seen, pieces = node, ""
+        seen, pieces = node, []
     if not rows or end is None:
         return
     if verdict is not None and verdict.value is not None:
