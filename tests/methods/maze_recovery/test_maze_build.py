@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from ramify.base.errors import UserError
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.methods.maze_recovery.build import Example
-from ramify.score.attempts import Traces, from_records
+from ramify.score.attempts import Traces, from_records, load
 from ramify.score.traces import Marked, Step
 from ramify.train.conversations import whole
 
@@ -166,3 +168,24 @@ def test_what_cannot_be_built():
         build_sft(GOLDEN, mod="golden")
     with pytest.raises(UserError, match="'mode'"):
         build_sft(GOLDEN, mode="clean")
+
+
+def test_calls_and_their_answers_stay_together(tmp_path: Path):
+    """A chat with calls that goes into a room and comes back: what is left without the loop is a valid chat, prompt first."""
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "hall"}]
+    for at, (where, seen) in enumerate((("up", "attic"), ("down", "hall"), ("east", "cellar"))):
+        call = {"id": f"c{at}", "type": "function", "function": {"name": "go", "arguments": json.dumps({"way": where})}}
+        talk += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{at}", "content": seen},
+        ]
+    talk.append({"role": "assistant", "content": "Here is the lamp."})
+    file = tmp_path / "chat.jsonl"
+    file.write_text(json.dumps({"task": "lamp", "reward": 1, "messages": talk}) + "\n")
+    [example] = build_sft(load(file), mode="success_loop_erased").examples
+    said = example.conversation.to_messages()["messages"]
+    assert [m["content"] for m in said] == ["hall", "", "cellar", "Here is the lamp."]
+    assert said[1]["tool_calls"][0]["id"] == said[2]["tool_call_id"] == "c2"
+    [mixed] = build_sft(load(file), mode="success_raw", mask_mistakes=True).examples
+    assert [bool(spans) for spans in mixed.conversation.trained] == [False, False, False, True, False, True, False, True]
+    assert mixed.recovery
