@@ -117,6 +117,9 @@ async def scan(
 ) -> ScanResult:
     """Scan every trace, one after the other, all positions of one together; ``on_trace`` is told of each when it is done.
 
+    Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
+    what the budget loses, and not what other draws would have changed.
+
     Raises NeedsError where the screen needs probabilities that neither the model nor the trace tells.
     """
     config = config or ScanConfig()
