@@ -68,6 +68,12 @@ def base(checkpoint: Path, name: str = "one") -> list[str]:
 def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan = tmp_path / "scan.jsonl"
     draw = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--dry-run", "--json")
+    planned = json.loads(out)["bill"]
+    assert code == 0
+    assert not scan.exists()
+    assert planned["forks at the first look"] == 16 * planned["positions"] > 0
+    assert planned["forks at most"] <= planned["forks of every position"]
     code, out, err = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--budget-rollouts", 500, "--json")
     first = json.loads(out)
     assert code == 3

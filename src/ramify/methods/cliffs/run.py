@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -148,17 +149,7 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     test, chances = config.test, await forks.chances(trace)
     facts = _facts(chances, trace.length)
     early, counts = None, dict[int, Counts]()
-    if config.faithful:
-        positions, pairs = list(range(trace.length + 1)), None
-    elif config.screen == "none":
-        positions, pairs = list(range(trace.length + 1)), [(t - 1, t) for t in range(1, trace.length + 1)]
-    elif chances.pi is None:
-        raise NeedsError(
-            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the trace "
-            "tells them; scan with --screen none"
-        )
-    else:
-        positions, pairs = screen(chances.pi.tolist(), config.delta0, config.carry)
+    positions, pairs = _plan(trace, chances, config)
     if left is not None and len(positions) * (config.n if config.faithful else config.first) > left:
         return None
     if pairs is None and config.early_stop:
@@ -181,6 +172,36 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
         cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
     tested = len(counts) - 1 if pairs is None else len(pairs)
     return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
+
+
+def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], list[tuple[int, int]] | None]:
+    """Positions to measure at first, and the pairs to test; None where every neighbouring pair is."""
+    every = list(range(trace.length + 1))
+    if config.faithful:
+        return every, None
+    if config.screen == "none":
+        return every, list(itertools.pairwise(every))
+    if chances.pi is None:
+        raise NeedsError(
+            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the trace "
+            "tells them; scan with --screen none"
+        )
+    return screen(chances.pi.tolist(), config.delta0, config.carry)
+
+
+async def bill(traces: Sequence[Any], forks: Forks, config: ScanConfig) -> dict[str, int]:
+    """What a scan will take, from the screen alone: forks at the first look, at most before confirmation, and of a faithful scan."""
+    plans = [(trace, _plan(trace, await forks.chances(trace), config)) for trace in traces]
+    positions = sum(len(places) for _, (places, _) in plans)
+    return {
+        "traces": len(plans),
+        "tokens": sum(trace.length for trace, _ in plans),
+        "positions": positions,
+        "forks at the first look": positions * (config.n if config.faithful else min(config.first, config.n)),
+        "forks at most": config.n * sum(len({*places, *(t - 1 for _, t in pairs or ())}) for _, (places, pairs) in plans),
+        "forks of every position": config.n * sum(trace.length + 1 for trace, _ in plans),
+        "forks to confirm a candidate": 2 * config.fresh,
+    }
 
 
 def _facts(chances: Chances, length: int) -> list[TokenFacts]:

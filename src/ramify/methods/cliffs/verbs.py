@@ -17,7 +17,7 @@ from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, R
 from ramify.base.files import write_whole
 from ramify.engine.named import find_continuing
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
-from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, examine, mass_under, pairs, scan
+from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
@@ -135,6 +135,7 @@ def scan_(
     retokenise: Annotated[
         bool, typer.Option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; fork nothing and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure the potential of replies by forking them, and find and confirm their cliffs.
@@ -154,6 +155,10 @@ def scan_(
         if retokenise:
             say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
     done = dict(file.done)
+    if dry_run:
+        planned = asyncio.run(bill([trace for trace in stems if trace.id not in done], forks, config))
+        emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
+        return
     if config.budget_rollouts is not None:
         config = config.model_copy(
             update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
