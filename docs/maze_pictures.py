@@ -46,10 +46,10 @@ def maze() -> str:
     notes += label(
         10,
         240,
-        "A walker knows the place it stands at and the one before. A clean solution shows a and c; b and d are only met on",
+        "A walker knows the place it stands at and the one before. A clean solution shows a and c;",
         "soft",
     )
-    notes += label(10, 256, "the way back from a wrong leaf.", "soft")
+    notes += label(10, 256, "b and d are only met on the way back from a wrong leaf.", "soft")
     return frame(
         640,
         266,

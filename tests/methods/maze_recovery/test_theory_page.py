@@ -61,6 +61,6 @@ def test_the_pictures_are_up_to_date() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    pictures = {"maze": module.maze(), "growth": module.growth(), "network": module.network(CHECKS)}
+    pictures = {"maze": module.maze(), "network": module.network(CHECKS)}
     for name, picture in pictures.items():
         assert (ROOT / f"docs/images/maze-recovery-{name}.svg").read_text(encoding="utf-8") == picture + "\n", name
