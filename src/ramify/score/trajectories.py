@@ -32,7 +32,7 @@ _POLICY = ("old_log_probs", "old_per_token_logps", "policy_logprobs")
 _REFERENCE = ("ref_log_prob", "ref_per_token_logps", "ref_logprobs")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trajectory:
     """One attempt. A step is one action (an agent's message: text and tool calls); everything else is what it was shown."""
 
@@ -54,6 +54,9 @@ class Trajectory:
     """Text of each step where it is known."""
     nodes: tuple[str, ...] = ()
     """Node of a run that each step ends at, where it comes from a run."""
+
+    def __repr__(self) -> str:
+        return f"Trajectory({self.id!r}, {len(self.tokens)} tokens, {self.n} steps)"
 
 
 class Layout(Protocol):

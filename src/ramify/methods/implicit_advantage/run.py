@@ -28,7 +28,7 @@ from ramify.score.trajectories import Trajectory
 MAKER = "implicit-advantage"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Scored:
     """An attempt with its grades."""
 
@@ -39,6 +39,10 @@ class Scored:
     logprobs: tuple[np.ndarray, np.ndarray]
     """float32 (T,) of the row that was scored (cut from the left where it was too long), policy and reference."""
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """In a few words: `asyncio.run` writes out what a finished task returned, and thousands of arrays take their time."""
+        return f"Scored({self.trajectory.id!r}, {self.trajectory.n} steps, score {self.score})"
 
     @property
     def graded(self) -> np.ndarray:
@@ -115,7 +119,20 @@ class AdvantageScorer:
         """Grade attempts. Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise."""
         rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
         policy, reference = await self._logprobs(attempts, rows)
-        return [self._scored(a, p, r) for a, p, r in zip(attempts, policy, reference, strict=True)]
+        steps = [self._graded(a, p, r) for a, p, r in zip(attempts, policy, reference, strict=True)]
+        ends = np.cumsum([0, *(attempt.n for attempt in attempts)])  # one table over the steps of all attempts, cut apart below
+        flat = [np.where(step >= 0, step + start, -1) for step, start in zip(steps, ends, strict=False)] or [
+            np.zeros(0, np.int64)
+        ]
+        first, second = (np.concatenate([np.zeros(0), *side]) for side in (policy, reference))
+        table = step_columns(first, second, np.concatenate(flat), int(ends[-1]), self.config)
+        scored = []
+        for i, attempt in enumerate(attempts):
+            columns = {name: column[ends[i] : ends[i + 1]] for name, column in table.items()}
+            lost = attempt.step[: len(attempt.tokens) - len(rows[i])]
+            columns["truncated"] = np.bincount(lost[lost >= 0], minlength=attempt.n) > 0
+            scored.append(Scored(attempt, columns, self.config, (policy[i], reference[i]), tuple(self._warnings(columns))))
+        return scored
 
     def score_each(self, attempts: Sequence[Trajectory], sure: bool = False) -> tuple[list[Scored], list[str]]:
         """Grade attempts and, one sentence each, those a model failed on (too long for it, a server's fault): the others go on.
@@ -166,24 +183,29 @@ class AdvantageScorer:
                 found[i] = (p, r)
         return [p for p, _ in found], [r for _, r in found]
 
-    def _scored(self, attempt: Trajectory, policy: np.ndarray, reference: np.ndarray) -> Scored:
+    def _graded(self, attempt: Trajectory, policy: np.ndarray, reference: np.ndarray) -> np.ndarray:
+        """Which step each token of the scored row counts to, (T,). Raises UserError where a log-prob of one is no finite number."""
         cut = len(attempt.tokens) - len(policy)
         step = attempt.step[cut:].copy()
         if not self.config.keep_special and self.pair is not None:
             step[np.isin(attempt.tokens[cut:], list(self.pair.special))] = -1
         step[:1] = -1  # the first token of a row has nothing before it
-        _finite(attempt, step, cut, policy, reference)
-        columns = step_columns(policy, reference, step, attempt.n, self.config)
-        lost = np.bincount(attempt.step[:cut][attempt.step[:cut] >= 0], minlength=attempt.n) > 0
-        columns["truncated"] = lost
-        return Scored(attempt, columns, self.config, (policy, reference), tuple(self._warnings(columns)))
+        for name, values in (("policy", policy), ("reference", reference)):
+            bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
+            if len(bad):
+                at = int(bad[0])
+                raise UserError(
+                    f"attempt '{attempt.id}': token {cut + at} (id {int(attempt.tokens[cut + at])}, step {int(step[at])}) has the "
+                    f"log-prob {float(values[at])} under the {name}, so its ratio is no number"
+                )
+        return step
 
     def _warnings(self, columns: dict[str, np.ndarray]) -> list[str]:
         notes: list[tuple[np.ndarray, Callable[[int], str]]] = [
             (columns["truncated"], lambda k: f"{k} steps were cut into by max_length = {self.config.max_length}"),
             (columns["n_tokens"] == 0, lambda k: f"{k} steps have no token and grade 0"),
             (
-                (columns["n_tokens"] > 1) & (columns["top_share"] > DOMINATED),
+                (columns["n_tokens"] > 2) & (columns["top_share"] > DOMINATED),
                 lambda k: f"{k} steps are one token's doing (over half of |A|)",
             ),
         ]
@@ -192,17 +214,6 @@ class AdvantageScorer:
             low = (np.abs(columns["A_sum"]) < floor) & (columns["n_tokens"] > 0)
             notes.append((low, lambda k: f"{k} steps lie below the noise floor of rounding"))
         return [say(int(where.sum())) for where, say in notes if where.any()]
-
-
-def _finite(attempt: Trajectory, step: np.ndarray, cut: int, policy: np.ndarray, reference: np.ndarray) -> None:
-    for name, values in (("policy", policy), ("reference", reference)):
-        bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
-        if len(bad):
-            at = int(bad[0])
-            raise UserError(
-                f"attempt '{attempt.id}': token {cut + at} (id {int(attempt.tokens[cut + at])}, step {int(step[at])}) has the "
-                f"log-prob {float(values[at])} under the {name}, so its ratio is no number"
-            )
 
 
 def __getattr__(name: str) -> Any:
