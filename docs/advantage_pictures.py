@@ -12,7 +12,7 @@ from ramify.render.svg import frame, label, tag
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 ARMS = ("N0", "N5")
-LEFT, WIDTH, LINE, LOW, HIGH = 210.0, 640.0, 24.0, 0.35, 0.75
+LEFT, WIDTH, LINE, LOW, HIGH = 270.0, 700.0, 24.0, 0.35, 0.75
 
 
 def scorers(checks: dict[str, dict[str, Any]]) -> str:
