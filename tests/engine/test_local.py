@@ -330,6 +330,7 @@ def test_rows_are_scored_together_as_alone_and_certainty_is_the_divergence_from_
         assert scores.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
         assert scores.certainty == pytest.approx(alone.certainty, abs=1e-5)
         assert len(scores.certainty) == len(row)
+        assert asyncio.run(model.chosen_logprobs([row]))[0].tobytes() == alone.logprobs.tobytes()
     with torch.no_grad():
         p = torch.softmax(model.module(torch.from_numpy(rows[0].astype(np.int64))[None])[0].double(), -1)
     uniform = 1 / p.shape[-1]

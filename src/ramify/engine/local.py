@@ -200,11 +200,17 @@ class LocalModel:
     # -- scoring
 
     async def logprobs(
-        self, tokens: Sequence[np.ndarray], top_k: int = 0, taps: Taps | None = None, settings: Sampling | None = None
+        self,
+        tokens: Sequence[np.ndarray],
+        top_k: int = 0,
+        taps: Taps | None = None,
+        settings: Sampling | None = None,
+        entropy: bool = True,
     ) -> list[TokenScores]:
         """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row.
 
         With ``settings`` the scores under these sampling settings come along (``sampler_logprobs``; ``ban_first`` bans nothing here).
+        Without ``entropy`` nothing is computed but what is asked for.
         """
         rows = [self._checked(row, room=0) for row in tokens]
         if not 0 <= top_k <= self.forward.vocab:
@@ -216,14 +222,20 @@ class LocalModel:
         scores: dict[int, TokenScores] = {}
         for batch in _batches([len(row) for row in rows]):
             try:
-                for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps, settings), strict=True):
+                for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps, settings, entropy), strict=True):
                     scores[i] = score
             except RuntimeError as error:  # torch: out of memory, a device fault
                 raise BoundaryError("engine", str(error)) from error
             await asyncio.sleep(0)
         return [scores[i] for i in range(len(rows))]
 
-    def _score(self, rows: list[np.ndarray], top_k: int, taps: Taps | None, settings: Sampling | None) -> list[TokenScores]:
+    async def chosen_logprobs(self, tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Log-probs of given rows' own tokens and nothing else, float32 (T,) each: the cheapest score there is."""
+        return [scores.logprobs for scores in await self.logprobs(tokens, entropy=False)]
+
+    def _score(
+        self, rows: list[np.ndarray], top_k: int, taps: Taps | None, settings: Sampling | None, entropy: bool
+    ) -> list[TokenScores]:
         lengths = [len(row) for row in rows]
         padded = torch.zeros((len(rows), max(lengths)), dtype=torch.long)
         for i, row in enumerate(rows):
@@ -240,14 +252,14 @@ class LocalModel:
             hidden = self.forward.full(padded, None if taps is None else tap)
             before = torch.cat([hidden[i, : length - 1] for i, length in enumerate(lengths)])
             targets = torch.cat([padded[i, 1:length] for i, length in enumerate(lengths)])
-            return _by_row(self._score_tokens(before, targets, top_k, settings), lengths)
+            return _by_row(self._score_tokens(before, targets, top_k, settings, entropy), lengths)
 
-    def _score_tokens(self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None) -> dict[str, np.ndarray]:
+    def _score_tokens(
+        self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None, entropy: bool
+    ) -> dict[str, np.ndarray]:
         """Scores of ``tokens`` [N] given the hidden states before them [N, D], a stretch at a time: arrays (N,) and (N, top_k)."""
-        n, names = (
-            len(tokens),
-            ["logprobs", "entropy", *["certainty"] * bool(top_k), *["sampler_logprobs"] * (settings is not None)],
-        )
+        n, asked = len(tokens), {"entropy": entropy, "certainty": top_k > 0, "sampler_logprobs": settings is not None}
+        names = ["logprobs", *(name for name, wanted in asked.items() if wanted)]
         # made before the loop: small results kept from every stretch would sit in the holes that its large tables leave behind
         out = {name: np.zeros(n, np.float32) for name in names}
         if top_k:
@@ -256,7 +268,9 @@ class LocalModel:
         for start in range(0, n, step):
             chosen = tokens[start : start + step, None]
             model = F.log_softmax(self.forward.logits(hidden[start : start + step]).float(), dim=-1)
-            found = {"logprobs": model.gather(1, chosen)[:, 0], "entropy": -(model.exp() * model).nansum(-1)}
+            found = {"logprobs": model.gather(1, chosen)[:, 0]}
+            if entropy:
+                found["entropy"] = -(model.exp() * model).nansum(-1)
             if top_k:
                 found["top_logprobs"], found["top_tokens"] = model.topk(top_k, dim=-1)
                 found["certainty"] = -model.mean(-1) - math.log(self.forward.vocab)

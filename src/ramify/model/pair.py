@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import EXIT_BUDGET, NeedsError, UserError
+from ramify.base.errors import EXIT_BUDGET, BoundaryError, NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.model.protocol import Identity, Model, TokenScores, require
 
 NEEDS = ("tokens", "prompt_logprobs")
+PART = 1 << 17
+"""Tokens that are scored before their log-probs are kept and progress is told."""
+_SPLITTING = ("type", "ignore_merges", "byte_fallback", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 class IncompatiblePairError(UserError):
     """Two models that cannot be compared token by token (exit code 3)."""
 
     exit_code = EXIT_BUDGET
+
+
+Fault = UserError | BoundaryError
+"""What a model may raise on one row; the other rows go on."""
 
 
 @dataclass
@@ -43,7 +50,12 @@ class Side:
     """The checkpoint's config.json, {} where there is none."""
     keep: bool = True
     """Keep the model in memory after its rows are scored."""
+    stamp: str = ""
+    """Changes when the files change that ``open`` reads; "" where that is unknown. With it, kept log-probs are found without the model."""
     identity: Identity | None = None
+    """Known once the model was opened."""
+    local: bool | None = None
+    """The weights are here and hashed, so log-probs may be kept by them; None while that is unknown."""
     _model: Model | None = None
 
     @classmethod
@@ -61,7 +73,7 @@ class Side:
             require(self._model, NEEDS, "a pair of policy and reference")
         except NeedsError as error:
             raise IncompatiblePairError(str(error)) from error
-        self.identity = self._model.identity
+        self.identity, self.local = self._model.identity, "train" in self._model.capabilities
         return self._model
 
     def release(self) -> None:
@@ -81,31 +93,53 @@ class Pair:
         self.reference = reference if isinstance(reference, Side) else Side.of(reference)
         self.cache = None if cache is None else Path(cache)
         self.warnings: list[str] = []
-        self.noise = 0.0
-        """Deviation of a token's log-ratio by rounding alone, in nats, once :meth:`logprobs` measured it."""
+        self.noise: float | None = None
+        """Deviation of a token's log-ratio by rounding alone, in nats; None where none was measured or seen."""
         same_tokenizer(self.policy, self.reference)
+        alone = [side.name for side in (self.policy, self.reference) if side.tokenizer is None]
+        if len(alone) == 1:
+            self._warn(f"{alone[0]} brings no tokenizer, so nobody compared it with the other model's")
         self._ancestry()
 
     async def logprobs(self, rows: Sequence[np.ndarray], again: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Log-probs of every token of every row under the policy and under the reference: float32 (T,), entry 0 is 0.
 
-        First the policy over all rows, then the reference, each in the model's own batches. ``again`` rows are scored a second time,
-        each alone, which tells how much of a log-ratio is rounding (``noise``). Raises what the models raise.
+        See :meth:`each`. Raises what a model raises on a row.
         """
-        found, squares = [], []
-        for side in (self.policy, self.reference):
-            scores = await self._side(side, rows)
-            for row, score in zip(rows[:again], scores, strict=False):
-                (alone,) = await side.model().logprobs([row])
-                squares.append(np.mean(np.square(alone.logprobs - score, dtype=np.float64)))
-            side.release()
-            found.append(scores)
-        if squares:
-            self.noise = float(np.sqrt(2 * np.mean(squares)))
+        found: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+        for row in await self.each(rows, again):
+            if isinstance(row, Exception):
+                raise row
+            for side, score in zip(found, row, strict=True):
+                side.append(score.logprobs)
+        return found
+
+    async def each(
+        self,
+        rows: Sequence[np.ndarray],
+        again: int = 0,
+        top_k: int = 0,
+        progress: Callable[[int], object] = lambda rows: None,
+    ) -> list[tuple[TokenScores, TokenScores] | Fault]:
+        """What the policy and the reference say of each row, or the error that one of them raised on that row: the others go on.
+
+        First the policy over all rows, then the reference, each opened once. ``again`` rows are scored a second time, each alone, which
+        tells how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along (at most as many
+        as it has tokens). ``progress`` is called with the rows done on either side.
+        """
+        squares: list[float] = []
+        policy = await self._side(self.policy, rows, again, top_k, squares, progress)
+        left = [i for i, score in enumerate(policy) if isinstance(score, TokenScores)]
+        progress(len(rows) - len(left))
+        reference = await self._side(self.reference, [rows[i] for i in left], again, 0, squares, progress)
+        self.noise = float(np.sqrt(2 * np.mean(squares))) if any(squares) else self.noise
         one, other = self.policy.identity, self.reference.identity
         if one and other and one.weights and one.weights == other.weights:
             self._warn("the reference has the policy's own weights, so every advantage is 0")
-        return found[0], found[1]
+        found: list[Any] = list(policy)
+        for i, score in zip(left, reference, strict=True):
+            found[i] = (found[i], score) if isinstance(score, TokenScores) else score
+        return found
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -116,31 +150,52 @@ class Pair:
         added = json.loads(tokenizer.to_json()).get("added_tokens") or []
         return frozenset(token["id"] for token in added if token.get("special"))
 
-    async def _side(self, side: Side, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        model = side.model()
-        files = [self._file(model, row) for row in rows]
-        found: dict[int, np.ndarray] = {}
-        for i, (file, row) in enumerate(zip(files, rows, strict=True)):
-            if file is not None and file.is_file():
-                kept = np.frombuffer(file.read_bytes(), np.float32)
-                if len(kept) == len(row):
-                    found[i] = kept
-        missing = [i for i in range(len(rows)) if i not in found]
-        if missing:
-            scores: list[TokenScores] = await model.logprobs([rows[i] for i in missing])
-            for i, score in zip(missing, scores, strict=True):
-                found[i] = score.logprobs
+    async def _side(
+        self,
+        side: Side,
+        rows: Sequence[np.ndarray],
+        again: int,
+        top_k: int,
+        squares: list[float],
+        progress: Callable[[int], object],
+    ) -> list[TokenScores | Fault]:
+        """One model over all rows, as :meth:`each`; ``squares`` takes the mean squared deviation of each row scored again."""
+        files = [self._file(side, row) for row in rows] if rows else []
+        found = {} if top_k else {i: kept for i, row in enumerate(rows) if (kept := _kept(files[i], len(row))) is not None}
+        progress(len(found))
+        missing = sorted((i for i in range(len(rows)) if i not in found), key=lambda i: -len(rows[i]))
+        for part in _parts(missing, rows):
+            model = side.model()
+            wide = min(top_k, getattr(getattr(model, "forward", None), "vocab", top_k))
+            for i, score in zip(part, await _scores(model, [rows[i] for i in part], wide), strict=True):
+                found[i] = score
                 file = files[i]
-                if file is not None:
+                if file is not None and isinstance(score, TokenScores):
                     write_whole(file, score.logprobs.astype(np.float32).tobytes())
+            progress(len(part))
+        for i in missing[:again] if len(missing) > 1 else ():  # alone in the first place: nothing to compare with
+            first, second = found[i], (await _scores(side.model(), [rows[i]], 0))[0]
+            if isinstance(first, TokenScores) and isinstance(second, TokenScores):
+                squares.append(float(np.mean(np.square(second.logprobs - first.logprobs, dtype=np.float64))))
+        side.release()
         return [found[i] for i in range(len(rows))]
 
-    def _file(self, model: Model, row: np.ndarray) -> Path | None:
+    def _file(self, side: Side, row: np.ndarray) -> Path | None:
         """Where a row's log-probs are kept. A server's weights cannot be hashed, so what it said is never kept."""
-        if self.cache is None or "train" not in model.capabilities:
+        if self.cache is None:
             return None
         self.cache.mkdir(parents=True, exist_ok=True)
-        return self.cache / f"{stable_hash('logprobs', model.identity.weights, np.asarray(row, np.int32).tobytes())}.f32"
+        if side.local is None:
+            note = self.cache / f"{stable_hash('weights', side.stamp)}.json"
+            if side.stamp and note.is_file():
+                side.identity, side.local = Identity(**json.loads(note.read_text(encoding="utf-8"))), True
+            else:
+                side.model()
+                if side.stamp and side.local and side.identity is not None:
+                    write_whole(note, json.dumps(asdict(side.identity)).encode())
+        if side.identity is None or not side.local:
+            return None
+        return self.cache / f"{stable_hash('logprobs', side.identity.weights, np.asarray(row, np.int32).tobytes())}.f32"
 
     def _ancestry(self) -> None:
         """Warn where the two checkpoints cannot be one model before and after training."""
@@ -168,6 +223,45 @@ class Pair:
             self.warnings.append(text)
 
 
+async def _chosen(model: Model, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Log-probs of the rows' own tokens, by the cheapest way the model has."""
+    own = getattr(model, "chosen_logprobs", None)
+    if own is not None:
+        found: list[np.ndarray] = await own(rows)
+        return found
+    return [scores.logprobs for scores in await model.logprobs(rows)]
+
+
+def _kept(file: Path | None, length: int) -> TokenScores | None:
+    """Log-probs kept in ``file``; None where there are none of a row of ``length`` tokens (a file cut short is written anew)."""
+    kept = file.read_bytes() if file is not None and file.is_file() else b""
+    return TokenScores(np.frombuffer(kept, np.float32)) if kept and len(kept) == 4 * length else None
+
+
+def _parts(numbers: Sequence[int], rows: Sequence[np.ndarray]) -> list[list[int]]:
+    """Row numbers in stretches of about PART tokens."""
+    parts: list[list[int]] = []
+    room = 0
+    for i in numbers:
+        room -= len(rows[i])
+        if room < 0:
+            parts.append([])
+            room = PART - len(rows[i])
+        parts[-1].append(i)
+    return parts
+
+
+async def _scores(model: Model, rows: list[np.ndarray], top_k: int) -> list[TokenScores | Fault]:
+    """Scores of each row, or what the model raised on it: of rows that fail together the halves are tried."""
+    try:
+        return list(await model.logprobs(rows, top_k=top_k))
+    except (UserError, BoundaryError) as error:
+        if len(rows) == 1:
+            return [error]
+    half = len(rows) // 2
+    return [*await _scores(model, rows[:half], top_k), *await _scores(model, rows[half:], top_k)]
+
+
 def same_tokenizer(one: Side, other: Side) -> None:
     """Raise IncompatiblePairError unless both sides read text as the same ids: vocabulary, merges, and how text is split.
 
@@ -175,7 +269,7 @@ def same_tokenizer(one: Side, other: Side) -> None:
     """
     a, b = one.tokenizer, other.tokenizer
     if a is None or b is None or a.hash == b.hash:
-        return
+        return  # a side without one is warned of by the pair
     said = f"{one.name} and {other.name} do not share a tokenizer"
     if not hasattr(a, "to_json") or not hasattr(b, "to_json"):
         raise IncompatiblePairError(f"{said}: their hashes differ")
@@ -196,9 +290,15 @@ def same_tokenizer(one: Side, other: Side) -> None:
             raise IncompatiblePairError(f"{said}: merge {i} is {_merge(left)} in one and {_merge(right)} in the other")
     if len(merges[0]) != len(merges[1]):
         raise IncompatiblePairError(f"{said}: one has {len(merges[0])} merges, the other {len(merges[1])}")
-    for part in ("normalizer", "pre_tokenizer"):
-        if first.get(part) != second.get(part):
-            raise IncompatiblePairError(f"{said}: their '{part}' differs, so they split text differently")
+    models = [record.get("model", {}) for record in (first, second)]
+    pieces = [dict(model["vocab"]) if isinstance(model.get("vocab"), list) else {} for model in models]  # unigram: (piece, score)
+    if any(pieces[0][piece] != pieces[1][piece] for piece in pieces[0].keys() & pieces[1].keys()):
+        raise IncompatiblePairError(f"{said}: the scores of their pieces differ, so they split text differently")
+    pairs = [(part, first.get(part), second.get(part)) for part in ("normalizer", "pre_tokenizer")]
+    pairs += [(name, models[0].get(name) or None, models[1].get(name) or None) for name in _SPLITTING]
+    for name, left, right in pairs:
+        if left != right:
+            raise IncompatiblePairError(f"{said}: their '{name}' differs, so they split text differently")
 
 
 def _vocabulary(record: dict[str, Any]) -> dict[str, int]:
