@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import generator
 from ramify.methods.cliffs import repro
 from ramify.stats.checks import Cells
 
@@ -26,27 +25,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch.setenv("RAMIFY_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
-
-
-def test_potentials_are_a_martingale_that_stays_in_bounds() -> None:
-    rng = generator(0, "test")
-    v = rng.uniform(0, 1, 3000)
-    q, spread = repro._choices(rng.choice(3, 3000), rng)
-    behind = repro._behind(v, q, spread, rng)
-    assert q.sum(axis=1) == pytest.approx(1.0)
-    assert (q * behind).sum(axis=1) == pytest.approx(v)
-    assert ((behind >= 0) & (behind <= 1)).all()
-    # a drop cannot exceed 1 - pi of its token
-    assert (np.where(q > 0, v[:, None] - behind, 0) <= 1 - q + 1e-9).all()
-
-
-def test_the_outcome_follows_the_last_potential() -> None:
-    made = repro.simulate(600, 1)
-    assert made["v"].shape == (600, 151)
-    assert made["kind"].shape == (600, 150)
-    likely = made["v"][:, -1] > 0.9
-    assert made["right"][likely].mean() > 0.9
-    assert abs(made["right"].mean() - made["v"][:, 0].mean()) < 0.06
 
 
 def test_the_exact_process_shows_what_the_paper_does_not() -> None:
