@@ -160,18 +160,83 @@ def test_an_adapter_of_another_model_is_refused(folders: tuple[Path, Path], tmp_
 def test_log_probs_are_kept_by_weights_and_tokens(folders: tuple[Path, Path], tmp_path: Path) -> None:
     pair = open_pair(*map(str, folders), cache=tmp_path / "cache")
     first = asyncio.run(pair.logprobs([ROW, ROW[:5]]))
-    assert len(list((tmp_path / "cache").iterdir())) == 4
+    files = sorted((tmp_path / "cache").glob("*.f32"))
+    assert len(files) == 4
     again = open_pair(*map(str, folders), cache=tmp_path / "cache")
-    for old, new in zip(first, asyncio.run(again.logprobs([ROW, ROW[:5]])), strict=True):
+    opened = counted(again)
+    for old, new in zip(first, asyncio.run(again.logprobs([ROW, ROW[:5]], again=2)), strict=True):
         for a, b in zip(old, new, strict=True):
             assert a.tobytes() == b.tobytes()
+    assert opened == []  # everything was kept, so no weights were read
+    kept = {file: file.read_bytes() for file in files}
+    for file in files:
+        file.write_bytes(b"\0" * len(kept[file]))
+    assert not np.any(asyncio.run(again.logprobs([ROW]))[0])  # it is the kept file that is read
+    for file in files:
+        file.write_bytes(kept[file][:-3])
+    asyncio.run(again.logprobs([ROW, ROW[:5]]))
+    assert {file: file.read_bytes() for file in files} == kept  # cut short: made anew
+    TinyLM(SHAPE, 5).save(tmp_path / "policy")
+    changing = open_pair(str(tmp_path / "policy"), str(folders[1]), cache=tmp_path / "cache")
+    old = asyncio.run(changing.logprobs([ROW]))[0][0]
+    TinyLM(SHAPE, 6).save(tmp_path / "policy")
+    changing = open_pair(str(tmp_path / "policy"), str(folders[1]), cache=tmp_path / "cache")
+    assert np.abs(asyncio.run(changing.logprobs([ROW]))[0][0] - old).max() > 1e-3
+
+
+def counted(pair: Pair) -> list[str]:
+    """Names of the sides in the order in which they are opened, and whether the other one is held meanwhile."""
+    opened: list[str] = []
+    for side, other in ((pair.policy, pair.reference), (pair.reference, pair.policy)):
+
+        def opens(load: Callable[[], Any] = side.open, side: Side = side, other: Side = other) -> Any:
+            opened.append(side.name + (" beside the other" if other._model is not None else ""))
+            return load()
+
+        side.open = opens
+    return opened
 
 
 def test_one_model_is_in_memory_at_a_time(folders: tuple[Path, Path]) -> None:
     pair = open_pair(*map(str, folders))
+    opened = counted(pair)
     asyncio.run(pair.logprobs([ROW]))
+    assert opened == ["policy", "reference"]
     assert pair.policy._model is None
     assert pair.reference._model is None
+
+
+def test_a_row_that_a_model_refuses_costs_no_other_row_and_no_other_load(folders: tuple[Path, Path]) -> None:
+    pair = open_pair(*map(str, folders))
+    opened, done = counted(pair), []
+    rows = [ROW, np.zeros(65, np.int32), ROW[:5], np.array([1, 40], np.int32), ROW + 1]
+    found = asyncio.run(pair.each(rows, progress=done.append))
+    assert opened == ["policy", "reference"]
+    assert [type(row).__name__ for row in found] == ["tuple", "BoundaryError", "tuple", "UserError", "tuple"]
+    assert sum(done) == 2 * len(rows)
+    for row, tokens in zip(found, rows, strict=True):
+        if isinstance(row, tuple):
+            for score, alone in zip(row, asyncio.run(pair.logprobs([tokens])), strict=True):
+                assert score.logprobs == pytest.approx(alone[0], abs=1e-5)
+    assert pair.noise is None  # nothing was scored twice
+
+
+def test_an_adapter_is_added_to_its_own_base_whatever_the_reference(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    base, older = map(str, folders)
+    adapter, other = str(lora(tmp_path / "adapter", folders[0])), str(lora(tmp_path / "other", folders[0], rank=3))
+    own = asyncio.run(open_pair(adapter).logprobs([ROW]))
+    with_older = asyncio.run(open_pair(adapter, older).logprobs([ROW]))
+    assert with_older[0][0] == pytest.approx(own[0][0], abs=1e-6)
+    assert with_older[1][0] == pytest.approx(asyncio.run(open_pair(older, base).logprobs([ROW]))[0][0], abs=1e-6)
+    two = asyncio.run(open_pair(adapter, other).logprobs([ROW]))  # two adapters of one base
+    assert two[0][0] == pytest.approx(own[0][0], abs=1e-6)
+    assert np.abs(two[1][0] - own[1][0]).max() > 1e-4
+    with pytest.raises(UserError, match="whole models"):
+        open_pair(older, adapter, alpha=0.5)
+    lost = str(lora(tmp_path / "lost", folders[0], {"base_model_name_or_path": "org/model"}))
+    assert asyncio.run(open_pair(lost, base).logprobs([ROW]))[0][0] == pytest.approx(own[0][0], abs=1e-6)
+    with pytest.raises(UserError, match="for 'org/model'"):
+        open_pair(lost, adapter)
     held = open_pair(*map(str, folders), together=True)
     asyncio.run(held.logprobs([ROW]))
     assert held.policy._model is not None
@@ -195,7 +260,13 @@ def swap_tokens(record: dict[str, Any]) -> None:
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
 
 
-@pytest.mark.parametrize(("edit", "said"), [(swap_merges, "merge 3 is"), (swap_tokens, "'a' is token")])
+def ignore_merges(record: dict[str, Any]) -> None:
+    record["model"]["ignore_merges"] = True
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"), [(swap_merges, "merge 3 is"), (swap_tokens, "'a' is token"), (ignore_merges, "'ignore_merges' differs")]
+)
 def test_tokenizers_that_only_look_alike_are_refused(edit: Callable[[dict[str, Any]], None], said: str) -> None:
     one = Side(lambda: None, "one", HfTokenizer.load(model_folder("builtin")))  # type: ignore[arg-type, return-value]
     other = Side(lambda: None, "other", changed(edit))  # type: ignore[arg-type, return-value]
@@ -229,6 +300,8 @@ def test_pairs_that_make_no_sense_are_refused(folders: tuple[Path, Path]) -> Non
 
 def test_a_reference_of_another_shape_is_no_ancestor(folders: tuple[Path, Path], tmp_path: Path) -> None:
     TinyLM(TinyConfig(vocab=40, width=16, layers=2, heads=1, kv_heads=1, head_size=16, ffn=48)).save(tmp_path / "small")
+    TinyLM(SHAPE).save(tmp_path / "reads", HfTokenizer.load(model_folder("builtin")))
+    assert "brings no tokenizer" in open_pair(str(tmp_path / "reads"), str(folders[1])).warnings[0]
     assert "no ancestor" in open_pair(str(folders[0]), str(tmp_path / "small")).warnings[0]
     assert open_pair(*map(str, folders)).warnings == []
 
@@ -241,10 +314,10 @@ def test_a_server_that_scores_given_tokens_is_half_of_a_pair(folders: tuple[Path
     with serving(ModelServer(tokens=tokens).app) as url:
         server = f"completions:{NAME}@{url}?tokenizer={model_folder('builtin')}"
         pair = open_pair(server, "builtin", cache=tmp_path / "cache")
-        p, r = asyncio.run(pair.logprobs([ROW], again=1))
+        p, r = asyncio.run(pair.logprobs([ROW, ROW[:7]], again=1))
     assert p[0] == pytest.approx(r[0], abs=1e-4)
-    assert pair.noise < 1e-4
-    assert len(list((tmp_path / "cache").iterdir())) == 1  # what a server said is never kept
+    assert (pair.noise or 0.0) < 1e-4
+    assert len(list((tmp_path / "cache").glob("*.f32"))) == 2  # what a server said is never kept
 
 
 def test_open_models_make_a_pair_and_bring_a_template() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.ids import stable_hash
 from ramify.engine.merged import Method, adapted_model, adapter_base, is_adapter, merged_model
 from ramify.engine.named import find_model
 from ramify.engine.tiny import read_config
@@ -28,7 +29,7 @@ def open_pair(
 ) -> Pair:
     """The pair of two models named as everywhere (``builtin``, ``hf:PATH``, ``completions:MODEL@URL``) or by a checkpoint's folder.
 
-    Without ``reference`` the policy must be a LoRA adapter, whose model with the adapter off then is the reference. ``alpha`` above 0
+    A LoRA adapter is added to its own base, whatever the other side is. Without ``reference`` the policy must be a LoRA adapter, whose model with the adapter off then is the reference. ``alpha`` above 0
     moves the reference towards the policy (:func:`ramify.engine.merged.merge`). Weights are loaded one model after the other unless
     ``together``. Raises UserError on what cannot be opened, IncompatiblePairError on endpoints without log-probs of given tokens and on
     tokenizers that differ.
@@ -36,14 +37,14 @@ def open_pair(
     folder = _folder(policy)
     if reference is None and (folder is None or not is_adapter(folder)):
         raise UserError(f"'{policy}' is no LoRA adapter, whose base would be the reference: name a reference")
-    base = adapter_base(folder) if reference is None and folder is not None else None
-    there = base if reference is None else _folder(reference)
-    sides = [_side(policy, folder, there, together), _side(reference or str(base), there, None, together)]
+    there = adapter_base(folder) if reference is None and folder is not None else _folder(reference or "")
+    sides = [_side(policy, folder, there, together), _side(reference or str(there), there, None, together)]
     if alpha:
-        if folder is None or there is None or is_adapter(folder):
+        if folder is None or there is None or is_adapter(folder) or is_adapter(there):
             raise UserError("a merged reference needs two checkpoint folders with whole models")
         sides[1].open = partial(merged_model, there, folder, alpha, method, density)
         sides[1].name += f" (alpha {alpha:g}, {method})"
+        sides[1].stamp = stable_hash(sides[0].stamp, sides[1].stamp, f"{alpha} {method} {density}")
     return Pair(sides[0], sides[1], cache)
 
 
@@ -53,7 +54,8 @@ def pair_template(policy: str) -> ChatTemplate | None:
     try:
         if folder is None:
             return find_model(policy)[1]
-        for place in [folder, adapter_base(folder)] if is_adapter(folder) else [folder]:
+        own = (folder / "tokenizer.json").is_file() or not is_adapter(folder)
+        for place in [folder] if own else [adapter_base(folder)]:
             if (place / "tokenizer.json").is_file():
                 tokenizer = HfTokenizer.load(place)
                 try:
@@ -80,7 +82,7 @@ def _folder(spec: str) -> Path | None:
     return found
 
 
-def _side(spec: str, folder: Path | None, base: Path | None, together: bool) -> Side:
+def _side(spec: str, folder: Path | None, instead: Path | None, together: bool) -> Side:
     if folder is None:
         if spec.partition(":")[0] == "chat":
             raise IncompatiblePairError(
@@ -89,10 +91,27 @@ def _side(spec: str, folder: Path | None, base: Path | None, together: bool) -> 
         model = find_model(spec)[0]
         return Side.of(model)
     if is_adapter(folder):
-        base = adapter_base(folder) if base is None else base
+        base = _base(folder, instead)
         tokens = next((f for f in (folder, base) if (f / "tokenizer.json").is_file()), None)
-        return Side(partial(adapted_model, folder, base), folder.name, _tokenizer(tokens), read_config(base), keep=together)
-    return Side(partial(_load, folder), folder.name, _tokenizer(folder), read_config(folder), keep=together)
+        stamp = _stamp(folder, base)
+        return Side(partial(adapted_model, folder, base), folder.name, _tokenizer(tokens), read_config(base), together, stamp)
+    return Side(partial(_load, folder), folder.name, _tokenizer(folder), read_config(folder), together, _stamp(folder))
+
+
+def _base(adapter: Path, instead: Path | None) -> Path:
+    """The model an adapter is for: its own base, and only where that is not here ``instead``, if that is a whole model."""
+    try:
+        return adapter_base(adapter)
+    except UserError:
+        if instead is None or is_adapter(instead):
+            raise
+        return instead
+
+
+def _stamp(*folders: Path) -> str:
+    """Changes when a weight or config file of the folders does: their names, sizes and times."""
+    files = [file for folder in folders for file in sorted(folder.glob("*")) if file.suffix in (".safetensors", ".bin", ".json")]
+    return stable_hash(*(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files))
 
 
 def _load(folder: Path) -> Model:

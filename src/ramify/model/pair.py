@@ -161,7 +161,9 @@ class Pair:
     ) -> list[TokenScores | Fault]:
         """One model over all rows, as :meth:`each`; ``squares`` takes the mean squared deviation of each row scored again."""
         files = [self._file(side, row) for row in rows] if rows else []
-        found = {} if top_k else {i: kept for i, row in enumerate(rows) if (kept := _kept(files[i], len(row))) is not None}
+        found: dict[int, TokenScores | Fault] = {}
+        if not top_k:
+            found |= {i: kept for i, row in enumerate(rows) if (kept := _kept(files[i], len(row))) is not None}
         progress(len(found))
         missing = sorted((i for i in range(len(rows)) if i not in found), key=lambda i: -len(rows[i]))
         for part in _parts(missing, rows):
@@ -253,7 +255,10 @@ def _parts(numbers: Sequence[int], rows: Sequence[np.ndarray]) -> list[list[int]
 
 async def _scores(model: Model, rows: list[np.ndarray], top_k: int) -> list[TokenScores | Fault]:
     """Scores of each row, or what the model raised on it: of rows that fail together the halves are tried."""
+    alone = getattr(model, "chosen_logprobs", None)  # an engine's cheapest score, where it has one
     try:
+        if alone is not None and not top_k:
+            return [TokenScores(values) for values in await alone(rows)]
         return list(await model.logprobs(rows, top_k=top_k))
     except (UserError, BoundaryError) as error:
         if len(rows) == 1:
