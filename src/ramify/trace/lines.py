@@ -14,8 +14,8 @@ from ramify.base.errors import UserError
 MAX_LINE = 1 << 24
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not blank. Memory is that of one line.
+def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each line that is not blank. Memory is that of one line. ``ended`` leaves out a last line without an end.
 
     Raises UserError naming file and line: a missing file, a line that is no JSON object, is longer than 16 MiB, or is no UTF-8.
     """
@@ -26,7 +26,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number += 1
                 if len(line) > MAX_LINE:
                     raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                if line.strip():
+                if line.strip() and not (ended and not line.endswith(b"\n")):
                     yield number, _parse(line, f"{path}:{number}")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.cliffs.report import ScanFile
+from ramify.methods.cliffs.run import ScanConfig
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.token_traces import TokenTrace
 from ramify.trace.db import Run
@@ -91,11 +94,13 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
 
     with scan.open("ab") as file:  # what a kill leaves behind
         file.write(b'{"id": "p#')
-    before = scan.read_bytes()
     code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)
     assert code == 0
     assert "with a cliff" in out
-    assert before.startswith(scan.read_bytes())
+    lines = scan.read_bytes().splitlines(keepends=True)
+    scan.write_bytes(b"".join(lines[:4]) + lines[4][:40])
+    assert run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)[0] == 0
+    assert scan.read_bytes() == b"".join(lines[:5])  # the torn line is gone, its trace scanned again
 
     assert run(capsys, "ablate", scan, *base(checkpoint), "--k", 1, "--n", 4)[0] == 0
     code, out, _ = run(capsys, "ablate", scan, *base(checkpoint), "--k", "1,8", "--n", 16, "--json")
@@ -182,3 +187,12 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         found, _, err = run(capsys, *argv)
         assert (found, sentence in err) == (code, True), (argv, found, err)
         assert len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("content", [b'{"precious": "one line"}', b'{"id": "a"}\n{"id": "b"}', b"\xff\xfe\x00\nabc", b"no end"])
+def test_a_file_that_is_no_scan_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="mine.json"):
+        ScanFile(file, ScanConfig())
+    assert file.read_bytes() == content

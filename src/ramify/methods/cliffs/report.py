@@ -12,7 +12,7 @@ import numpy as np
 
 from ramify.base.config import check
 from ramify.base.errors import UserError
-from ramify.base.files import refusal, write_whole
+from ramify.base.files import refusal
 from ramify.methods.cliffs.algorithm import KINDS, Cliff
 from ramify.methods.cliffs.run import ScanConfig, Scanned
 from ramify.model.protocol import Tokenizer
@@ -38,11 +38,14 @@ def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
     }
 
 
-def read_scan(path: Path) -> tuple[ScanConfig, list[Scanned]]:
-    """Inverse of :func:`to_record` for a whole file. Raises UserError naming file, line and field."""
+def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, list[Scanned]]:
+    """Inverse of :func:`to_record` for a whole file; ``ended`` leaves out a line that a kill cut off.
+
+    Raises UserError naming file, line and field.
+    """
     config: ScanConfig | None = None
     found: dict[str, Scanned] = {}
-    for number, record in read_lines(path):
+    for number, record in read_lines(path, ended):
         with at_place(f"{path}:{number}"):
             if not isinstance(record.get("scan"), dict) or not isinstance(record.get("cliffs"), list):
                 raise UserError("not a trace that `ramify cliffs scan` wrote: it has no 'scan' or no 'cliffs'")
@@ -63,8 +66,8 @@ def read_scan(path: Path) -> tuple[ScanConfig, list[Scanned]]:
 class ScanFile:
     """A scan file that is written trace by trace, so that an interrupted scan goes on where it stopped.
 
-    ``done`` holds what an earlier call scanned. A line that a kill cut off is dropped. Raises UserError where the file was made with
-    other settings, or is none.
+    ``done`` holds what an earlier call scanned. A line that a kill cut off is dropped when the first trace is added. Raises UserError
+    where the file was made with other settings, or is no scan; it is left as it is then.
     """
 
     def __init__(self, path: Path, config: ScanConfig) -> None:
@@ -74,11 +77,9 @@ class ScanFile:
             text = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise refusal(f"cannot read {path}", error) from error
-        if text and not text.endswith(b"\n"):
-            text = text[: text.rfind(b"\n") + 1]
-            write_whole(path, text.decode("utf-8"))
-        if text.strip():
-            before, found = read_scan(path)
+        self._end: int | None = text.rfind(b"\n") + 1
+        if text:
+            before, found = read_scan(path, ended=True)
             if _same(before) != _same(config):
                 raise UserError(f"{path} holds a scan with other settings; name another file with --out")
             self.done = {one.trace.id: one for one in found}
@@ -88,8 +89,11 @@ class ScanFile:
     def add(self, scanned: Scanned) -> None:
         """Append one trace; it is on the disk when this returns."""
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(to_record(scanned, self.config)) + "\n")
+            with self.path.open("ab") as file:
+                if self._end is not None:
+                    file.truncate(self._end)  # what a kill left behind the complete lines
+                    self._end = None
+                file.write(json.dumps(to_record(scanned, self.config)).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
