@@ -20,7 +20,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.token_forks import Problem, TokenForks, sampler_logprobs
+from ramify.rollout.token_forks import Problem, TokenForks, sampler_logprobs, verdict_of
 from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
@@ -181,6 +181,15 @@ def test_failures_are_missing_not_wrong() -> None:
     assert 5 < counts.missing < 35
     assert "no memory" in counter.first_failure
     assert counter.spent()["shared"] is False
+
+
+def test_verdicts_are_truth_values() -> None:
+    for value, known in ((np.bool_(True), True), (np.bool_(False), False), (1, True), (0, False), (None, None)):
+        assert verdict_of(value) is known
+    for value in ("False", 0.7, 2, [False]):
+        counter = TokenForks(model(), Digits(), lambda text, trace, value=value: value, truncated="graded")  # type: ignore[misc]
+        with pytest.raises(UserError, match="the verifier returned"):
+            asyncio.run(counter.count(TRACE, 1, 2, "scan"))
 
 
 def test_what_cannot_fork_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.model.protocol import Sampling
 from ramify.rollout.token_traces import TokenTrace
-from ramify.score.verifiers import CommandVerifier, find_verifier, last_boxed
+from ramify.score.verifiers import CommandVerifier, find_verifier, last_boxed, limited
 
 
 def verdict(spec: Any, text: str, **data: Any) -> bool | None:
@@ -67,6 +67,36 @@ def test_ones_own_function_and_its_time() -> None:
     assert verdict(f"factory:{__name__}:own", "fine")
     hurried = find_verifier(f"factory:{__name__}:slow", seconds=0.05)
     assert verdict(hurried, "x") is None
+
+
+class Own:
+    async def __call__(self, text: str, trace: TokenTrace) -> bool:
+        return text == "fine"
+
+
+@pytest.mark.parametrize("verifier", [Own(), lambda text, trace: Own()(text, trace)])
+def test_what_a_verifier_returns_may_be_awaitable(verifier: Any) -> None:
+    assert [verdict(limited(verifier, 5), text) for text in ("fine", "bad")] == [True, False]
+
+
+def test_waiting_for_a_turn_is_no_time_of_the_verifier() -> None:
+    judge = limited(slow(), seconds=0.8, at_once=1)
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(judge("x", TokenTrace("a", "a", (1,), (1,), Sampling())) for _ in range(5)))
+
+    assert asyncio.run(many()) == [True] * 5  # 1.5 s in all
+
+
+def test_a_hung_verifier_is_not_waited_for() -> None:
+    start = time.monotonic()
+    assert verdict(limited(lambda text, trace: time.sleep(60), 0.05), "x") is None
+    assert time.monotonic() - start < 30
+
+
+def test_what_a_verifier_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        verdict(limited(lambda text, trace: 1 / 0, 5), "x")
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class TokenForks:
         texts = Counter(self._text([*head, *_tokens(draw)]) for draw in whole)
         verdicts = await asyncio.gather(*(self._judge(text, trace) for text in texts))
         self.ledger.add(purpose, verdicts=len(texts))
-        judged = [(bool(verdict), texts[text]) for text, verdict in zip(texts, verdicts, strict=True) if verdict is not None]
+        judged = [(verdict, texts[text]) for text, verdict in zip(texts, verdicts, strict=True) if verdict is not None]
         graded = sum(times for _, times in judged)
         return Counts(sum(times for right, times in judged if right), graded, n - graded - cut, cut)
 
@@ -175,6 +175,7 @@ class TokenForks:
 
         Raises NeedsError where the model does not tell the likeliest other tokens.
         """
+        self.check(trace)
         scores = (await self.model.logprobs([trace.prefix(t, (0,))], top_k=top))[0]
         self.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
         if scores.top_tokens is None or scores.top_logprobs is None:
@@ -250,7 +251,7 @@ class TokenForks:
         """The verifier's word; None where it fails, which makes the fork missing."""
         try:
             verdict = self.verifier(text, trace)
-            return await verdict if inspect.isawaitable(verdict) else verdict
+            return verdict_of(await verdict if inspect.isawaitable(verdict) else verdict)
         except (UserError, NeedsError):  # the verifier cannot be used at all
             raise
         except Exception as error:  # a verifier may be anybody's code
@@ -284,6 +285,13 @@ class TokenForks:
             seed=self.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
+
+
+def verdict_of(value: Any) -> bool | None:
+    """What a verifier returned, as a verdict: a truth value, also NumPy's, or 0 or 1; None stays. Raises UserError on anything else."""
+    if value is None or isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1)):
+        return None if value is None else bool(value)
+    raise UserError(f"the verifier returned {value!r:.80}, which is neither true, false nor none")
 
 
 def plain(settings: Sampling) -> bool:

@@ -10,7 +10,9 @@ import asyncio
 import inspect
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,35 @@ def last_boxed(text: str) -> str | None:
 _PLAIN: dict[str, Verifier] = {"exact": exact, "number": number, "boxed": boxed}
 
 
+class _Gate:
+    """Lets ``at_once`` through at a time, in whichever event loop runs."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._of: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._of is None or self._of[0] is not loop:
+            self._of = (loop, asyncio.Semaphore(self._at_once))
+        return self._of[1]
+
+
+def _in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """``function`` in a thread of its own that nothing waits for at the end, as it would for one of the event loop's pool."""
+    outcome: Future[Any] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return asyncio.wrap_future(outcome)
+
+
 class CommandVerifier:
     """Runs a script of the user's own in the sandbox, once a reply: exit code 0 is right, 1 is wrong, anything else no verdict.
 
@@ -110,33 +141,38 @@ class CommandVerifier:
             raise UserError(f"cannot read the verifier {script}: {error.strerror}") from error
         if not self._content.startswith(b"#!"):
             raise UserError(f"the verifier {script} must begin with the line that names its program, such as #!/bin/sh")
-        self.name, self._limits, self._at_once = f"cmd:{script.name}", Limits(seconds=seconds), at_once
+        self.name, self._limits, self._gate = f"cmd:{script.name}", Limits(seconds=seconds), _Gate(at_once)
         self._sandbox = find_sandbox(allow_unsandboxed=allow_unsandboxed)
-        self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     async def __call__(self, text: str, trace: TokenTrace) -> bool | None:
         """The script's verdict; None where it ended in any other way than with 0 or 1."""
-        loop = asyncio.get_running_loop()
-        if self._gate is None or self._gate[0] is not loop:
-            self._gate = (loop, asyncio.Semaphore(self._at_once))
         files = {"check": self._content, "data.json": json.dumps(dict(trace.data))}
-        async with self._gate[1]:
+        async with self._gate():
             outcome = await self._sandbox.run(
                 ["./check"], files=files, stdin=text.encode("utf-8", "replace"), limits=self._limits
             )
         return outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
 
 
-def limited(verifier: Callable[[str, TokenTrace], Any], seconds: float) -> Verifier:
-    """``verifier`` with a time limit: no verdict after ``seconds``. A plain function runs in a thread, which cannot be ended."""
+def limited(verifier: Callable[[str, TokenTrace], Any], seconds: float, at_once: int = 4) -> Verifier:
+    """``verifier`` with a time limit: no verdict after ``seconds`` of its own, waiting for its turn (``at_once``) not counted.
 
-    async def judge(text: str, trace: TokenTrace) -> bool | None:
-        own = inspect.iscoroutinefunction(verifier)
-        try:
-            verdict = await asyncio.wait_for(verifier(text, trace) if own else asyncio.to_thread(verifier, text, trace), seconds)
-        except TimeoutError:
-            return None
-        return None if verdict is None else bool(verdict)
+    A plain function runs in a thread, which cannot be ended and is not waited for; what it returns may be awaitable.
+    """
+    gate, own = _Gate(at_once), inspect.iscoroutinefunction(verifier)
+
+    async def call(text: str, trace: TokenTrace) -> Any:
+        verdict = verifier(text, trace) if own else await _in_thread(verifier, text, trace)
+        return await verdict if inspect.isawaitable(verdict) else verdict
+
+    async def judge(text: str, trace: TokenTrace) -> Any:
+        async with gate():
+            task = asyncio.ensure_future(call(text, trace))
+            try:
+                await asyncio.wait({task}, timeout=seconds)
+                return task.result() if task.done() else None
+            finally:
+                task.cancel()
 
     judge.name = getattr(verifier, "name", getattr(verifier, "__name__", type(verifier).__name__))  # type: ignore[attr-defined]
     return judge
