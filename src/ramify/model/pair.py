@@ -94,7 +94,7 @@ class Pair:
         self.cache = None if cache is None else Path(cache)
         self.warnings: list[str] = []
         self.noise: float | None = None
-        """Deviation of a token's log-ratio by rounding alone, in nats; None where none was measured or seen."""
+        """Deviation of a token's log-ratio by rounding alone, in nats; None where it was not measured."""
         same_tokenizer(self.policy, self.reference)
         alone = [side.name for side in (self.policy, self.reference) if side.tokenizer is None]
         if len(alone) == 1:
@@ -132,7 +132,7 @@ class Pair:
         left = [i for i, score in enumerate(policy) if isinstance(score, TokenScores)]
         progress(len(rows) - len(left))
         reference = await self._side(self.reference, [rows[i] for i in left], again, 0, squares, progress)
-        self.noise = float(np.sqrt(2 * np.mean(squares))) if any(squares) else self.noise
+        self.noise = float(np.sqrt(2 * np.mean(squares))) if squares else self.noise
         one, other = self.policy.identity, self.reference.identity
         if one and other and one.weights and one.weights == other.weights:
             self._warn("the reference has the policy's own weights, so every advantage is 0")

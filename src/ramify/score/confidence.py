@@ -30,12 +30,14 @@ async def token_columns(model: Model, rows: Sequence[np.ndarray]) -> list[dict[s
 
     Raises NeedsError where the model does not give the whole distribution (servers do not).
     """
-    found = []
-    for score in await model.logprobs(rows, top_k=TOP_K):
-        if score.certainty is None:
-            raise NeedsError(f"'{model.identity.name}' does not give what self-certainty needs: the whole distribution")
-        found.append({"confidence": token_confidence(score), "certainty": score.certainty})
-    return found
+    return [confidences(score, model.identity.name) for score in await model.logprobs(rows, top_k=TOP_K)]
+
+
+def confidences(scores: TokenScores, name: str) -> dict[str, np.ndarray]:
+    """``confidence`` and ``certainty`` of every token, from scores with alternatives. Raises NeedsError as :func:`token_columns`."""
+    if scores.certainty is None:
+        raise NeedsError(f"'{name}' does not give what self-certainty needs: the whole distribution")
+    return {"confidence": token_confidence(scores), "certainty": scores.certainty}
 
 
 def tail(per_step: np.ndarray) -> float:

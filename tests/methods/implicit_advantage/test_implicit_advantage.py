@@ -171,6 +171,9 @@ def test_a_long_attempt_is_cut_from_the_left(models: tuple[LocalModel, LocalMode
     assert whole.graded.tolist() == [1, 2]
     assert whole.score == pytest.approx(whole.columns["A_sum"][1:].mean())
     assert "cut into" in whole.warnings[0]
+    for length in range(4, 30):  # a step is whole or it is marked, also where the cut falls on its first token
+        short = AdvantageScorer(Pair(*models), max_length=length).score(a)
+        assert ((short.columns["n_tokens"] == 6) == ~short.columns["truncated"]).all(), length
     kept = AdvantageScorer(Pair(*models), max_length=22, keep_truncated=True).score(a)
     assert kept.score == pytest.approx(kept.columns["A_sum"].mean())
 
@@ -182,6 +185,53 @@ def test_stored_log_probs_need_no_model(models: tuple[LocalModel, LocalModel]) -
     assert AdvantageScorer(None).score(stored).score == with_models.score
     with pytest.raises(UserError, match="stores no log-probs"):
         AdvantageScorer(None).score(a)
+
+
+def test_a_named_pair_scores_even_where_log_probs_are_stored(models: tuple[LocalModel, LocalModel]) -> None:
+    a = attempt()
+    zeros = np.zeros(len(a.tokens), np.float32)
+    stored = Trajectory(a.id, a.task, a.tokens, a.step, a.n, 1.0, True, zeros, zeros)
+    assert AdvantageScorer(Pair(*models)).score(stored).score == AdvantageScorer(Pair(*models)).score(a).score != 0
+    alike = AdvantageScorer(None).score(stored)
+    assert alike.score == 0
+    assert "ratio 0: the reference acts as the policy" in alike.warnings[0]
+
+
+def test_a_cut_leaves_stored_log_probs_whole() -> None:
+    a = attempt()  # actions at 6 to 8 and 13 to 17 of 20
+    one, two = np.full(20, -1, np.float32), np.full(20, -3, np.float32)
+    stored = Trajectory(a.id, a.task, a.tokens, a.step, a.n, 1.0, True, one, two)
+    found = AdvantageScorer(None, max_length=7).score(stored)
+    assert found.columns["A_sum"].tolist() == [0, 10]
+    assert found.columns["truncated"].tolist() == [True, False]
+
+
+def test_one_attempt_that_fails_touches_no_other(models: tuple[LocalModel, LocalModel]) -> None:
+    odd = trajectory("odd", "t", [([1, 2], False), ([77], True)])
+    long = trajectory("long", "t", [([1], False), ([3] * 130, True)])
+    seen: list[int] = []
+    done, failed = AdvantageScorer(Pair(*models)).score_each([odd, attempt(), long, attempt(1, "b")], progress=seen.append)
+    assert [one.trajectory.id for one in done] == ["a", "b"]
+    assert done[0].steps == pytest.approx(AdvantageScorer(Pair(*models)).score(attempt()).steps, abs=1e-4)
+    assert "attempt 'odd': token 77 is out of range" in failed[0]
+    assert "attempt 'long': engine: 131 tokens do not fit" in failed[1]
+    assert sum(seen) == 8
+    bad = np.array([0, 0, -1, np.nan], np.float32)
+    rows = [Trajectory(n, "t", np.arange(4, dtype=np.int32), np.array([-1, -1, 0, 0]), 1, 1.0, True, v, -v)
+            for n, v in (("x", bad), ("y", np.arange(4, dtype=np.float32)))]  # fmt: skip
+    done, failed = AdvantageScorer(None).score_each(rows)
+    assert [one.score for one in done] == [10.0]
+    assert failed[0].startswith("attempt 'x': token 3 (id 3, step 0) has the log-prob nan under the policy")
+
+
+def test_confidence_looks_at_the_tokens_that_are_graded(models: tuple[LocalModel, LocalModel]) -> None:
+    small = TinyConfig(vocab=15, width=32, layers=1, heads=2, kv_heads=1, head_size=16, ffn=48, context=64)
+    pair = Pair(LocalModel(TinyLM(small, seed=1)), LocalModel(TinyLM(small, seed=2)))  # fewer tokens than 20 alternatives
+    first = trajectory("a", "t", [([1, 2, 3], True)])  # its first token has no grade
+    shown = trajectory("b", "t", [([1], False), ([2, 3], True)])
+    (one, two), _ = AdvantageScorer(pair).score_each([first, shown], sure=True)
+    assert one.columns["confidence"] == pytest.approx(two.columns["confidence"], abs=1e-5)
+    assert one.columns["certainty"] == pytest.approx(two.columns["certainty"], abs=1e-5)
 
 
 def test_a_log_prob_that_is_no_number_names_its_token() -> None:
@@ -203,6 +253,7 @@ def test_an_attempt_without_marked_actions_is_refused() -> None:
 def test_rounding_is_measured(models: tuple[LocalModel, LocalModel]) -> None:
     pair = Pair(*models)
     AdvantageScorer(pair, noise_rows=2).score_many([attempt(i, lengths=(3 + 7 * i, 2, 5)) for i in range(3)])
-    assert 0 < pair.noise < 1e-3
+    assert pair.noise is not None
+    assert 0 <= pair.noise < 1e-3
     pair.noise = 10.0
     assert "noise floor" in AdvantageScorer(pair).score(attempt()).warnings[-1]

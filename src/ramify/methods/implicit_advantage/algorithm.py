@@ -44,7 +44,7 @@ class AdvantageConfig(Config):
     max_length: int = Field(16_384, ge=2)
     """Longer attempts are cut from the left, in tokens."""
     keep_truncated: bool = False
-    """Count steps that the cut touched: with 0 for each token cut off, as the released code does. By default they are left out."""
+    """Count steps that the cut touched by what is left of them, 0 where nothing is, as the released code does. Else they are left out."""
 
 
 def token_advantages(policy: np.ndarray, reference: np.ndarray, beta: float = 1.0) -> np.ndarray:

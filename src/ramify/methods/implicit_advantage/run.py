@@ -21,8 +21,9 @@ from ramify.methods.implicit_advantage.algorithm import (
     noise_floor,
     step_columns,
 )
-from ramify.model.pair import Pair
-from ramify.score.confidence import token_columns
+from ramify.model.pair import Fault, Pair
+from ramify.model.protocol import TokenScores
+from ramify.score.confidence import TOP_K, confidences
 from ramify.score.trajectories import Trajectory
 
 MAKER = "implicit-advantage"
@@ -38,6 +39,8 @@ class Scored:
     config: AdvantageConfig
     logprobs: tuple[np.ndarray, np.ndarray]
     """float32 (T,) of the row that was scored (cut from the left where it was too long), policy and reference."""
+    step: np.ndarray
+    """(T,): which step each token of that row is graded in, -1 for none."""
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -96,7 +99,7 @@ class Scored:
 
 
 class AdvantageScorer:
-    """Scores attempts with a pair of models; attempts that carry log-probs of both need none (``pair=None``).
+    """Scores attempts with a pair of models; with ``pair=None`` by the log-probs of both that attempts carry.
 
     ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``. ``noise_rows``
     attempts are scored twice to measure rounding; steps whose grade lies below three deviations of it then carry a warning.
@@ -117,92 +120,104 @@ class AdvantageScorer:
 
     async def score_all(self, attempts: Sequence[Trajectory]) -> list[Scored]:
         """Grade attempts. Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise."""
-        rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
-        policy, reference = await self._logprobs(attempts, rows)
-        steps = [self._graded(a, p, r) for a, p, r in zip(attempts, policy, reference, strict=True)]
-        ends = np.cumsum([0, *(attempt.n for attempt in attempts)])  # one table over the steps of all attempts, cut apart below
-        flat = [np.where(step >= 0, step + start, -1) for step, start in zip(steps, ends, strict=False)] or [
-            np.zeros(0, np.int64)
-        ]
-        first, second = (np.concatenate([np.zeros(0), *side]) for side in (policy, reference))
-        table = step_columns(first, second, np.concatenate(flat), int(ends[-1]), self.config)
-        scored = []
-        for i, attempt in enumerate(attempts):
-            columns = {name: column[ends[i] : ends[i + 1]] for name, column in table.items()}
-            lost = attempt.step[: len(attempt.tokens) - len(rows[i])]
-            columns["truncated"] = np.bincount(lost[lost >= 0], minlength=attempt.n) > 0
-            scored.append(Scored(attempt, columns, self.config, (policy[i], reference[i]), tuple(self._warnings(columns))))
-        return scored
+        done = []
+        for attempt, found in zip(attempts, await self.each(attempts), strict=True):
+            if isinstance(found, UserError):
+                raise UserError(f"attempt '{attempt.id}': {found}") from found
+            if isinstance(found, BoundaryError):
+                raise found
+            done.append(found)
+        return done
 
-    def score_each(self, attempts: Sequence[Trajectory], sure: bool = False) -> tuple[list[Scored], list[str]]:
-        """Grade attempts and, one sentence each, those a model failed on (too long for it, a server's fault): the others go on.
+    def score_each(
+        self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
+    ) -> tuple[list[Scored], list[str]]:
+        """Grade attempts and, one sentence each, those that cannot be (too long for a model, a server's fault): the others go on.
 
-        ``sure`` adds how sure the policy was of each step (``confidence``, ``certainty``), for the baselines.
+        See :meth:`each`.
         """
+        found = asyncio.run(self.each(attempts, sure, progress))
+        failed = [f"attempt '{a.id}': {one}" for a, one in zip(attempts, found, strict=True) if not isinstance(one, Scored)]
+        return [one for one in found if isinstance(one, Scored)], failed
 
-        async def go() -> tuple[list[Scored], list[str]]:
-            try:
-                return await self._with_confidence(attempts, sure), []
-            except BoundaryError:
-                pass
-            done, failed = [], []
-            for attempt in attempts:  # one of them broke the batch: find it
-                try:
-                    done += await self._with_confidence([attempt], sure)
-                except BoundaryError as error:
-                    failed.append(f"attempt '{attempt.id}': {error}")
-            return done, failed
+    async def each(
+        self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
+    ) -> list[Scored | Fault]:
+        """Grade attempts; the fault of one that cannot be graded takes its place, and no other attempt is touched by it.
 
-        return asyncio.run(go())
-
-    async def _with_confidence(self, attempts: Sequence[Trajectory], sure: bool) -> list[Scored]:
-        if not sure or self.pair is None:
-            return await self.score_all(attempts)
+        ``sure`` adds how sure the policy was of each step (``confidence``, ``certainty``), for the baselines; no further pass.
+        ``progress`` is told of rows done by either model, two an attempt.
+        """
         rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
-        tokens = await token_columns(self.pair.policy.model(), rows)
-        scored = await self.score_all(attempts)
-        for attempt, found, own in zip(attempts, tokens, scored, strict=True):
-            step = attempt.step[len(attempt.tokens) - len(own.logprobs[0]) :]
-            own.columns.update({name: by_step(values, step, attempt.n, "mean") for name, values in found.items()})
-        return scored
+        said = await self._said(attempts, rows, sure, progress)
+        found: list[Any] = [one if isinstance(one, (UserError, BoundaryError)) else None for one in said]
+        steps: dict[int, np.ndarray] = {}
+        for i, one in enumerate(said):
+            try:
+                if not isinstance(one, (UserError, BoundaryError)):
+                    steps[i] = self._graded(attempts[i], *one)
+            except UserError as error:
+                found[i] = error
+        good = [one for i, one in enumerate(said) if i in steps and not isinstance(one, (UserError, BoundaryError))]
+        ends = np.cumsum([0, *(attempts[i].n for i in steps)])  # one table over the steps of all attempts, cut apart below
+        flat = np.concatenate(
+            [np.zeros(0, np.int64), *(np.where(s >= 0, s + e, -1) for s, e in zip(steps.values(), ends, strict=False))]
+        )
+        first, second = (np.concatenate([np.zeros(0), *(one[side].logprobs for one in good)]) for side in (0, 1))
+        table = step_columns(first, second, flat, int(ends[-1]), self.config)
+        if sure and self.pair is not None:
+            tokens = [confidences(one[0], self.pair.policy.name) for one in good]
+            for name in ("confidence", "certainty"):
+                values = np.concatenate([np.zeros(0), *(own[name] for own in tokens)])
+                table[name] = by_step(values, flat, int(ends[-1]), "mean")
+        alike = bool(table["n_tokens"].any()) and not (table["A_min"].any() or table["A_max"].any())
+        for k, (i, (policy, reference)) in enumerate(zip(steps, good, strict=True)):
+            attempt = attempts[i]
+            columns = {name: column[ends[k] : ends[k + 1]] for name, column in table.items()}
+            lost = attempt.step[: self._first(attempt, len(rows[i]))] if len(rows[i]) < len(attempt.tokens) else attempt.step[:0]
+            columns["truncated"] = np.bincount(lost[lost >= 0], minlength=attempt.n) > 0
+            notes = tuple(self._warnings(columns, alike))
+            found[i] = Scored(attempt, columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes)
+        return found
 
-    async def _logprobs(
-        self, attempts: Sequence[Trajectory], rows: Sequence[np.ndarray]
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        stored = [(a.policy_logprobs, a.reference_logprobs) for a in attempts]
-        missing = [i for i, (p, r) in enumerate(stored) if p is None or r is None]
-        if missing and self.pair is None:
-            raise UserError(f"attempt '{attempts[missing[0]].id}' stores no log-probs of both models, and no pair was given")
-        found: list[tuple[Any, Any]] = [
-            (None, None) if p is None or r is None else (p[-len(row) :], r[-len(row) :])
-            for (p, r), row in zip(stored, rows, strict=True)
-        ]
-        if missing and self.pair is not None:
-            both = await self.pair.logprobs([rows[i] for i in missing], self.noise_rows)
-            for i, p, r in zip(missing, *both, strict=True):
-                found[i] = (p, r)
-        return [p for p, _ in found], [r for _, r in found]
+    async def _said(
+        self, attempts: Sequence[Trajectory], rows: Sequence[np.ndarray], sure: bool, progress: Callable[[int], object]
+    ) -> Sequence[tuple[TokenScores, TokenScores] | Fault]:
+        """What the pair says of each row; without a pair what the attempts carry. Raises UserError where they carry nothing."""
+        if self.pair is not None:
+            return await self.pair.each(rows, self.noise_rows, TOP_K if sure else 0, progress)
+        stored = []
+        for attempt, row in zip(attempts, rows, strict=True):
+            if attempt.policy_logprobs is None or attempt.reference_logprobs is None:
+                raise UserError(f"attempt '{attempt.id}' stores no log-probs of both models, and no pair was given")
+            policy, reference = (side[-len(row) :] for side in (attempt.policy_logprobs, attempt.reference_logprobs))
+            stored.append((TokenScores(policy), TokenScores(reference)))
+        return stored
 
-    def _graded(self, attempt: Trajectory, policy: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    def _first(self, attempt: Trajectory, kept: int) -> int:
+        """Place in the attempt of the first token with a log-prob: a row's own first has none, unless a cut left stored ones."""
+        cut = len(attempt.tokens) - kept
+        return cut if self.pair is None and cut else cut + 1
+
+    def _graded(self, attempt: Trajectory, policy: TokenScores, reference: TokenScores) -> np.ndarray:
         """Which step each token of the scored row counts to, (T,). Raises UserError where a log-prob of one is no finite number."""
-        cut = len(attempt.tokens) - len(policy)
+        kept = len(policy.logprobs)
+        cut = len(attempt.tokens) - kept
         step = attempt.step[cut:].copy()
         if not self.config.keep_special and self.pair is not None:
             step[np.isin(attempt.tokens[cut:], list(self.pair.special))] = -1
-        step[:1] = -1  # the first token of a row has nothing before it
-        for name, values in (("policy", policy), ("reference", reference)):
-            bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
-            if len(bad):
-                at = int(bad[0])
-                raise UserError(
-                    f"attempt '{attempt.id}': token {cut + at} (id {int(attempt.tokens[cut + at])}, step {int(step[at])}) has the "
-                    f"log-prob {float(values[at])} under the {name}, so its ratio is no number"
-                )
+        step[: self._first(attempt, kept) - cut] = -1
+        for name, side in (("policy", policy), ("reference", reference)):
+            finite(side.logprobs, step, attempt.tokens[cut:], name, cut)
         return step
 
-    def _warnings(self, columns: dict[str, np.ndarray]) -> list[str]:
+    def _warnings(self, columns: dict[str, np.ndarray], alike: bool) -> list[str]:
         notes: list[tuple[np.ndarray, Callable[[int], str]]] = [
             (columns["truncated"], lambda k: f"{k} steps were cut into by max_length = {self.config.max_length}"),
+            (
+                np.full(len(columns["n_tokens"]), alike),
+                lambda k: f"{k} steps have ratio 0: the reference acts as the policy does",
+            ),
             (columns["n_tokens"] == 0, lambda k: f"{k} steps have no token and grade 0"),
             (
                 (columns["n_tokens"] > 2) & (columns["top_share"] > DOMINATED),
@@ -214,6 +229,17 @@ class AdvantageScorer:
             low = (np.abs(columns["A_sum"]) < floor) & (columns["n_tokens"] > 0)
             notes.append((low, lambda k: f"{k} steps lie below the noise floor of rounding"))
         return [say(int(where.sum())) for where, say in notes if where.any()]
+
+
+def finite(values: np.ndarray, step: np.ndarray, tokens: np.ndarray, name: str, cut: int = 0) -> None:
+    """Raise UserError naming the first graded token (``step`` >= 0) whose log-prob is no finite number. All arrays are (T,)."""
+    bad = np.flatnonzero((step >= 0) & ~np.isfinite(values))
+    if len(bad):
+        at = int(bad[0])
+        raise UserError(
+            f"token {cut + at} (id {int(tokens[at])}, step {int(step[at])}) has the log-prob {float(values[at])} under the {name}, "
+            "so its ratio is no number"
+        )
 
 
 def __getattr__(name: str) -> Any:
