@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.trace.graph import StateGraph
-from ramify.trace.loops import Loops, Recovery, Ways, ambiguous, attempt_rows, erase_loops, shortest_way, walk
+from ramify.trace.loops import Loops, Recovery, Ways, ambiguous, attempt_rows, erase_loops, shortest_ways, walk
 
 WALKS = st.lists(st.integers(0, 6), max_size=40)
 
@@ -75,6 +75,40 @@ def test_a_return_by_another_way_counts_too():
     assert found.recoveries[1] == Recovery(1, 3, 4, 2, 1)
 
 
+def test_a_restart_leaves_states_behind():
+    again = walk("sabcsax", "123!14.")  # back to s by one action, on to a as before, and there another way
+    assert again.recoveries == [Recovery(left=1, turn=3, at=5, depth=2, steps=2)]
+
+
+class Counted:
+    """A state that counts how often it is looked up."""
+
+    looked = 0
+
+    def __init__(self, name: object) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        Counted.looked += 1
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counted) and self.name == other.name
+
+
+@pytest.mark.parametrize("n", [50, 500])
+def test_work_grows_with_the_steps_alone(n: int):
+    """A deep search whose every return is a recovery: each excursion lies within the next."""
+    keys: list[object] = list(range(n))
+    for j in reversed(range(n)):
+        keys += [f"leaf {j}", j]
+    Counted.looked = 0
+    found = walk([Counted(key) for key in keys], list(range(len(keys))))
+    assert len(found.recoveries) == n
+    assert found.recoveries[-1].depth == n
+    assert Counted.looked < 20 * len(keys)
+
+
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="2 states for 1 actions"):
         walk("ab", "x")
@@ -117,11 +151,17 @@ def test_nothing_is_known_where_nobody_succeeded():
 
 def test_the_shortest_way_puts_attempts_together():
     g = graph(("abcdz", "goal"), ("axd", "lost"), ("xyz", "lost"))
-    way = shortest_way(g, np.array([True, False, False]), 0)
+    way = shortest_ways(g, np.array([True, False, False]))[0]
     assert [g.keys[g.visit_group[row]] for row in way] == ["x", "d", "z"]  # attempts may start in different states
     g = graph(("abcdz", "goal"), ("axd", "lost"))
-    assert "".join(g.keys[g.visit_group[row]] for row in shortest_way(g, np.array([True, False]), 0)) == "axdz"
-    assert not shortest_way(g, np.array([False, False]), 0)
+    assert "".join(g.keys[g.visit_group[row]] for row in shortest_ways(g, np.array([True, False]))[0]) == "axdz"
+    assert not shortest_ways(g, np.array([False, False]))
+
+
+def test_shortest_ways_of_several_tasks_stay_apart():
+    g = graph(("abcz", "goal"), ("acd", "lost"), ("aqz", "goal"), ("az", "lost"), tasks="uuvw")
+    ways = shortest_ways(g, np.array([True, False, True, False]))
+    assert {g.tasks[t]: "".join(g.keys[g.visit_group[row]] for row in way) for t, way in ways.items()} == {"u": "acz", "v": "aqz"}
 
 
 def test_ambiguity_counts_moves_that_led_elsewhere():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ def walk(keys: Sequence[Hashable], actions: Sequence[Hashable]) -> Walk:
     """
     if len(keys) != len(actions):
         raise ValueError(f"{len(keys)} states for {len(actions)} actions")
-    moves, heights = _follow(keys)
+    moves, heights, peaks = _follow(keys)
     gone: dict[Hashable, int] = {}
     tried: dict[Hashable, set[Hashable]] = {}
     found = []
@@ -78,32 +79,50 @@ def walk(keys: Sequence[Hashable], actions: Sequence[Hashable]) -> Walk:
             arrived = t
         left = gone.get(key)
         if left is not None and moves[t] > 0 and action not in tried[key]:
-            deep = _follow(keys[left:arrived])[1]
-            turn = left + int(np.argmax(deep))
-            found.append(Recovery(left, turn, t, int(deep.max()) - 1, arrived - turn))
+            deep, turn = peaks.get(arrived) or _farthest(heights, left, arrived)
+            found.append(Recovery(left, turn, t, deep - int(heights[left]), arrived - turn))
         if moves[t]:
             gone[key] = t
         tried.setdefault(key, set()).add(action)
     return Walk(moves, heights, found)
 
 
-def _follow(keys: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:
-    """Moves and heights of a :class:`Walk`."""
+def _follow(keys: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[int, int]]]:
+    """Moves and heights of a :class:`Walk`; for each step back at a state of the path, the greatest height since it was left and the first
+    step there. Takes time in proportion to the steps, whatever their order."""
     path: list[Hashable] = []
     height: dict[Hashable, int] = {}
     moves, heights = np.ones(len(keys), np.int8), np.zeros(len(keys), np.int64)
+    highest: list[
+        tuple[int, int]
+    ] = []  # of each state of the path: above it or itself, the time negative so that the first is greatest
+    peaks: dict[int, tuple[int, int]] = {}
     for t, key in enumerate(keys):
         known = height.get(key)
         if known is None:
             path.append(key)
             height[key] = len(path)
+            highest.append((len(path), -t))
         else:
             moves[t - 1] = 0 if known == len(path) else -1
+            if known < len(path):
+                high, at = max(highest[known:])
+                peaks[t] = (high, -at)
+                highest[known - 1] = max(highest[known - 1], (high, at))
             for gone in path[known:]:
                 del height[gone]
-            del path[known:]
+            del path[known:], highest[known:]
         heights[t] = len(path)
-    return moves, heights
+    return moves, heights, peaks
+
+
+def _farthest(heights: np.ndarray, left: int, arrived: int) -> tuple[int, int]:
+    """Of an excursion from a state that was left by going back: ``heights[left]`` plus the most states that lay between, down the path to
+    where both ways parted and up again; and the step where they first did."""
+    span = heights[left:arrived]
+    far = 2 * span[0] + span - 2 * np.minimum.accumulate(span)
+    at = int(np.argmax(far))
+    return int(far[at]), left + at
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,24 +190,24 @@ class Ways:
         return cls(on, off, off & ~leads)
 
 
-def shortest_way(graph: StateGraph, success: np.ndarray, task: int) -> list[int]:
-    """Rows of the fewest recorded steps from a start of the task to a success, steps of several attempts put together.
+def shortest_ways(graph: StateGraph, success: np.ndarray) -> dict[int, list[int]]:
+    """For each task that somebody solved, rows of the fewest recorded steps from one of its starts to a success, attempts put together.
 
-    Empty where nobody solved it. Among equally short ones the first recorded steps are taken. It is as true as equal keys are equal states.
+    Among equally short ones the first recorded steps are taken. It is as true as equal keys are equal states.
     """
-    rows = np.flatnonzero(graph.visit_task == task)
-    goal: dict[int, int] = {}
-    step: dict[tuple[int, int], int] = {}
-    starts = []
-    for row in rows[np.lexsort((graph.visit_step[rows], graph.visit_attempt[rows]))].tolist():
-        here = int(graph.visit_group[row])
-        if graph.visit_step[row] == graph.visit_step.min():
-            starts.append(here)
-        if graph.visit_next[row] >= 0:
-            step.setdefault((here, int(graph.visit_target[row])), row)
-        elif success[graph.visit_attempt[row]]:
-            goal.setdefault(here, row)
-    return _breadth_first(dict.fromkeys(starts), step, goal)
+    goals: dict[int, dict[int, int]] = {}
+    steps: dict[int, dict[tuple[int, int], int]] = {}
+    starts: dict[int, dict[int, None]] = {}
+    for rows in attempt_rows(graph):
+        task = int(graph.visit_task[rows[0]])
+        groups = graph.visit_group[rows].tolist()
+        starts.setdefault(task, {}).setdefault(groups[0])
+        step = steps.setdefault(task, {})
+        for move, row in zip(pairwise(groups), rows.tolist(), strict=False):
+            step.setdefault(move, row)
+        if success[graph.visit_attempt[rows[0]]]:
+            goals.setdefault(task, {}).setdefault(groups[-1], int(rows[-1]))
+    return {task: _breadth_first(starts[task], steps[task], goal) for task, goal in goals.items()}
 
 
 def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], int], goal: Mapping[int, int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.score.attempts import Trace, Traces, from_records
 from ramify.score.traces import BACK, Marked
-from ramify.trace.loops import shortest_way
+from ramify.trace.loops import shortest_ways
 from ramify.trace.turns import Turn
 from ramify.train.conversations import Conversation, Spans, whole
 
@@ -103,6 +104,16 @@ class _States:
             number, turn = t.place(recovery.turn)
             self._back[number] = min(turn, self._back.get(number, turn))
 
+    @cached_property
+    def _ways(self) -> dict[int, list[int]]:
+        return shortest_ways(self.t.graph, self.t.success)
+
+    @cached_property
+    def _begun(self) -> dict[int, int]:
+        """The first trace that began in each group."""
+        firsts = self.t.graph.visit_group[self.t.first[:-1]].tolist()
+        return {group: n for n, group in reversed(list(enumerate(firsts)))}
+
     def recovers(self, i: int) -> bool:
         """Whether trace ``i`` shows a recovery."""
         return i in self._back
@@ -128,8 +139,8 @@ class _States:
 
     def _golden(self, i: int) -> Conversation:
         graph = self.t.graph
-        way = shortest_way(graph, self.t.success, int(graph.visit_task[self.t.first[i]]))
-        begun = next(n for n, row in enumerate(self.t.first[:-1]) if graph.visit_group[row] == graph.visit_group[way[0]])
+        way = self._ways[int(graph.visit_task[self.t.first[i]])]
+        begun = self._begun[int(graph.visit_group[way[0]])]
         places = [self.t.place(row) for row in way]
         shown = [self.t.traces[begun].steps[0].shown, *(self.t.traces[n].steps[s + 1].shown for n, s in places[:-1])]
         replies = (self.t.traces[n].steps[s].reply for n, s in places)
