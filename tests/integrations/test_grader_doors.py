@@ -18,10 +18,10 @@ from ramify.engine.tiny import TinyLM
 from ramify.env.protocol import Task
 from ramify.integrations.assertions import assert_no_step_below
 from ramify.integrations.trl_trainer import reward_function
-from ramify.methods.implicit_advantage import AdvantageScorer
+from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer
 from ramify.methods.implicit_advantage.grader import AdvantageGrader
 from ramify.model.chat import TagTemplate
-from ramify.model.pair import Pair
+from ramify.model.pair import Pair, Side
 from ramify.model.tokenizer import HfTokenizer
 from ramify.score.battery import check_scorer
 from ramify.score.trajectories import chat_layout
@@ -62,6 +62,57 @@ def test_it_rewards_completions_of_trl(grader: AdvantageGrader) -> None:
     assert values[0] is not None
     assert np.isfinite(values[0])
     assert values[1] == 0.0  # an empty action
+
+
+def test_trls_own_ids_are_what_is_graded(grader: AdvantageGrader) -> None:
+    from ramify.score.trajectories import trajectory
+
+    reward, tokenizer = reward_function(grader), grader.template.tokenizer
+    end = grader.template.stop_tokens[0]
+    ids = [[*tokenizer.encode("l"), *tokenizer.encode("ook"), end], [30, 31, 40, 41, 32, end]]  # not what the text encodes to
+    asked = [{"role": "user", "content": "go"}]
+    masks = [[1] * len(ids[0]), [1, 1, 0, 0, 1, 1]]
+    values = asyncio.run(reward(prompts=["go", asked], completions=["look", "x"], completion_ids=ids, env_mask=masks))
+    shown = [*grader.template.render("user", "go", "")[0], *grader.template.open("assistant", "user")]
+    wanted = AdvantageScorer(grader.pair).score_many(
+        [
+            trajectory("a", "0", [(tokenizer.encode("go"), False), (ids[0], True)]),
+            trajectory("b", "1", [(shown, False), (ids[1][:2], True), (ids[1][2:4], False), (ids[1][4:], True)]),
+        ]
+    )
+    assert values == pytest.approx([one.score for one in wanted], abs=1e-5)
+    text = asyncio.run(reward(prompts=["go"], completions=["look"]))
+    assert text[0] != pytest.approx(values[0], abs=1e-5)
+
+
+def test_a_batch_of_rewards_opens_each_model_once(grader: AdvantageGrader) -> None:
+    opened: list[str] = []
+
+    def side(model: LocalModel, name: str) -> Side:
+        def load() -> LocalModel:
+            opened.append(name)
+            return model
+
+        return Side(load, name, model.tokenizer, keep=False)
+
+    pair = Pair(*(side(one.model(), name) for one, name in ((grader.pair.policy, "p"), (grader.pair.reference, "r"))))
+    lazy = AdvantageGrader(pair, grader.layout)
+    prompts, completions = ["look"] * 4, ["go", "look", "a", "go"]
+    values = asyncio.run(reward_function(lazy)(prompts=prompts, completions=completions))
+    assert opened == ["p", "r"]
+    assert pair.policy._model is None
+    assert pair.reference._model is None
+    assert values == pytest.approx(asyncio.run(reward_function(grader)(prompts=prompts, completions=completions)), abs=1e-5)
+
+
+def test_streams_leave_out_what_is_not_graded(grader: AdvantageGrader) -> None:
+    end = grader.template.stop_tokens[0]
+    asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
+    reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[30, 31, end], sampled=[1, 1, 1], index=0)
+    bare = AdvantageGrader(grader.pair, config=AdvantageConfig(keep_special=False))
+    verdict, stream = asyncio.run(bare.score(TracePath.of([asked, reply]), Task("t", {})))
+    assert stream.values[2] == 0
+    assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
 
 
 EVALUATION = """

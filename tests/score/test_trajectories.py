@@ -11,7 +11,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import model_folder
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import JinjaTemplate, TagTemplate
 from ramify.model.tokenizer import HfTokenizer
 from ramify.score.trajectories import chat_layout, plain_layout, read_trajectories, run_trajectories
 from ramify.trace.db import Run
@@ -80,6 +80,40 @@ def test_messages_are_laid_out_and_only_replies_are_actions(tmp_path: Path, toke
     assert tokenizer.decode(plain.tokens[plain.step == 1].tolist()) == "\n[assistant]: "
     with pytest.raises(UserError, match="no model was named"):
         read_trajectories(file)
+
+
+def test_a_character_of_several_tokens_is_graded_whole(tmp_path: Path, tokenizer: HfTokenizer) -> None:
+    for text in ("😀 go", "go 😀", "é", "\ufffd go", "go"):
+        said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+        (found,) = read_trajectories(
+            write(tmp_path / "t.jsonl", {"task_id": "t", "messages": said}), chat_layout(TagTemplate(tokenizer))
+        )
+        assert tokenizer.decode(found.tokens[found.step == 0].tolist()) == text
+        assert found.tokens[found.step == 0].tolist() == tokenizer.encode(text)
+
+
+def test_the_papers_codes_rendering(tmp_path: Path, tokenizer: HfTokenizer) -> None:
+    (plain,) = read_trajectories(write(tmp_path / "t.jsonl", {"task_id": "t", "messages": SAID}), plain_layout(tokenizer))
+    assert tokenizer.decode(plain.tokens.tolist()) == (
+        '\n[user]: go to the kitchen\n[assistant]: look\ntool_call(open, {"what": "door"})\n[tool]: it is open\n[assistant]: '
+    )
+    with pytest.raises(UserError, match="brings no tokenizer"):
+        plain_layout(None)
+
+
+def test_a_template_that_drops_past_thinking_skips_attempts_not_files(tmp_path: Path, tokenizer: HfTokenizer) -> None:
+    source = (
+        "{%- for m in messages %}{{'<|' + m.role + '|>'}}{%- if m.role == 'assistant' and not loop.last %}"
+        "{{ m.content.split('</think>')[-1].lstrip('\n') }}{%- else %}{{ m.content }}{%- endif %}{{'<|end|>'}}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{'<|assistant|>'}}{%- endif %}"
+    )
+    said = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
+    file = write(tmp_path / "t.jsonl", {"task_id": "t", "messages": said}, {"task_id": "u", "messages": said[:2]})
+    layout, skipped = chat_layout(JinjaTemplate(tokenizer, source)), list[str]()
+    assert [one.id for one in read_trajectories(file, layout, skipped)] == ["u/0"]
+    assert skipped[0].startswith(f"attempt 't/0' ({file}:1): the chat template")
+    with pytest.raises(UserError, match=f"{file}:1"):
+        read_trajectories(file, layout)
 
 
 def test_a_runs_drawn_tokens_are_its_actions(tmp_path: Path) -> None:

@@ -24,12 +24,13 @@ from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.score.protocol import Scorer, score_path
+from ramify.score.protocol import Scorer, score_paths
 from ramify.trace.messages import message, plain
 from ramify.trace.node import Verdict, make_node
 from ramify.trace.path import Path
 
 if TYPE_CHECKING:
+    from ramify.model.chat import ChatTemplate
     from ramify.trace.db import Run
 
 TOKEN_FIELDS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "advantages")
@@ -240,22 +241,52 @@ class TreeRollouts:
 def reward_function(scorer: Scorer) -> Callable[..., Awaitable[list[float | None]]]:
     """A ramify scorer as a reward function of TRL, to pass in ``reward_funcs``.
 
-    The other columns of the dataset are the task's data (``answer`` for the graders). A completion that could not be scored gets None,
-    which TRL leaves out; it is never counted as failed.
+    The other columns of the dataset are the task's data (``answer`` for the graders). A scorer with a ``template`` (one that reads
+    tokens) gets the very ids that were drawn, end of turn included, after the prompt as the template lays it out; ``env_mask`` says
+    where they are not the agent's. A completion that could not be scored gets None, which TRL leaves out; it is never counted as failed.
     """
+    template = getattr(scorer, "template", None)
 
     async def reward(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         lists = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(prompts)}
-
-        async def one(i: int) -> float | None:
-            task = Task(str(i), {name: plain(values[i]) for name, values in lists.items()})
-            found = await score_path(scorer, path_of(prompts[i], completions[i], f"completion {i}"), task)
-            return next((v.value for v in found if isinstance(v, Verdict)), None)
-
-        return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+        ids, masks = lists.pop("completion_ids", None), lists.get("env_mask")
+        paths, tasks = [], []
+        for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            alone = all(m.get("role") == "assistant" for m in messages(completion, "assistant", f"completion {i}"))
+            if template is not None and ids is not None and ids[i] is not None and (masks is not None or alone):
+                drawn = [1] * len(ids[i]) if masks is None else masks[i]
+                paths.append(_drawn_path(prompt, ids[i], drawn, template, f"completion {i}"))
+            else:
+                paths.append(path_of(prompt, completion, f"completion {i}"))
+            tasks.append(Task(str(i), {name: plain(values[i]) for name, values in lists.items()}))
+        found = await score_paths(scorer, paths, tasks)
+        return [next((v.value for v in records if isinstance(v, Verdict)), None) for records in found]
 
     reward.__name__ = scorer.name
     return reward
+
+
+def _drawn_path(prompt: Any, ids: Sequence[int], drawn: Sequence[int], template: ChatTemplate, place: str) -> Path:
+    """A path of the ids of a completion after its prompt: each stretch the agent drew (1 in ``drawn``) ends a node."""
+    nodes = [make_node("trl", None, 0, "root", "")]
+    after, head = "", list[int]()
+    if isinstance(prompt, str):  # TRL reads it as it is
+        pieces = [("user", template.tokenizer.encode(prompt), prompt)]
+    else:
+        pieces = []
+        for value in messages(prompt, "user", place):
+            role, text, _ = message(value, place)
+            pieces.append((role, template.render(role, text, after)[0], text))
+            after = role
+        head = template.open("assistant", after)
+    for role, tokens, text in pieces:
+        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, tokens=tokens))
+    row, mask = np.array([*head, *ids], np.int32), np.array([*[0] * len(head), *drawn], np.bool_)
+    cuts = np.flatnonzero(mask[:-1] & ~mask[1:]) + 1
+    for part, own in zip(np.split(row, cuts), np.split(mask, cuts), strict=True):
+        role, text = "assistant" if own.any() else "tool", template.tokenizer.decode(part.tolist())
+        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, tokens=part, sampled=own))
+    return Path.of(nodes)
 
 
 def path_of(prompt: Any, completion: Any, place: str) -> Path:

@@ -6,6 +6,7 @@ is never a failed one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -41,9 +42,23 @@ async def score_path(scorer: Scorer, path: Path, task: Task) -> Sequence[Verdict
         return await scorer.score(path, task)
     except UserError:
         raise
-    except BoundaryError as error:
-        reason = error.message
     except Exception as error:  # a stranger's scorer: its failure is data, siblings go on
-        reason = f"{type(error).__name__}: {error}"
+        return _failed(scorer, path, error)
+
+
+async def score_paths(scorer: Scorer, paths: Sequence[Path], tasks: Sequence[Task]) -> list[Sequence[Verdict | Stream]]:
+    """:func:`score_path` of many attempts; together where the scorer has ``score_many(paths, tasks)``, which gives errors in place."""
+    many = getattr(scorer, "score_many", None)
+    if many is None:
+        return list(await asyncio.gather(*(score_path(scorer, p, t) for p, t in zip(paths, tasks, strict=True))))
+    try:
+        found = await many(paths, tasks)
+    except BoundaryError as error:
+        found = [error] * len(paths)
+    return [_failed(scorer, p, one) if isinstance(one, Exception) else one for p, one in zip(paths, found, strict=True)]
+
+
+def _failed(scorer: Scorer, path: Path, error: Exception) -> list[Verdict | Stream]:
+    reason = error.message if isinstance(error, BoundaryError) else f"{type(error).__name__}: {error}"
     node = path.segments[-1][0].id
     return [Verdict(node, scorer.name, None, evidence={"failure": reason}, judges={scorer.name: scorer.judge})]

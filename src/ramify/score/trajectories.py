@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _COMPLETION, _MASK = ("completion_ids", "response_ids"), ("env_mask", "response_mask", "action_mask")
 _POLICY = ("old_log_probs", "old_per_token_logps", "policy_logprobs")
 _REFERENCE = ("ref_log_prob", "ref_per_token_logps", "ref_logprobs")
+
+
+Said = tuple[str, str, Mapping[str, Any]]
+"""A message: role, text, and what else it held."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -62,8 +66,8 @@ class Trajectory:
 class Layout(Protocol):
     """Lays messages out as (token ids, is an action) pieces."""
 
-    def __call__(self, said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
-        """``said``: (role, text) of each message."""
+    def __call__(self, said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
+        """``said``: (role, text, data) of each message; ``data`` holds its tool calls."""
         ...
 
 
@@ -95,42 +99,64 @@ def trajectory(
     return Trajectory(id, task, tokens, np.concatenate(marks), n, reward, success, actions=tuple(actions), nodes=tuple(nodes))
 
 
-def chat_layout(template: ChatTemplate) -> Layout:
-    """Messages by a chat template. Of a reply its content is the action; headers and the end of turn are the template's."""
+@dataclass(frozen=True)
+class ChatLayout:
+    """Messages by a chat template. Of a reply its content and calls are the action; headers and the end of turn are the template's.
 
-    def lay(said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
+    Raises NeedsError, when it is called, on messages that the template cannot lay out one after the other.
+    """
+
+    template: ChatTemplate
+
+    def __call__(self, said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
+        """See :class:`Layout`."""
         pieces: list[tuple[Sequence[int], bool]] = []
         after = ""
-        for role, text in said:
-            tokens, ends, content = template.render(role, text, after)
+        for role, text, data in said:
+            tokens, ends, content = self.template.render(role, text + _calls(data), after)
             after = role
             if role != "assistant":
                 pieces.append((tokens, False))
                 continue
             start = next((i for i, end in enumerate(ends) if end > 0), len(tokens))
             stop = next((i + 1 for i, end in enumerate(ends) if i >= start and end >= len(content)), start)
+            while stop > start > 0 and self.template.tokenizer.decode(tokens[:start]).endswith("\ufffd"):
+                start -= 1  # the first bytes of a character that several tokens spell
             pieces += [(tokens[:start], False), (tokens[start:stop], True), (tokens[stop:], False)]
+        return pieces
+
+
+def chat_layout(template: ChatTemplate) -> ChatLayout:
+    """The layout of a chat template; see :class:`ChatLayout`."""
+    return ChatLayout(template)
+
+
+def plain_layout(tokenizer: Any) -> Layout:
+    """Messages as the paper's code writes them: ``\\n[role]: content`` and ``tool_call(name, args)``, no template, no system prompt.
+
+    The marker counts to the action, as it does there. Raises UserError without a tokenizer.
+    """
+    if tokenizer is None:
+        raise UserError("the policy brings no tokenizer (tokenizer.json), so messages cannot be laid out as tokens")
+
+    def lay(said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
+        raw = getattr(tokenizer, "raw", None)
+        first = [] if raw is None else list(raw.encode("", add_special_tokens=True).ids)  # a BOS, where the tokenizer has one
+        pieces: list[tuple[Sequence[int], bool]] = [(first, False)] if first else []
+        for role, text, data in said:
+            calls = "".join(f"\ntool_call({name}, {json.dumps(given, ensure_ascii=False)})" for name, given in _functions(data))
+            if role != "system":
+                pieces.append((tokenizer.encode(f"\n[{role}]: {text}{calls}"), role == "assistant"))
         return pieces
 
     return lay
 
 
-def plain_layout(tokenizer: Any) -> Layout:
-    """Messages as the paper's code writes them: ``\\n[role]: content``, no template; the marker counts to the action, as it does there."""
-
-    def lay(said: Sequence[tuple[str, str]]) -> list[tuple[Sequence[int], bool]]:
-        raw = getattr(tokenizer, "raw", None)
-        first = [] if raw is None else list(raw.encode("", add_special_tokens=True).ids)  # a BOS, where the tokenizer has one
-        head: list[tuple[Sequence[int], bool]] = [(first, False)] if first else []
-        return [*head, *((tokenizer.encode(f"\n[{role}]: {text}"), role == "assistant") for role, text in said)]
-
-    return lay
-
-
-def read_trajectories(path: Path, layout: Layout | None = None) -> list[Trajectory]:
+def read_trajectories(path: Path, layout: Layout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
     """Attempts of a file of JSON lines. ``layout`` lays messages out; without it attempts in that form are refused.
 
-    Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial.
+    Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt whose
+    messages the chat template cannot lay out is added to ``skipped``, one sentence each, where that list is given.
     """
     found: dict[str, Trajectory] = {}
     trials: dict[str, int] = {}
@@ -143,8 +169,13 @@ def read_trajectories(path: Path, layout: Layout | None = None) -> list[Trajecto
             name = f"{task}/{trial}"
             if name in found:
                 raise UserError(f"attempt '{name}' is there twice")
-            found[name] = _read(record, name, task, place, layout)
-    if not found:
+            try:
+                found[name] = _read(record, name, task, place, layout)
+            except NeedsError as error:
+                if skipped is None:
+                    raise UserError(str(error)) from error
+                skipped.append(f"attempt '{name}' ({place}): {error}")
+    if not found and not skipped:
         raise UserError(f"{path} holds no attempt")
     return list(found.values())
 
@@ -226,7 +257,7 @@ def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[flo
 def _laid(
     name: str,
     task: str,
-    said: Sequence[tuple[str, str, dict[str, Any]]],
+    said: Sequence[Said],
     reward: float | None,
     success: bool | None,
     layout: Layout | None,
@@ -234,22 +265,26 @@ def _laid(
 ) -> Trajectory:
     if layout is None:
         raise UserError(f"attempt '{name}' has messages only, and no model was named whose template and tokenizer lay them out")
-    texts = [(role, text + _calls(data)) for role, text, data in said]
-    actions = [text for role, text in texts if role == "assistant"]
-    return trajectory(name, task, layout(texts) or [((), False)], reward, success, actions, nodes)
+    actions = [text + _calls(data) for role, text, data in said if role == "assistant"]
+    return trajectory(name, task, layout(said) or [((), False)], reward, success, actions, nodes)
 
 
-def _calls(data: dict[str, Any]) -> str:
-    """Tool calls as the text most models write them in, after the reply's own."""
+def _functions(data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Name and arguments of each tool call of a message."""
     found = []
     for call in data.get("tool_calls") or ():
         function = call.get("function") or {}
         arguments = function.get("arguments", {})
         with suppress(ValueError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        body = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
-        found.append(f"\n<tool_call>\n{body}\n</tool_call>")
-    return "".join(found)
+        found.append((function.get("name"), arguments))
+    return found
+
+
+def _calls(data: Mapping[str, Any]) -> str:
+    """Tool calls as the text most models write them in, after the reply's own."""
+    bodies = [json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in _functions(data)]
+    return "".join(f"\n<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
 def run_trajectories(run: Run, layout: Layout | None = None, group: str | None = None) -> tuple[list[Trajectory], list[str]]:
