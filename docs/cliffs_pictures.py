@@ -67,7 +67,7 @@ async def reply(seed: int, index: int) -> tuple[Scanned, Lab]:
 
 def main() -> None:
     """Write both pictures."""
-    seed, index = map(int, sys.argv[1:3] or (0, 2))
+    seed, index = map(int, sys.argv[1:3] or (0, 9))
     report = json.loads((ROOT / "repro" / "cliffs-cpu.json").read_text(encoding="utf-8"))
     (IMAGES / "cliffs-drops.svg").write_text(drops({check["name"]: check for check in report["checks"]}), encoding="utf-8")
     scanned, lab = asyncio.run(reply(seed, index))
