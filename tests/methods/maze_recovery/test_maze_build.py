@@ -155,12 +155,35 @@ def test_what_a_detector_saw_decides_where_there_are_no_states():
         build_sft(t, marks=marks, mode="success_loop_erased")
 
 
+def test_a_mix_of_texts_uses_up_those_without_a_retraction():
+    """By default; what a text takes back cannot be cut out of it, so the others are none of the clean ones."""
+    asked = [{"task_id": n, "steps": [{"obs": f"{n}?", "action": "x"}], "success": True} for n in range(9)]
+    marks = [[Marked([(0, 1)], [Step("advance" if n < 2 else "retract")])] for n in range(9)]
+    made = build_sft(asked, marks=marks)
+    assert made.summary["stopped"] == "no more traces without a recovery"
+    assert made.summary["examples"] in (4, 5)
+    assert made.summary["examples"] - made.summary["with_recovery"] == 2
+    with pytest.raises(UserError, match="every success takes something back"):
+        build_sft(asked[2:], marks=marks[2:])
+    assert build_sft(asked[2:], marks=marks[2:], rho=1).summary["examples"] == 7
+
+
+def test_a_budget_ends_at_the_first_trace_that_does_not_fit():
+    """Else the shortest of all traces would be searched for what is left of the budget, and those are the straight ones."""
+    order = build_sft(TRACES, mode="success_raw").examples
+    budget = sum(e.cost for e in order[:8]) + order[8].cost - 1
+    assert any(e.cost < order[8].cost for e in order[9:])
+    made = build_sft(TRACES, mode="success_raw", token_budget=budget)
+    assert [e.attempt for e in made.examples] == [e.attempt for e in order[:8]]
+    assert made.summary["stopped"] == "budget spent"
+
+
 def test_what_cannot_be_built():
     with pytest.raises(UserError, match="no trace is known to have succeeded"):
         build_sft([trace(DETOUR, "b0 leaf", success=False)])
     with pytest.raises(UserError, match="the set is empty: no success shows a recovery"):
         build_sft(GOLDEN, mode="recovery_only_suffix")
-    with pytest.raises(UserError, match="every trace has more tokens than the budget"):
+    with pytest.raises(UserError, match="the first trace has [0-9]+ tokens, and the budget is 1$"):
         build_sft(GOLDEN, mode="success_raw", token_budget=1)
     with pytest.raises(UserError, match="'rho'"):
         build_sft(GOLDEN, rho=1.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -84,8 +84,10 @@ def build_sft(
         pools = {False: [(i, "golden") for i in one_a_task]}
     elif config.mode == "recovery_only_suffix":
         pools = {True: [(i, kind) for i, kind in pools[False] if source.recovers(i)]}
-    elif config.mode == "recovery_mix":  # of the clean ones, those that nothing is cut out of come first
-        clean = [(i, "clean") for i in sorted(order, key=source.recovers)]
+    elif (
+        config.mode == "recovery_mix"
+    ):  # of the clean ones, those that nothing is cut out of come first; from texts nothing can be
+        clean = [(i, "clean") for i in sorted(order, key=source.recovers) if marks is None or not source.recovers(i)]
         pools = {True: [(i, "raw") for i in order if source.recovers(i)], False: clean}
     return _fill(source, pools, config, template)
 
@@ -186,30 +188,41 @@ def _join(given: Sequence[Turn], steps: Iterable[tuple[Sequence[Turn], Turn, boo
     return Conversation(tuple(turns), tuple(trained))
 
 
+def _usable(
+    source: _States | _Marks, pool: Iterable[tuple[int, str]], config: BuildConfig, template: ChatTemplate | None
+) -> Iterator[Example]:
+    """The examples of a pool that have anything to train."""
+    for i, kind in pool:
+        conversation = source.make(i, kind, config.mask_mistakes)
+        if cost := conversation.cost(template):
+            trace = source.t.traces[i]
+            yield Example(trace.task, trace.attempt, kind in ("raw", "suffix") and source.recovers(i), conversation, cost)
+
+
 def _fill(
     source: _States | _Marks, pools: Mapping[bool, Sequence[tuple[int, str]]], config: BuildConfig, template: ChatTemplate | None
 ) -> SftSet:
-    """Take from the pools, keeping the share, whatever still fits; nothing is ordered by length, which would favour straight traces."""
-    left = {kind: iter(pool) for kind, pool in pools.items()}
+    """Take from the pools, keeping the share, up to the first that does not fit: going on to shorter ones would favour straight traces."""
+    left = {kind: _usable(source, pool, config, template) for kind, pool in pools.items()}
     taken: list[Example] = []
-    spent = mixed = too_long = 0
+    spent = mixed = 0
     stopped = ""
     while not stopped:
         wanted = round(config.rho * (len(taken) + 1)) > mixed if len(pools) == 2 else next(iter(pools))
-        for i, kind in left[wanted]:
-            conversation = source.make(i, kind, config.mask_mistakes)
-            cost = conversation.cost(template)
-            if cost and (config.token_budget is None or spent + cost <= config.token_budget):
-                shows = kind in ("raw", "suffix") and source.recovers(i)
-                taken.append(Example(source.t.traces[i].task, source.t.traces[i].attempt, shows, conversation, cost))
-                spent, mixed = spent + cost, mixed + shows
-                break
-            too_long += cost > 0
+        example = next(left[wanted], None)
+        if example is None:
+            stopped = f"no more traces with{'' if wanted else 'out'} a recovery" if len(pools) == 2 else "all taken"
+        elif config.token_budget is not None and spent + example.cost > config.token_budget:
+            stopped = "budget spent"
         else:
-            kind = "with a recovery" if wanted else "without one"
-            stopped = "budget spent" if too_long else f"no more traces {kind}" if len(pools) == 2 else "all taken"
+            taken.append(example)
+            spent, mixed = spent + example.cost, mixed + example.recovery
     if not taken:
-        fault = "every trace has more tokens than the budget" if too_long else "no success shows a recovery"
+        fault = "no success shows a recovery" if wanted else "no success has a text to train on"
+        if example is None and len(pools) == 2 and not wanted:
+            fault = "every success takes something back, which cannot be cut out of a text (rho 1 takes them as they are)"
+        elif example is not None:
+            fault = f"the first trace has {example.cost} tokens, and the budget is {config.token_budget}"
         raise UserError(f"the set is empty: {fault}")
     turns = [turn for e in taken for turn, spans in zip(e.conversation.turns, e.conversation.trained, strict=True) if spans]
     real = template is not None or all(turn.tokens is not None for turn in turns)
