@@ -310,7 +310,9 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     checks += _tabular(
         cells, seeds, {"updates": 80, "steps": 2000} if quick else {}, (0.6, 2.5, 1.5, 2.0) if quick else (0.35, 3, 1.25, 3)
     )
-    checks += _network(cells, seeds, {"updates": 40, "episodes": 1024, "steps": 150, "walks": 500} if quick else {}, 0.3 if quick else 0.4)
+    checks += _network(
+        cells, seeds, {"updates": 40, "episodes": 1024, "steps": 150, "walks": 500} if quick else {}, 0.3 if quick else 0.4
+    )
     return checks if quick else checks + _grids(cells, seeds)
 
 
