@@ -67,8 +67,9 @@ def test_a_smaller_vocabulary_is_filled_with_its_last_row() -> None:
     ],
 )
 def test_what_cannot_be_merged_is_said(start: Any, end: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=said) as caught:
         merge(start, end, **({"alpha": 0.5} | options))
+    assert caught.value.exit_code == (2 if options else 3)  # another architecture is a pair that does not fit
 
 
 def test_a_merged_reference_lies_between(folders: tuple[Path, Path]) -> None:
@@ -137,6 +138,9 @@ def test_an_adapter_switched_off_is_the_reference(folders: tuple[Path, Path], tm
         ({"peft_type": "IA3"}, NeedsError, "of type IA3"),
         ({"use_dora": True}, NeedsError, "'use_dora'"),
         ({"base_model_name_or_path": "org/model"}, UserError, "for 'org/model', which is no folder"),
+        ({"lora_alpha": None}, UserError, "'lora_alpha' must be a number, and it is missing"),
+        ({"r": 0}, UserError, "'r' is 0"),
+        ({"r": 3}, UserError, "not of rank 3"),
     ],
 )
 def test_adapters_that_cannot_be_read_are_refused(
@@ -152,6 +156,18 @@ def test_an_adapter_of_another_model_is_refused(folders: tuple[Path, Path], tmp_
     TinyLM(TinyConfig(vocab=40, width=16, layers=2, heads=1, kv_heads=1, head_size=16, ffn=48)).save(tmp_path / "small")
     with pytest.raises(UserError, match="does not fit the weight"):
         adapted_model(adapter, tmp_path / "small")
+
+
+def test_half_an_adapter_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    adapter = lora(tmp_path / "adapter", folders[1])
+    file = adapter / "adapter_model.safetensors"
+    parts = load_file(file)
+    for lost in sorted(parts)[:2]:
+        save_file({name: part for name, part in parts.items() if name != lost}, file)
+        with pytest.raises(UserError, match=f"has no other half '{lost}'"):
+            adapted_model(adapter, folders[1])
 
 
 # -- pairs

@@ -32,6 +32,16 @@ class Follower:
 
         Raises UserError on ids the model does not know, BoundaryError("engine") where the row outgrows its context.
         """
+        row = self.checked(tokens)
+        found = [np.zeros(0, np.float32)]
+        width = min(_STRETCH, max(1, SCORE_LOGITS // self._forward.vocab))
+        with torch.inference_mode():
+            for start in range(0, len(row), width):
+                found.append(self._stretch(row[start : start + width]))
+        return np.concatenate(found)
+
+    def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """``tokens`` (T,) if they can be followed. Raises what :meth:`extend` raises; nothing has moved then."""
         row = np.asarray(tokens, np.int64)
         if len(row) and (row.min() < 0 or row.max() >= self._forward.vocab):
             raise UserError(f"'{self.model.name}' knows the tokens 0 to {self._forward.vocab - 1}, and a row holds another")
@@ -39,12 +49,7 @@ class Follower:
             raise BoundaryError(
                 "engine", f"the row outgrows the context of {self._forward.context} tokens of '{self.model.name}'"
             )
-        found = [np.zeros(0, np.float32)]
-        width = min(_STRETCH, max(1, SCORE_LOGITS // self._forward.vocab))
-        with torch.inference_mode():
-            for start in range(0, len(row), width):
-                found.append(self._stretch(row[start : start + width]))
-        return np.concatenate(found)
+        return row
 
     def _stretch(self, row: np.ndarray) -> np.ndarray:
         n, forward = len(row), self._forward

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from torch import Tensor
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
+from ramify.model.pair import IncompatiblePairError
 
 Method = Literal["linear", "ties", "dare"]
 METHODS: tuple[Method, ...] = ("linear", "ties", "dare")
@@ -39,7 +41,7 @@ def merge(
 
     ties keeps the ``density`` of tau that is largest in size, tensor by tensor; dare keeps each entry with that probability and divides
     by it, a draw keyed by ``seed`` and the weight's name. A matrix with fewer rows than its sibling (a smaller vocabulary) is filled up by
-    repeating its last row. Raises UserError where the weights are not those of one architecture.
+    repeating its last row. Raises IncompatiblePairError where the weights are not those of one architecture.
     """
     if not 0 <= alpha <= 1 or not 0 < density <= 1:
         raise UserError(f"alpha must lie in [0, 1] and density in (0, 1], not {alpha} and {density}")
@@ -47,7 +49,7 @@ def merge(
         raise UserError(f"unknown way to merge '{method}' (known: {', '.join(METHODS)})")
     if reference.keys() != policy.keys():
         odd = sorted(reference.keys() ^ policy.keys())[0]
-        raise UserError(f"the checkpoints cannot be merged: only one of them has the weight '{odd}'")
+        raise IncompatiblePairError(f"the checkpoints cannot be merged: only one of them has the weight '{odd}'")
     out = {}
     for name, start in reference.items():
         left, right = _alike(name, start.float(), policy[name].float())
@@ -65,7 +67,7 @@ def _alike(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if a.shape == b.shape:
         return a, b
     if a.dim() != b.dim() or a.dim() == 0 or a.shape[1:] != b.shape[1:]:
-        raise UserError(
+        raise IncompatiblePairError(
             f"the checkpoints cannot be merged: '{name}' is {tuple(a.shape)} in one and {tuple(b.shape)} in the other"
         )
     rows = max(len(a), len(b))
@@ -120,16 +122,24 @@ def adapted_model(folder: Path, base: Path) -> LocalModel:
         parts = load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the adapter {file}: {error}") from error
-    rank = int(config["r"])
-    scale = float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+    rank, strength = (_number(config, name, folder) for name in ("r", "lora_alpha"))
+    if rank < 1 or rank != int(rank):
+        raise UserError(f"{folder / 'adapter_config.json'}: 'r' is {rank:g}, and a rank is a whole number from 1")
+    scale = strength / (rank**0.5 if config.get("use_rslora") else rank)
     model = LocalModel.load(base)
     weights = model.module.state_dict()
     for key in parts:
-        name = key.removeprefix("base_model.model.").removesuffix(_A).removesuffix(_B) + ".weight"
+        stem = key.removesuffix(_A).removesuffix(_B)
+        name = stem.removeprefix("base_model.model.") + ".weight"
         if not key.endswith((_A, _B)) or name not in weights:
             raise UserError(f"{file}: '{key}' is no low-rank part of a weight of {base}")
+        if other := {stem + _A, stem + _B} - parts.keys():
+            raise UserError(f"{file}: '{key}' has no other half '{other.pop()}'")
         if key.endswith(_A):
-            change = scale * (parts[key.removesuffix(_A) + _B].float() @ parts[key].float())
+            up, down = parts[stem + _B].float(), parts[key].float()
+            if up.dim() != 2 or down.dim() != 2 or not up.shape[1] == down.shape[0] == rank:
+                raise UserError(f"{file}: '{key}' and its other half are not of rank {rank:g}, as the adapter's settings say")
+            change = scale * (up @ down)
             if change.shape != weights[name].shape:
                 raise UserError(f"{file}: '{key}' does not fit the weight '{name}' of {base}")
             weights[name] = weights[name] + change.to(weights[name].device)
@@ -137,6 +147,15 @@ def adapted_model(folder: Path, base: Path) -> LocalModel:
     model.refresh()
     model.name = folder.name
     return model
+
+
+def _number(config: dict[str, Any], name: str, folder: Path) -> float:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(
+            f"{folder / 'adapter_config.json'}: '{name}' must be a number" + (", and it is missing" * (value is None))
+        )
+    return float(value)
 
 
 def _adapter_config(folder: Path) -> dict[str, Any]:

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ramify.base.errors import BoundaryError, UserError
+from ramify.engine.checkpoints import model_folder
 from ramify.engine.follow import Follower
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.implicit_advantage import AdvantageScorer, Monitor
+from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer, Monitor
 from ramify.methods.implicit_advantage.monitor import Grade
 from ramify.model.pair import Pair
 from ramify.model.protocol import Draw
 from ramify.model.scripted import ScriptedModel
+from ramify.model.tokenizer import HfTokenizer
 from ramify.score.judge import ask, read_grade, read_steps
 from ramify.score.trajectories import trajectory
 
@@ -72,6 +75,48 @@ def test_what_cannot_be_followed_is_refused(models: tuple[LocalModel, LocalModel
         Follower(models[0]).extend(np.zeros(701, np.int64))
 
 
+def test_what_one_model_cannot_follow_moves_neither(models: tuple[LocalModel, LocalModel]) -> None:
+    small = TinyConfig(vocab=30, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=48, context=64)
+    monitor = Monitor(models[0], LocalModel(TinyLM(small, seed=2)))
+    monitor.see([1, 2, 3])
+    with pytest.raises(UserError, match="knows the tokens 0 to 29"):
+        monitor.act([35])
+    assert [follower.length for follower in monitor._followers] == [3, 3]
+    assert np.isfinite(monitor.act([4]).value)
+
+
+def test_a_grade_is_a_number_or_an_error(models: tuple[LocalModel, LocalModel]) -> None:
+    broken = TinyLM(SHAPE, seed=3)
+    with torch.no_grad():
+        broken.state_dict()["model.norm.weight"].fill_(float("nan"))
+    monitor = Monitor(models[0], LocalModel(broken))
+    monitor.see([1, 2])
+    with pytest.raises(UserError, match=r"token 0 \(id 3, step 0\) has the log-prob nan under the reference"):
+        monitor.act([3, 4])
+    assert monitor.grades == []
+    for options in ({"max_length": 100}, {"keep_truncated": True}):
+        with pytest.raises(UserError, match="never cuts"):
+            Monitor(*models, config=AdvantageConfig(**options))
+
+
+def test_a_monitor_leaves_special_tokens_out_where_asked() -> None:
+    tokenizer = HfTokenizer.load(model_folder("builtin"))
+    policy, reference = (LocalModel(TinyLM.load(model_folder("builtin")), tokenizer) for _ in range(2))
+    with torch.no_grad():
+        for weight in reference.module.parameters():
+            weight.mul_(1.02)
+    reference.refresh()
+    end = max(Pair(policy, reference).special)
+    grades = []
+    for keep, action in ((True, [30, 31]), (False, [30, 31, end]), (True, [30, 31, end])):
+        monitor = Monitor(policy, reference, config=AdvantageConfig(keep_special=keep))
+        monitor.see([5, 6])
+        grades.append(monitor.act(action))
+    assert grades[0].value == pytest.approx(grades[1].value, abs=1e-5)
+    assert [grade.n_tokens for grade in grades] == [2, 2, 3]
+    assert grades[2].value != pytest.approx(grades[1].value, abs=1e-5)
+
+
 def test_a_judges_reply_is_read_from_its_end() -> None:
     assert read_grade("Score: 3 was my first thought. Score: 7.5") == 0.75
     assert read_grade("it went well") is None
@@ -105,9 +150,7 @@ def test_a_reward_head_scores_and_a_bare_model_is_refused(tmp_path: Path) -> Non
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from ramify.base.errors import NeedsError
-    from ramify.engine.checkpoints import model_folder
     from ramify.engine.reward_head import head_scores
-    from ramify.model.tokenizer import HfTokenizer
 
     tokenizer = HfTokenizer.load(model_folder("builtin"))
     shape = {"vocab_size": tokenizer.size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
