@@ -12,7 +12,7 @@ from ramify.env.worlds.maze import MazeWorld, route
 TASK = Task("t", {"exits": {"a": {"1": "b"}, "b": {"1": "a", "2": "c"}, "c": {}}, "start": "a", "exit": "c"})
 
 
-@pytest.mark.parametrize("shape", ["grid", "grid-2", "star", "star-2-1-1"])
+@pytest.mark.parametrize("shape", ["grid", "grid-3", "star", "star-2-1-1"])
 def test_conforms(shape: str) -> None:
     assert conformance.check("env", MazeWorld(shape)) == []
 
