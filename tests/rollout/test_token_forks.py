@@ -211,6 +211,7 @@ def test_stems_are_drawn_and_judged(tmp_path: Path) -> None:
     assert all(t.correct == right(Digits().decode(t.response_ids), t) for t in traces)
     assert all(t.logprobs is not None and len(t.logprobs) == t.length for t in traces)
     assert traces[0].verifier == "right"
+    assert asyncio.run(counter.draw([Problem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
     measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
     file = tmp_path / "traces.jsonl"
     write_traces(file, [measured, *traces[1:]])
@@ -242,7 +243,9 @@ def test_bad_trace_files(tmp_path: Path) -> None:
     assert "a trace of text only" in refusal({"id": "a", "prompt": "0", "response": "1"})
     assert "'id' must be text" in refusal({"prompt_ids": [1], "response_ids": [1]})
     assert refusal() == " holds no trace"
-    assert trace_of({"id": "a", "prompt": "01", "response": "12"}, Digits()).response_ids == (1, 2)
+    assert "'sampler' must be an object, and it is missing" in refusal({name: good[name] for name in good if name != "sampler"})
+    assert "the reply has 3 tokens and 'sampler' allows 2" in refusal(good | {"sampler": {"max_tokens": 2}})
+    assert trace_of({"id": "a", "prompt": "01", "response": "12", "sampler": {}}, Digits()).response_ids == (1, 2)
     spec = trace_of(good | {"k": [1, None, 2, 0], "n": 4})
     assert spec.potentials == (Counts(1, 4), None, Counts(2, 4), Counts(0, 4))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -182,15 +182,43 @@ class TokenForks:
             raise NeedsError(f"'{self.model.identity.name}' does not tell the likeliest other tokens")
         return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1].astype(np.float64)).tolist(), strict=True))
 
-    async def draw(self, problems: Sequence[Problem], per_problem: int = 1) -> list[TokenTrace]:
-        """Draw and judge replies, the stems to scan. A draw that fails is left out and counted in the ledger as failed."""
+    async def chances_of(self, trace: TokenTrace, t: int, tokens: Sequence[int]) -> dict[int, float]:
+        """Probabilities at temperature 1 of these next tokens behind position ``t``, each scored as a given one."""
+        self.check(trace)
+        rows = [trace.prefix(t, (token,)) for token in tokens]
+        self.ledger.add("score", scored_tokens=sum(map(len, rows)))
+        scores = await self.model.logprobs(rows)
+        return {token: float(np.exp(score.logprobs[-1])) for token, score in zip(tokens, scores, strict=True)}
+
+    async def draw(self, problems: Sequence[Problem], per_problem: int = 1, known: Container[str] = ()) -> list[TokenTrace]:
+        """Draw and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
         if self.sampling is None:
             raise UserError("drawing traces needs sampling settings")
-        return [
-            trace
-            for trace in await asyncio.gather(*(self._stem(p, i, self.sampling) for p in problems for i in range(per_problem)))
-            if trace is not None
-        ]
+        places = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
+        drawn = await asyncio.gather(*(self._stem(problem, i, self.sampling) for problem, i in places))
+        return [trace for trace in drawn if trace is not None]
+
+    async def judged(self, traces: Sequence[TokenTrace]) -> list[TokenTrace]:
+        """The traces, those without a verdict judged; ``correct`` stays None where the verifier gives none."""
+
+        async def one(trace: TokenTrace) -> TokenTrace:
+            if trace.correct is not None:
+                return trace
+            right = await self._judge(self._text(list(trace.response_ids)), trace)
+            return replace(trace, correct=right, verifier=self._verifier_name)
+
+        return list(await asyncio.gather(*map(one, traces)))
+
+    def source(self) -> dict[str, Any]:
+        """What counts depend on besides trace and position."""
+        return {
+            "model": self.model.identity.name,
+            "weights": self.model.identity.weights,
+            "verifier": self._verifier_name,
+            "truncated": self.truncated,
+            "seed": self.seed,
+            "sampling": None if self.sampling is None else self.sampling.to_json(),
+        }
 
     def check(self, trace: TokenTrace) -> None:
         """Refuse a trace whose ids belong to another tokenizer. Raises NeedsError."""
@@ -220,6 +248,10 @@ class TokenForks:
         }
 
     # -- parts
+
+    @property
+    def _verifier_name(self) -> str:
+        return str(getattr(self.verifier, "name", getattr(self.verifier, "__name__", type(self.verifier).__name__)))
 
     def _engine_tokens(self) -> int | None:
         stats = getattr(self.model, "stats", None)
@@ -259,7 +291,7 @@ class TokenForks:
             return None
 
     async def _stem(self, problem: Problem, index: int, sampling: Sampling) -> TokenTrace | None:
-        name = f"{problem.id}#{index}"
+        name = _stem_id(problem, index)
         draw = await self._draw(
             Prefix(TokenTrace(name, problem.id, problem.prompt_ids, (0,), sampling).prefix(0)),
             sampling,
@@ -276,7 +308,7 @@ class TokenForks:
             prompt_ids=problem.prompt_ids,
             response_ids=tuple(tokens),
             sampler=sampling,
-            verifier=getattr(self.verifier, "name", getattr(self.verifier, "__name__", "")),
+            verifier=self._verifier_name,
             stop=draw.stop,
             data=problem.data,
             logprobs=None if draw.logprobs is None else tuple(map(float, draw.logprobs)),
@@ -353,6 +385,10 @@ def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:
     if not found:
         raise UserError(f"{path} holds no problem")
     return list(found.values())
+
+
+def _stem_id(problem: Problem, index: int) -> str:
+    return f"{problem.id}#{index}"
 
 
 def _tokens(draw: Draw) -> list[int]:

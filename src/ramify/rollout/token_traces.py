@@ -165,12 +165,12 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None) -> 
             raw[f"{name}_ids"] = retokenise.encode(read_field(raw, name, str, "the trace"))
     given = {name: read_field(raw, name, str, "the trace", "") for name in ("verifier", "stop", "model", "tokenizer")}
     given["stop"] = given["stop"] or "eos"
-    return TokenTrace(
+    trace = TokenTrace(
         id=read_field(raw, "id", str, "the trace"),
         problem_id=read_field(raw, "problem_id", str, "the trace", raw["id"]),
         prompt_ids=_ids(raw, "prompt_ids"),
         response_ids=_ids(raw, "response_ids"),
-        sampler=sampling_of(read_field(raw, "sampler", dict, "the trace", {})),
+        sampler=sampling_of(read_field(raw, "sampler", dict, "the trace")),
         correct=read_field(raw, "correct", bool, "the trace", None),
         data=read_field(raw, "data", dict, "the trace", {}),
         logprobs=_numbers(raw, "logprobs"),
@@ -179,6 +179,9 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None) -> 
         early_stopped_at=read_field(raw, "early_stopped_at", int, "the trace", None),
         **given,
     )
+    if trace.length > trace.sampler.max_tokens:
+        raise UserError(f"the reply has {trace.length} tokens and 'sampler' allows {trace.sampler.max_tokens} ('max_tokens')")
+    return trace
 
 
 def sampling_of(record: Mapping[str, Any]) -> Sampling:
