@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,3 +168,15 @@ def test_controls() -> None:
     assert tangent_cut(curve(*[0.8] * 40, *[0.1] * 61)) == 35
     assert tangent_cut(curve(*[0.8] * 10)) is None
     assert tangent_cut([]) is None
+
+
+def test_truncated_forks_make_no_drop_suspect() -> None:
+    """A token of probability 0.92 behind which 90 % are truncated: V, of the graded forks, falls by 0.34, and nothing is wrong."""
+    (cliff,) = detect(
+        "a", [Counts(1170, 1720, truncated=8280), Counts(400, 1000, truncated=9000)], TEST, facts=[TokenFacts(0.92)]
+    )
+    assert cliff.drop > 1 - 0.92 + 0.1
+    assert not cliff.suspect
+    again = Cliff.from_json(json.loads(json.dumps(cliff.to_json(TEST))))
+    assert again == cliff
+    assert replace(cliff, prev=Counts(1170, 1720), cur=Counts(400, 1000)).suspect

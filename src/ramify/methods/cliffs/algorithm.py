@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,11 @@ class Cliff:
 
     @property
     def suspect(self) -> bool:
-        """The drop exceeds 1 - pi(token) by more than 3 SE, which no true one can: noise, re-encoded text or another sampler (8)."""
-        prev, cur = self.fresh or (self.prev, self.cur)
+        """The drop exceeds 1 - pi(token) by more than 3 SE, which no true one can: noise, re-encoded text or another sampler (8).
+
+        Truncated forks count as not right here: the chance to end, and right, is a martingale; that of the ones that end is none.
+        """
+        prev, cur = (Counts(c.k, c.n + c.truncated) for c in self.fresh or (self.prev, self.cur))
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
         return prev.rate - cur.rate > 1 - self.facts.pi + 3 * standard_error(prev, cur) + TIE
@@ -97,36 +100,41 @@ class Cliff:
         se = standard_error(self.prev, self.cur)
         record: dict[str, Any] = {
             "trace_id": self.trace_id, "t": self.t, "token_id": self.token_id, "start": self.start, "interval": self.interval,
-            "k_prev": self.prev.k, "n_prev": self.prev.n, "k_cur": self.cur.k, "n_cur": self.cur.n, "d": self.drop, "se": se,
+            **_columns(self.prev, self.cur), "d": self.drop, "se": se,
             "threshold": test.delta0 + test.z * se, "pi_token": self.facts.pi, "q_token": self.facts.q, "H": self.facts.entropy,
             "greedy": self.facts.greedy, "class": self.facts.kind, "suspect": self.suspect, "status": self.status, "confirm": None,
         }  # fmt: skip
         if self.fresh is not None:
-            prev, cur = self.fresh
-            record["confirm"] = {
-                "k_prev": prev.k, "n_prev": prev.n, "k_cur": cur.k, "n_cur": cur.n, "d": self.fresh_drop, "p": self.p,
-                "p_fdr": self.p_fdr,
-            }  # fmt: skip
+            record["confirm"] = _columns(*self.fresh) | {"d": self.fresh_drop, "p": self.p, "p_fdr": self.p_fdr}
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Cliff:
         """Inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError on a record of another shape."""
-        found = record["confirm"]
+        found, (prev, cur) = record["confirm"], _counts(record)
         return cls(
             trace_id=str(record["trace_id"]),
             t=int(record["t"]),
             token_id=record["token_id"],
             start=int(record["start"]),
             interval=bool(record["interval"]),
-            prev=Counts(record["k_prev"], record["n_prev"]),
-            cur=Counts(record["k_cur"], record["n_cur"]),
+            prev=prev,
+            cur=cur,
             facts=TokenFacts(record["pi_token"], record["q_token"], record["H"], record["greedy"]),
-            fresh=None if found is None else (Counts(found["k_prev"], found["n_prev"]), Counts(found["k_cur"], found["n_cur"])),
+            fresh=None if found is None else _counts(found),
             p=None if found is None else found["p"],
             p_fdr=None if found is None else found["p_fdr"],
             status=str(record["status"]),
         )
+
+
+def _columns(prev: Counts, cur: Counts) -> dict[str, Any]:
+    return {f"{name}_{side}": value for side, c in (("prev", prev), ("cur", cur)) for name, value in asdict(c).items()}
+
+
+def _counts(record: dict[str, Any]) -> tuple[Counts, Counts]:
+    prev, cur = (Counts(*(record[f"{f.name}_{side}"] for f in fields(Counts))) for side in ("prev", "cur"))
+    return prev, cur
 
 
 def detect(
@@ -185,7 +193,8 @@ def confirm(
 def screen(pi: Sequence[float], delta0: float, carry: float) -> tuple[list[int], list[tuple[int, int]]]:
     """What the budgeted scan measures: (positions, tests (start, t)) (6).
 
-    A token of probability 1 - delta0 or more under the sampler cannot lose delta0: V is a martingale, so a drop is at most 1 - pi. Over
+    A token of probability 1 - delta0 or more under the sampler cannot lose delta0: V is a martingale, so a drop is at most 1 - pi (where
+    every fork is graded: among the graded ones only, the chance may drop further, as where the others are truncated). Over
     a run of such tokens the last estimate is carried on while their summed 1 - pi stays below ``carry``; else the position just before
     the next token to be tested is measured too, or slow drift would be blamed on that token.
     """
