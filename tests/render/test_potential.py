@@ -37,6 +37,8 @@ def test_svg_says_what_it_shows() -> None:
     assert "behind token 2" not in svg  # not measured, so not drawn
     assert "An empty reply" in potential_svg(Potential([], []))
     assert potential_svg(SHOWN) == svg
+    rows = Potential(["a\n"] * 4, [Estimate(0, 1.0, 1, 1), Estimate(3, 0.5, 0, 1)])
+    assert potential_svg(rows).count("behind token 3") == 2  # at the end of its line, and where the next begins
 
 
 @given(st.lists(st.text(max_size=12), max_size=12), st.integers(20, 60))

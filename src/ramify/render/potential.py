@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -137,8 +138,8 @@ def _line(row: list[tuple[int, str]], top: float, shown: Potential, spots: dict[
         + label(_LEFT - 6, bottom - share * _CHART + 4, f"{100 * share:.0f} %", "soft end num")
         for share in (0.0, 0.5, 1.0)
     )
-    known = [e for e in shown.estimates if e.t in ends]
-    before = max((e for e in shown.estimates if e.t < row[0][0] - 1), key=lambda e: e.t, default=None)
+    first, behind = (bisect_left(shown.estimates, t, key=lambda e: e.t) for t in (row[0][0] - 1, row[-1][0] + 1))
+    known, before = list(shown.estimates[first:behind]), shown.estimates[first - 1] if first else None
     if before is not None and (not known or known[0].t > row[0][0] - 1):
         ends[before.t] = _LEFT  # the line comes in from the one above
         known.insert(0, before)
