@@ -17,6 +17,7 @@ from ramify.base.seeds import generator, place_key, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest
+from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.step_forks import StepForks, step_trace
@@ -219,10 +220,17 @@ def test_the_whole_way_on_the_engine() -> None:
     assert {row["rejected_id"] for row in rows} == {wrong[0].response_ids[0]}
     assert rows[0]["prompt_ids"] == [1, 2]
     assert pairs([examined], hard=True) == rows
-    same = asyncio.run(mass_under([examined], forks, 5))
-    assert same[0]["delta"] == pytest.approx(0)
-    other = asyncio.run(mass_under([examined], TokenForks(engine(7), Digits(), starts_low, sampling), 5))
-    assert abs(other[0]["delta"]) > 1e-3
+    same = asyncio.run(mass_under([examined], forks))
+    assert same[0]["delta"] == pytest.approx(0, abs=1e-6)
+    other = TokenForks(engine(7), Digits(), starts_low, sampling)
+    every = asyncio.run(other.alternatives(wrong[0], 0, 5))
+    (mass,) = asyncio.run(mass_under([examined], other))
+    assert mass["cpm_other"] == pytest.approx(sum(every[token] for token in every if token not in good))  # however unlikely there
+    assert abs(mass["delta"]) > 1e-3
+    stranger = TokenForks(engine(7), Digits(), starts_low, sampling)
+    stranger.tokenizer = type("Other", (Digits,), {"hash": "other"})()
+    with pytest.raises(NeedsError, match="another tokenizer"):
+        asyncio.run(mass_under([examined], stranger))
     kept = asyncio.run(ablate([Scanned(result.scanned[0].trace, result.scanned[0].cliffs)], forks))
     assert kept[0]["keep"]["k"] == 0
     assert kept[0]["del"]["k"] > 0
@@ -245,3 +253,74 @@ def test_a_reply_that_does_not_fit_is_told_and_the_others_go_on() -> None:
     result = run([long, short], forks)
     assert [one.trace.id for one in result.scanned] == ["short"]
     assert "do not fit the context of 32" in result.failed["long"]
+
+
+class Dying(Simulated):
+    """A model that is gone after some forks."""
+
+    def __init__(self, v: dict[str, np.ndarray], lives: int) -> None:
+        super().__init__(v, None)
+        self.lives = lives
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        counts = await super().count(trace, t, n, purpose, start, append)
+        return counts if self.drawn <= self.lives else Counts(0, 0, missing=n)
+
+    def spent(self) -> dict[str, Any]:
+        return {"forks": self.drawn, "first_failure": "no memory"}
+
+
+@pytest.mark.parametrize(
+    ("lives", "faithful"), [(0, False), (100, False), (300, False), (0, True), (64 * 9, True), (64 * 10 + 64, True)]
+)
+def test_a_trace_on_which_the_model_died_is_not_stored(lives: int, faithful: bool) -> None:
+    """Be it at once, among the positions, or in the confirmation."""
+    v = np.array([0.9] * 5 + [0.1] * 5)
+    result = run([of("a", 9)], Dying({"a": v}, lives), faithful=faithful, confirm=128, screen="none")
+    assert not result.scanned
+    assert "no memory" in result.failed["a"]
+
+
+def test_a_reply_whose_own_end_has_no_verdict_is_scanned() -> None:
+    class Unsure(Simulated):
+        async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+            return Counts(0, 0, missing=n) if t == 3 else await super().count(trace, t, n, purpose, start, append)
+
+    (one,) = run([of("a", 3)], Unsure({"a": np.full(4, 0.5)}, None), screen="none").scanned
+    assert (one.trace.potentials or ())[3] == Counts(0, 0, missing=64)
+
+
+def test_controls_are_drawn_once_a_trace() -> None:
+    forks = Simulated({"a": np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])}, None)
+    scanned = run([of("a", 5)], forks, screen="none").scanned
+    forks.drawn = 0
+    records = asyncio.run(ablate(scanned, forks, which="all"))
+    assert [record["t"] for record in records] == [2, 4]
+    assert ["random" in record for record in records] == [True, False]
+    assert forks.drawn == 64 * (4 + sum(records[0][arm] is not None for arm in ("random", "critical", "tangent")))
+    table = ablation_table(records, [1])
+    assert {row["arm"]: row["cliffs"] for row in table["arms"]} == {"del": 2, "keep": 2, "random": 1, "critical": 1, "tangent": 1}
+    assert table["gap_interval"] == [table["gap"]] * 2  # one trace: its cliffs are drawn anew together
+
+
+def test_an_ablation_with_ungraded_forks() -> None:
+    """Every arm is of the same cliffs, and nothing is lost after all forks were drawn."""
+    records = [
+        {"trace_id": "a", "del": {"k": 64, "n": 64}, "keep": {"k": 0, "n": 64}, "random": None},
+        {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 0, "n": 63}, "random": {"k": 64, "n": 64}},
+    ]
+    table = ablation_table(records, [1, 64])
+    rows = {row["arm"]: row for row in table["arms"]}
+    assert [rows["del"][f"pass@{k}"] for k in (1, 64)] == [0.5, 1.0]
+    assert [rows["random"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.0]
+    assert table["left_out"] == {"1": 0, "64": 1}
+    short = ablation_table(records[1:], [64])
+    assert (short["arms"][0]["pass@64"], short["arms"][0]["interval@64"]) == (None, None)
+    assert ablation_table([], [1])["gap"] is None
+
+
+def test_traces_without_a_verdict_are_judged() -> None:
+    forks = TokenForks(engine(), Digits(), starts_low)
+    unjudged = [TokenTrace(name, name, (1, 2), ids, Sampling()) for name, ids in (("a", (2, END)), ("b", (1, END)))]
+    known = TokenTrace("c", "c", (1, 2), (1, END), Sampling(), correct=False)
+    assert [trace.correct for trace in asyncio.run(forks.judged([*unjudged, known]))] == [False, True, False]

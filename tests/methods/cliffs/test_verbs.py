@@ -193,6 +193,54 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
 def test_a_file_that_is_no_scan_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_bytes(content)
-    with pytest.raises(UserError, match="mine.json"):
+    with pytest.raises(UserError, match=r"mine\.json"):
         ScanFile(file, ScanConfig())
     assert file.read_bytes() == content
+
+
+def test_a_scan_goes_on_with_the_same_forks_only(
+    checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scan = tmp_path / "scan.jsonl"
+    draw = ["--problems", problems, "--max-tokens", 6, "--out", scan]
+    assert run(capsys, "scan", *base(checkpoint), *draw)[0] == 0
+    before = scan.read_bytes()
+    model, verifier = base(checkpoint)[:2], ["--verifier", VERIFIER]
+    for argv, other in (
+        ([*base(checkpoint), *draw, "--seed", 1], "another seed, 0"),
+        ([*base(checkpoint), *draw, "--temperature", 0.5], "another sampling"),
+        ([*base(checkpoint, "other"), *draw], "another model"),
+        ([*model, *verifier, *draw], "another truncated, graded"),
+        ([*model, "--verifier", "exact", "--truncated", "graded", *draw], "another verifier, starts_low"),
+    ):
+        code, _, err = run(capsys, "scan", *argv)
+        assert (code, other in err) == (2, True), (argv, err)
+    assert scan.read_bytes() == before
+    for verb in (["ablate", scan], ["pairs", scan, "--out", tmp_path / "pairs.jsonl"]):
+        assert "another weights" in run(capsys, *verb, *base(checkpoint, "other"), "--n", 64)[2]
+        assert "warning" not in run(capsys, *verb, *base(checkpoint), "--n", 64)[2]
+
+
+def test_traces_of_ones_own(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Judged where they were not; refused where other replies are in the file; exit code 1 where nothing could be scanned."""
+    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan.jsonl"
+
+    def wrote(*replies: list[int], limit: int = 6) -> list[Any]:
+        made = [
+            {"id": str(i), "prompt_ids": [1, 2], "response_ids": r, "sampler": {"max_tokens": limit}}
+            for i, r in enumerate(replies)
+        ]
+        file.write_text("".join(json.dumps(trace) + "\n" for trace in made))
+        return ["scan", *base(checkpoint), "--traces", file, "--out", scan, "--json"]
+
+    code, out, _ = run(capsys, *wrote([2, END], [1, END]))
+    report = json.loads(out)
+    assert code == 0
+    assert (report["wrong"]["traces"], report["right"]["traces"], report["unjudged"]) == (1, 1, 0)
+    code, _, err = run(capsys, *wrote([3, END], [1, END]))
+    assert (code, "another reply '0'" in err) == (2, True), err
+    scan.unlink()
+    code, _, err = run(capsys, *wrote([2] * 40, limit=50))
+    assert (code, "do not fit the context" in err, "no trace was scanned" in err) == (1, True, True), err
+    assert not scan.exists()
+    assert "the reply has 3 tokens and 'sampler' allows 2" in run(capsys, *wrote([2, 2, END], limit=2))[2]

@@ -17,8 +17,8 @@ from ramify.methods.cliffs.algorithm import KINDS, Cliff
 from ramify.methods.cliffs.run import ScanConfig, Scanned
 from ramify.model.protocol import Tokenizer
 from ramify.render.potential import Estimate, Potential, Spot
-from ramify.rollout.token_traces import store_trace, trace_of
-from ramify.stats.intervals import Interval, bootstrap, wilson
+from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
+from ramify.stats.intervals import bootstrap, wilson
 from ramify.stats.passk import pass_at_k
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, read_lines
@@ -27,23 +27,24 @@ from ramify.trace.node import Mark
 _COUNTED = ("forks", "tested", "gap", "entropy_of")
 
 
-def to_record(scanned: Scanned, config: ScanConfig) -> dict[str, Any]:
-    """One line of a scan file: the trace with its potentials, cliffs, rebounds and the settings of the scan."""
+def to_record(scanned: Scanned, config: ScanConfig, source: dict[str, Any]) -> dict[str, Any]:
+    """One line of a scan file: the trace with its potentials, cliffs, rebounds, the settings of the scan and whose forks it is of."""
     test = config.test
     record: dict[str, Any] = scanned.trace.to_json()
     return record | {
         "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
         "rebounds": [rise.to_json(test) for rise in scanned.rebounds],
-        "scan": {"config": config.to_json()} | {name: getattr(scanned, name) for name in _COUNTED},
+        "scan": {"config": config.to_json(), "source": source} | {name: getattr(scanned, name) for name in _COUNTED},
     }
 
 
-def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, list[Scanned]]:
-    """Inverse of :func:`to_record` for a whole file; ``ended`` leaves out a line that a kill cut off.
+def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
+    """Settings, source of the forks and traces of a whole scan file; ``ended`` leaves out a line that a kill cut off.
 
     Raises UserError naming file, line and field.
     """
     config: ScanConfig | None = None
+    source: dict[str, Any] = {}
     found: dict[str, Scanned] = {}
     for number, record in read_lines(path, ended):
         with at_place(f"{path}:{number}"):
@@ -52,15 +53,15 @@ def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, list[Scanned
             scan = record.pop("scan")
             cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record.pop(name)) for name in ("cliffs", "rebounds"))
             own = check(ScanConfig, scan["config"])
-            if config is not None and _same(own) != _same(config):
+            if config is not None and (_same(own), scan["source"]) != (_same(config), source):
                 raise UserError("scanned with other settings than the traces before")
-            config, trace = own, trace_of(record)
+            config, source, trace = own, dict(scan["source"]), trace_of(record)
             if trace.id in found:
                 raise UserError(f"trace '{trace.id}' is there twice")
             found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: scan[name] for name in _COUNTED})
     if config is None:
         raise UserError(f"{path} holds no scanned trace")
-    return config, list(found.values())
+    return config, source, list(found.values())
 
 
 class ScanFile:
@@ -73,18 +74,32 @@ class ScanFile:
     def __init__(self, path: Path, config: ScanConfig) -> None:
         self.path, self.config = path, config
         self.done: dict[str, Scanned] = {}
+        self._source: dict[str, Any] | None = None
         try:
             text = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise refusal(f"cannot read {path}", error) from error
         self._end: int | None = text.rfind(b"\n") + 1
         if text:
-            before, found = read_scan(path, ended=True)
+            before, self._source, found = read_scan(path, ended=True)
             if _same(before) != _same(config):
                 raise UserError(f"{path} holds a scan with other settings; name another file with --out")
             self.done = {one.trace.id: one for one in found}
         elif not path.parent.is_dir():
             raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+
+    def go_on(self, source: dict[str, Any], traces: Sequence[TokenTrace]) -> list[TokenTrace]:
+        """Those of ``traces`` that are still to scan with forks of ``source``. Raises UserError where others began the file."""
+        for name, value in source.items():
+            if self._source is not None and self._source.get(name) != value:
+                raise UserError(
+                    f"{self.path} holds a scan with another {name}, {self._source.get(name)}; name another file with --out"
+                )
+        for trace in traces:
+            if trace.id in self.done and self.done[trace.id].trace.response_ids != trace.response_ids:
+                raise UserError(f"{self.path} holds a scan of another reply '{trace.id}'; name another file with --out")
+        self._source = source
+        return [trace for trace in traces if trace.id not in self.done]
 
     def add(self, scanned: Scanned) -> None:
         """Append one trace; it is on the disk when this returns."""
@@ -93,7 +108,7 @@ class ScanFile:
                 if self._end is not None:
                     file.truncate(self._end)  # what a kill left behind the complete lines
                     self._end = None
-                file.write(json.dumps(to_record(scanned, self.config)).encode() + b"\n")
+                file.write(json.dumps(to_record(scanned, self.config, self._source or {})).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -165,31 +180,42 @@ def _mean(values: Iterable[float]) -> float | None:
 def ablation_table(records: Sequence[dict[str, Any]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
     """pass@k of every arm over the records of :func:`ramify.methods.cliffs.run.ablate`, and the gap del - keep at k = 1.
 
-    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them); a cliff with fewer than k graded forks is left out of
-    that k. Intervals are 95 % bootstrap over the cliffs. Raises UserError on a k of which there are too few forks everywhere.
+    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them). A cliff of which some arm has fewer than k graded
+    forks is left out of that k in every arm (``left_out`` counts them): all arms are of the same cliffs. Where none is left there is no
+    figure. Intervals are 95 % bootstrap over traces, since cliffs of one trace are not independent.
     """
     arms = [arm for arm in ("del", "keep", "random", "critical", "tangent") if records and arm in records[0]]
-    most = max((r[arm]["n"] for r in records for arm in arms if r[arm]), default=0)
-    for k in ks:
-        if not 1 <= k <= most and records:
-            raise UserError(f"pass@{k} needs at least {max(k, 1)} forks a cliff, and there are at most {most}")
+    whole = {k: [r for r in records if all(r[a]["n"] >= k for a in arms if r.get(a))] for k in {1, *ks}}
     rows = []
     for arm in arms:
-        row: dict[str, Any] = {"arm": arm, "cliffs": len(records), "undefined": sum(r[arm] is None for r in records)}
+        own = [r for r in records if arm in r]
+        row: dict[str, Any] = {"arm": arm, "cliffs": len(own), "undefined": sum(r[arm] is None for r in own)}
         for k in ks:
-            values = _passes(records, arm, k)
-            row[f"pass@{k}"] = _mean(values)
-            row[f"interval@{k}"] = list(bootstrap(values, seed=seed)) if values else None
+            values = [(r["trace_id"], _pass(r[arm], k)) for r in whole[k] if arm in r]
+            row[f"pass@{k}"], row[f"interval@{k}"] = _over_traces(values, seed)
         rows.append(row)
-    both = [r for r in records if r["del"] and r["keep"] and r["del"]["n"] and r["keep"]["n"]]
-    gaps = [r["del"]["k"] / r["del"]["n"] - r["keep"]["k"] / r["keep"]["n"] for r in both]
-    gap: Interval | None = bootstrap(gaps, seed=seed) if gaps else None
-    return {"arms": rows, "gap": _mean(gaps), "gap_interval": None if gap is None else list(gap), "cliffs": len(records)}
+    gap, interval = _over_traces([(r["trace_id"], _pass(r["del"], 1) - _pass(r["keep"], 1)) for r in whole[1]], seed)
+    left_out = {str(k): len(records) - len(whole[k]) for k in ks}
+    return {"arms": rows, "gap": gap, "gap_interval": interval, "cliffs": len(records), "left_out": left_out}
 
 
-def _passes(records: Sequence[dict[str, Any]], arm: str, k: int) -> list[float]:
-    known = [r[arm] for r in records]
-    return [0.0 if c is None else pass_at_k(c["n"], c["k"], k) for c in known if c is None or c["n"] >= k]
+def _pass(counts: dict[str, int] | None, k: int) -> float:
+    return pass_at_k(counts["n"], counts["k"], k) if counts else 0.0
+
+
+def _over_traces(values: Sequence[tuple[str, float]], seed: int) -> tuple[float | None, list[float] | None]:
+    """Mean of (trace, value), and its interval: traces are drawn anew, each with all its values."""
+    groups: dict[str, list[float]] = {}
+    for name, value in values:
+        groups.setdefault(name, []).append(value)
+    if not groups:
+        return None, None
+    total, n = np.array([(sum(group), len(group)) for group in groups.values()]).T
+
+    def mean(draws: np.ndarray) -> np.ndarray:
+        return np.asarray(total[draws.astype(int)].sum(axis=1) / n[draws.astype(int)].sum(axis=1))
+
+    return float(total.sum() / n.sum()), list(bootstrap(np.arange(len(n)), mean, seed))
 
 
 def spots(scanned: Scanned) -> list[Spot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -158,6 +158,7 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
         counts = await count_at(forks, trace, dict.fromkeys(positions, config.n), "scan")
     else:
         counts, pairs = await count_staged(forks, trace, positions, pairs, test, config.n, config.first, config.miss)
+    _complete(forks, trace, counts)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
     cliffs = detect(trace.id, found.potentials, test, **known)
@@ -167,11 +168,22 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
         before = [cliff.start if cliff.interval else cliff.t - 1 for cliff in cliffs]
         places = {*before, *(cliff.t for cliff in cliffs)}
         fresh = await count_at(forks, trace, dict.fromkeys(sorted(places), config.fresh), "confirm")
+        _complete(forks, trace, fresh)
         total += sum(c.forks for c in fresh.values())
         drawn = [(fresh[start], fresh[cliff.t]) for start, cliff in zip(before, cliffs, strict=True)]
         cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
     tested = len(counts) - 1 if pairs is None else len(pairs)
     return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
+
+
+def _complete(forks: Forks, trace: Any, counts: Mapping[int, Counts]) -> None:
+    """Refuse counts of a trace on which the model or the verifier broke down; that its own end has no verdict is no such sign."""
+    broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
+    if broken:
+        why = forks.spent().get("first_failure") or "the verifier gave none"
+        raise BoundaryError(
+            "scorer", f"at {len(broken)} of {len(counts)} positions half of the forks or more have no verdict: {why}"
+        )
 
 
 def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], list[tuple[int, int]] | None]:
@@ -226,14 +238,15 @@ async def ablate(
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
     Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may draw
-    again; ``keep`` from behind it. A record holds the counts ``{k, n}`` of each arm; None where a control is undefined. Forks here are
-    drawn for this alone, never taken over from the scan. Raises UserError on a control there is none of.
+    again; ``keep`` from behind it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the trace, stand in the
+    record of its first cliff only, None where undefined. Forks here are drawn for this alone, never taken over from the scan. Raises
+    UserError on a control there is none of.
     """
     for name in controls:
         if name not in CONTROLS:
             raise UserError(f"unknown control '{name}': known are {', '.join(CONTROLS)}")
 
-    async def one(trace: Any, cliff: Cliff) -> dict[str, Any]:
+    async def one(trace: Any, cliff: Cliff, controls: Sequence[str]) -> dict[str, Any]:
         cuts = _cuts(trace, cliff, controls, seed)
         found = {arm: None if t is None else await forks.count(trace, t, n, f"ablate-{arm}") for arm, t in cuts.items()}
         return {
@@ -248,7 +261,7 @@ async def ablate(
     for result in scanned:
         if result.trace.correct is False:
             chosen = result.kept[:1] if which == "first" else result.kept
-            jobs += [one(result.trace, cliff) for cliff in chosen]
+            jobs += [one(result.trace, cliff, () if i else controls) for i, cliff in enumerate(chosen)]
     return list(await asyncio.gather(*jobs))
 
 
@@ -340,15 +353,16 @@ def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, An
     return rows
 
 
-async def mass_under(examined: Sequence[Examined], forks: Any, top: int) -> list[dict[str, Any]]:
-    """CPM of each cliff under the source model and under the model of ``forks``, at the same prefix (3.5): one forward pass each.
+async def mass_under(examined: Sequence[Examined], forks: Any) -> list[dict[str, Any]]:
+    """CPM of each cliff under the source model and under the model of ``forks``, at the same prefix (3.5): one forward pass a token.
 
-    A cliff token outside the other model's ``top`` counts with probability 0 there. Raises NeedsError on another tokenizer.
+    Raises NeedsError on another tokenizer.
     """
-    others = await asyncio.gather(*(forks.alternatives(one.trace, one.cliff.t - 1, top) for one in examined))
     out = []
-    for one, chances in zip(examined, others, strict=True):
-        mass = cliff_mass(one.candidates, one.trace.response_ids[one.cliff.t - 1], chances)
+    for one in examined:
+        token = one.trace.response_ids[one.cliff.t - 1]
+        inside = [c.token_id for c in one.candidates if c.is_cliff or c.token_id == token]
+        mass = cliff_mass(one.candidates, token, await forks.chances_of(one.trace, one.cliff.t - 1, inside))
         out.append({"trace_id": one.trace.id, "t": one.cliff.t, "cpm": one.mass, "cpm_other": mass, "delta": mass - one.mass})
     return out
 

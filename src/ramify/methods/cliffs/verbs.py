@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,6 +125,18 @@ def _forks(options: Forking, model: str = "") -> tuple[TokenForks, Any]:
     return TokenForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
 
+def _same_forks(source: dict[str, Any], options: Forking) -> TokenForks:
+    """What forks, with a warning where it is not what the scan forked with: its cliffs are those of another model or another verdict."""
+    forks, _ = _forks(options)
+    now = forks.source()
+    others = [name for name in ("weights", "verifier", "truncated") if source.get(name) != now[name]]
+    if others:
+        say(
+            f"warning: the scan was made with another {' and another '.join(others)}: with {source.get('model')} and {source.get('verifier')}"
+        )
+    return forks
+
+
 @app.command("scan", **_taking(ScanOptions))
 def scan_(
     ctx: typer.Context,
@@ -143,20 +156,20 @@ def scan_(
     The same command again goes on with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
     """
     options = load(ScanOptions, flags=ctx.args)
+    if (traces is None) == (problems is None):
+        raise UserError("name either --traces or --problems")
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
     file = ScanFile(out, config)
     forks, template = _forks(options)
-    if (traces is None) == (problems is None):
-        raise UserError("name either --traces or --problems")
     if problems is not None:
-        stems = _draw(forks, problems, template, options)
+        stems = _draw(forks, problems, template, options, file)
     else:
         stems = read_traces(traces or Path(), forks.tokenizer if retokenise else None)
         if retokenise:
             say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
-    done = dict(file.done)
+    stems, done = file.go_on(forks.source(), stems), dict(file.done)
     if dry_run:
-        planned = asyncio.run(bill([trace for trace in stems if trace.id not in done], forks, config))
+        planned = asyncio.run(bill(stems, forks, config))
         emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
         return
     if config.budget_rollouts is not None:
@@ -170,8 +183,9 @@ def scan_(
         bar.at(len(done), f"{sum(len(s.kept) for s in done.values())} cliffs")
 
     try:
-        with progress("scan", len(stems), "traces", as_json, len(done)) as bar:
-            result = asyncio.run(scan([trace for trace in stems if trace.id not in done], forks, config, keep))
+        with progress("scan", len(done) + len(stems), "traces", as_json, len(done)) as bar:
+            stems = asyncio.run(forks.judged(stems))
+            result = asyncio.run(scan(stems, forks, config, keep))
     except KeyboardInterrupt:
         raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
     report = summary(list(done.values()), config) | {
@@ -183,6 +197,12 @@ def scan_(
     emit(report, as_json, _report(report))
     for name, why in result.failed.items():
         say(f"warning: trace '{name}' was not scanned: {why}")
+    if result.failed and not result.scanned:
+        raise RamifyError("no trace was scanned")
+    if report["truncated"] and config.screen == "prob" and not config.faithful:
+        say(
+            "warning: some forks were truncated; the screen is exact for the chance to end, and right, not for that of the ones that end"
+        )
     if "seeds" not in forks.model.capabilities:
         say("warning: the model does not repeat a draw for its seed, so the same command may find other counts")
     if report["gap"] > ELSEWHERE:
@@ -193,12 +213,13 @@ def scan_(
         raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
 
 
-def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions) -> list[TokenTrace]:
+def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, file: ScanFile) -> list[TokenTrace]:
     stops = () if template is None else template.stop_tokens
     forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
     questions: list[Problem] = read_problems(path, template)
-    drawn = asyncio.run(forks.draw(questions, options.samples))
-    if not drawn:
+    file.go_on(forks.source(), [])
+    drawn = asyncio.run(forks.draw(questions, options.samples, file.done))
+    if not drawn and forks.first_failure:
         raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
     return drawn
 
@@ -224,17 +245,17 @@ def _report(report: dict[str, Any]) -> str:
         f"position with all forks), {spent['forward_tokens']} tokens run. {report['truncated']} forks truncated, {report['missing']} without "
         f"a verdict{': ' + spent['first_failure'] if spent['first_failure'] else ''}.\nLook at one with `ramify cliffs show {report['out']} TRACE`."
     )
-    return text
+    return text + (f"\n{report['unjudged']} traces got no verdict and are neither wrong nor right." if report["unjudged"] else "")
 
 
 @app.command("ablate", **_taking(AblateOptions))
 def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
     options = load(AblateOptions, flags=ctx.args)
-    _, scanned = read_scan(path)
+    _, source, scanned = read_scan(path)
     if not options.k or min(options.k) < 1 or max(options.k) > options.n:
         raise UserError(f"--k takes numbers from 1 to --n ({options.n}), not {','.join(map(str, options.k)) or 'none'}")
-    forks, _ = _forks(options)
+    forks = _same_forks(source, options)
     ks, which = options.k, options.which
     records = asyncio.run(ablate(scanned, forks, options.n, options.controls, which))
     found = ablation_table(records, ks) | {"which": which, "n": options.n, "spent": forks.spent(), "records": records}
@@ -243,12 +264,14 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
         return
     rows = [[row["arm"], row["undefined"], *(row[f"pass@{one}"] for one in ks)] for row in found["arms"]]
     text = table(["arm", "undefined (scores 0)", *(f"pass@{one}" for one in ks)], rows)
+    short = {k: n for k, n in found["left_out"].items() if n}
+    left = "".join(f"pass@{k}: {n} cliffs with fewer graded forks are left out.\n" for k, n in short.items())
     low, high = found["gap_interval"] or (float("nan"), float("nan"))
     gap = "" if found["gap"] is None else f"del - keep at k = 1: {found['gap']:.3f} [{low:.3f}, {high:.3f}], "
     emit(
         found,
         as_json,
-        f"{text}\n\n{gap}{len(records)} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
+        f"{text}\n\n{left}{gap}{len(records)} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
     )
 
 
@@ -261,14 +284,14 @@ def pairs_(
 ) -> None:
     """Pairs of single tokens for preference training: the cliff token, and each likely token that is no cliff there."""
     options = load(PairOptions, flags=ctx.args)
-    config, scanned = read_scan(path)
-    forks, _ = _forks(options)
+    config, source, scanned = read_scan(path)
+    forks = _same_forks(source, options)
     other = _forks(options, options.compare)[0] if options.compare else None
     top, compare = options.candidates, options.compare
 
     async def work() -> tuple[list[Any], list[dict[str, Any]]]:
         found = await examine(scanned, forks, config.test, top, options.n, options.classes)
-        return found, [] if other is None else await mass_under(found, other, top)
+        return found, [] if other is None else await mass_under(found, other)
 
     examined, masses = asyncio.run(work())
     rows = pairs(examined, options.hard)
@@ -299,9 +322,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
-    _, scanned = read_scan(path)
+    _, _, scanned = read_scan(path)
     if run is not None:
-        to_run(run, scanned, _tokenizer(scanned[0].trace, tokenizer))
+        to_run(run, scanned, _tokenizer([one.trace for one in scanned], tokenizer))
     if not trace:
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
         listed = [dict(zip(("trace", "right", "tokens", "cliffs", "found", "forks"), row, strict=True)) for row in rows]
@@ -334,15 +357,16 @@ def _texts(trace: TokenTrace, spec: str) -> list[str]:
     """Text of each token of the reply; its id where no tokenizer is named."""
     if not spec:
         return [f"{token} " for token in trace.response_ids]
-    found = _tokenizer(trace, spec)
+    found = _tokenizer([trace], spec)
     text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
     return [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
-def _tokenizer(trace: TokenTrace, spec: str) -> Any:
+def _tokenizer(traces: Sequence[TokenTrace], spec: str) -> Any:
     found = getattr(find_continuing(spec)[0], "tokenizer", None) if spec else None
     if found is None:
         raise UserError(f"'{spec}' has no tokenizer; name with --tokenizer the model whose tokens these are")
-    if trace.tokenizer and found.hash != trace.tokenizer:
-        raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
+    for trace in traces:
+        if trace.tokenizer and found.hash != trace.tokenizer:
+            raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
     return found
