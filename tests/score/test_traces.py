@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -138,6 +139,27 @@ def test_a_judge_that_takes_tokens_and_one_that_fails():
     assert len(found[0][0].spans) == len(found[0][0].steps) == 5
 
 
+class Slow:
+    """A detector that waits, and counts how many wait at once."""
+
+    name = identity = "slow"
+    now = most = 0
+
+    async def mark(self, steps: Sequence[str]) -> list[Step]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return [Step("advance")] * len(steps)
+
+
+def test_replies_of_all_traces_are_read_at_once():
+    slow = Slow()
+    found, _ = asyncio.run(detect([["One. Two."]] * 20 + [["Three.", "Four."], []], slow, concurrent=8))
+    assert slow.most == 8
+    assert [[len(reply.steps) for reply in own] for own in found] == [[2]] * 20 + [[1, 1], []]
+
+
 def test_agreement_in_closed_form():
     truth = ["advance"] * 6 + ["retract"] * 3 + ["restart"]
     found = ["advance"] * 5 + ["retract"] * 4 + ["advance"]
@@ -155,7 +177,12 @@ def test_agreement_in_closed_form():
 
 
 def test_labels_name_their_line():
-    assert labelled(iter([(1, {"text": "a", "kind": "verify"})]), "l.jsonl") == [("a", "verify")]
+    assert labelled(iter([(1, {"text": "a", "kind": "verify"})]), "l.jsonl") == [[("a", "verify")]]
+    lines = [{"text": str(n), "kind": "advance"} | ({} if trace is None else {"trace": trace}) for n, trace in enumerate("xyx")]
+    lines.append({"text": "3", "kind": "advance"})
+    assert [[text for text, _ in own] for own in labelled(enumerate(lines, 1), "l")] == [["0", "2"], ["1"], ["3"]]
+    with pytest.raises(UserError, match=r"l:1: 'trace' must name the trace"):
+        labelled(iter([(1, {"text": "a", "kind": "verify", "trace": [1]})]), "l")
     with pytest.raises(UserError, match=r"l\.jsonl:3: a labelled step has 'text' and 'kind', one of advance"):
         labelled(iter([(3, {"text": "a", "kind": "other"})]), "l.jsonl")
     with pytest.raises(UserError, match="holds no labelled step"):

@@ -136,7 +136,7 @@ class Maze:
         """Expected steps to the target h and expected visits occ of every row, (2, F, K) each, and h of the fork.
 
         First axis: the target's branch, then all wrong ones together. By a sparse LU of the chain and of its transpose, in float64:
-        good to about 1e10 steps; beyond that use :meth:`exact_steps`.
+        good to about 1e10 steps; beyond that use :meth:`exact_steps`. Raises UserError where the walk may never reach the target.
         """
         from scipy.sparse import csc_matrix, identity
         from scipy.sparse.linalg import splu
@@ -154,7 +154,10 @@ class Maze:
         )
         inside = goal != target
         moves = csc_matrix((chance[inside], (source[inside], goal[inside])), shape=(target, target))
-        lu = splu((identity(target, format="csc") - moves).tocsc())
+        try:
+            lu = splu((identity(target, format="csc") - moves).tocsc())
+        except RuntimeError as error:  # singular: some states lead to each other only
+            raise UserError("with this policy a walk may never reach the target, so it has no visits to count") from error
         start = np.zeros(target)
         start[0] = 1.0
         h = np.append(lu.solve(np.ones(target)), 0.0)

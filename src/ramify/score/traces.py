@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -202,23 +203,34 @@ class Marked(NamedTuple):
     steps: list[Step]
 
 
+async def mark_all(
+    texts: Sequence[Sequence[str]], detector: Detector, concurrent: int = 8
+) -> tuple[list[list[Step] | None], list[str]]:
+    """The marks of the steps of each text, None where the detector could not tell; and what went wrong there."""
+    gate = asyncio.Semaphore(concurrent)
+    faults: list[str] = []
+
+    async def one(steps: Sequence[str]) -> list[Step] | None:
+        async with gate:
+            try:
+                return await detector.mark(steps) if steps else []
+            except BoundaryError as error:
+                faults.append(str(error))
+                return None
+
+    return list(await asyncio.gather(*map(one, texts))), faults
+
+
 async def detect(
     replies: Sequence[Sequence[str]], detector: Detector, concurrent: int = 8
 ) -> tuple[list[list[Marked]], list[str]]:
     """What ``detector`` sees in the replies of each attempt, and what went wrong where it could not tell (those replies have no steps)."""
-    gate = asyncio.Semaphore(concurrent)
-    faults: list[str] = []
-
-    async def one(text: str) -> Marked:
-        spans = segment(text)
-        async with gate:
-            try:
-                return Marked(spans, await detector.mark([text[a:b] for a, b in spans]) if spans else [])
-            except BoundaryError as error:
-                faults.append(str(error))
-                return Marked([], [])
-
-    return [list(await asyncio.gather(*(one(text) for text in own))) for own in replies], faults
+    texts = [text for own in replies for text in own]
+    spans = [segment(text) for text in texts]
+    steps = [[text[a:b] for a, b in own] for text, own in zip(texts, spans, strict=True)]
+    marks, faults = await mark_all(steps, detector, concurrent)
+    each = iter([Marked([], []) if seen is None else Marked(own, seen) for own, seen in zip(spans, marks, strict=True)])
+    return [list(islice(each, len(own))) for own in replies], faults
 
 
 def agreement(found: Sequence[str], truth: Sequence[str]) -> dict[str, Any]:
@@ -247,17 +259,22 @@ def agreement(found: Sequence[str], truth: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[tuple[str, str]]:
-    """(text, kind) of each line ``{"text": ..., "kind": ...}``. Raises UserError naming the line."""
-    found = []
+def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, str]]]:
+    """(text, kind) of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one are told alone.
+
+    Raises UserError naming the line.
+    """
+    found: dict[Any, list[tuple[str, str]]] = {}
     for number, record in records:
-        text, kind = record.get("text"), record.get("kind")
+        text, kind, trace = record.get("text"), record.get("kind"), record.get("trace")
         if not isinstance(text, str) or kind not in KINDS:
             raise UserError(f"{place}:{number}: a labelled step has 'text' and 'kind', one of {', '.join(KINDS)}")
-        found.append((text, kind))
+        if trace is not None and type(trace) not in (str, int):
+            raise UserError(f"{place}:{number}: 'trace' must name the trace of the step by a text or a number")
+        found.setdefault(("line", number) if trace is None else trace, []).append((text, kind))
     if not found:
         raise UserError(f"{place} holds no labelled step")
-    return found
+    return list(found.values())
 
 
 def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict[str, Any]:
@@ -285,8 +302,13 @@ def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict
     }
 
 
-def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any]:
-    """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key."""
+def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any] | None:
+    """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key.
+
+    None where no trace comes back to a state, so that the keys cannot tell.
+    """
+    if t.loops.kept.all():
+        return None
     back = t.loops.moves < 0
     back[[r.at for r in t.loops.recoveries]] = True
     truth = ["retract" if b else "advance" for b in back.tolist()]

@@ -164,6 +164,14 @@ def test_texts_and_their_agreement_with_keys():
     assert found["kinds"]["retract"]["k"] == found["recoveries"] == 1
     assert (found["loop_free"]["k"], found["recovery_rate"]) == (1, 0.5)
     assert "recovery_coverage" not in found
-    measured = against_keys(t, marks)  # by the key step 1 goes back and step 2 does something else
+    measured = against_keys(t, marks)
+    assert measured is not None  # by the key step 1 goes back and step 2 does something else
     assert (measured["recall"]["k"], measured["recall"]["n"]) == (1, 2)
     assert measured["precision"]["value"] == 1
+
+
+def test_samples_of_one_prompt_are_no_states_to_measure_on():
+    """Each is one reply to the same text: nothing is returned to, so keys cannot tell what takes something back."""
+    t = Traces(from_records([{"task_id": 1, "steps": [{"obs": "7*8?", "action": "56"}], "success": True}] * 3))
+    assert len(t.graph.keys) < len(t.graph.visit_group)
+    assert against_keys(t, [[Marked([(0, 2)], [Step("retract")])]] * 3) is None

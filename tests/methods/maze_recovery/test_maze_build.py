@@ -183,7 +183,7 @@ def test_what_cannot_be_built():
         build_sft([trace(DETOUR, "b0 leaf", success=False)])
     with pytest.raises(UserError, match="the set is empty: no success shows a recovery"):
         build_sft(GOLDEN, mode="recovery_only_suffix")
-    with pytest.raises(UserError, match="the first trace has [0-9]+ tokens, and the budget is 1$"):
+    with pytest.raises(UserError, match=r"the first trace has \d+ tokens, and the budget is 1$"):
         build_sft(GOLDEN, mode="success_raw", token_budget=1)
     with pytest.raises(UserError, match="'rho'"):
         build_sft(GOLDEN, rho=1.5)

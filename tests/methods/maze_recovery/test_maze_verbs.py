@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from maze_cases import DETOUR, base_walks, trace, way
 
 import ramify
+from ramify.base.errors import BoundaryError, NeedsError
 from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.maze_recovery import audit_traces
-from ramify.score.attempts import load
+from ramify.methods.maze_recovery.run import audit_replies
+from ramify.score.attempts import Traces, from_records, load
+from ramify.score.traces import Step
 from ramify.trace.db import Run
 
 
@@ -141,6 +145,37 @@ def test_chats_are_read_by_what_they_say(tmp_path: Path, capsys: pytest.CaptureF
     )
     [row] = lines(tmp_path / "set.jsonl")
     assert 0 < sum(label >= 0 for label in row["labels"]) < len(row["labels"])
+
+
+class Failing:
+    """A detector that can read short texts only, as a judge whose reply is cut."""
+
+    name = identity = "failing"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.asked: list[int] = []
+
+    async def mark(self, steps: Sequence[str]) -> list[Step]:
+        self.asked.append(len(steps))
+        if len(steps) > self.most:
+            raise BoundaryError("scorer", "too many steps")
+        return [Step("advance")] * len(steps)
+
+
+def test_labels_are_measured_first_trace_by_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    labels = tmp_path / "labels.jsonl"
+    lines = [{"text": f"Step {n}.", "kind": "advance", "trace": n // 4} for n in range(400)]
+    labels.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *({**line, "trace": "long"} for line in lines)]))
+    detector = Failing(most=150)
+    traces = Traces(from_records(base_walks(2)))
+    found = audit_replies(traces, detector, labels)
+    assert (found["agreement"]["steps"], found["agreement_with"]) == (400, "labels")
+    assert "1 labelled traces could not be marked" in capsys.readouterr().err
+    nothing = Failing(most=0)
+    with pytest.raises(NeedsError, match="marked none of the labelled steps"):
+        audit_replies(traces, nothing, labels)
+    assert len(nothing.asked) == 101  # no reply was read for nothing
 
 
 def test_what_is_refused(walks: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

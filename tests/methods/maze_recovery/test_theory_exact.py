@@ -220,3 +220,16 @@ def test_rlvr_never_gets_worse_and_training_repeats(regime: str, seed: int) -> N
     assert (policy.gaps == train_exact(maze, regime, steps=30, lr=0.01, start=start)[0].gaps).all()
     if regime == "rlvr":
         assert (np.diff(curve) <= 1e-9).all()
+
+
+@pytest.mark.parametrize(("family", "W"), [("a", 2), ("d", 2), ("b", 2), ("c", 1)])
+def test_a_policy_that_never_gets_there(family: str, W: int):
+    """A desired probability of 0: infinity where steps are asked for, one sentence where a gradient is."""
+    maze = Maze(W, 2, 3)
+    gaps = np.zeros((4, 2))
+    gaps["abcd".index(family)] = -800.0  # its probability is below the least float
+    policy = TabularPolicy(gaps, 3)
+    assert math.isinf(maze.expected_steps(policy))
+    with pytest.raises(UserError, match="may never reach the target"):
+        train_exact(maze, "rlvr", steps=1, start=policy)
+    assert math.isinf(train_exact(maze, "sft", steps=1, start=policy)[1][0])

@@ -9,7 +9,7 @@ from typing import Any
 from ramify.base.errors import NeedsError
 from ramify.render.terminal import say
 from ramify.score.attempts import Traces
-from ramify.score.traces import Detector, Judge, Lexicon, Marked, against_keys, agreement, audit_texts, detect, labelled
+from ramify.score.traces import Detector, Judge, Lexicon, Marked, against_keys, agreement, audit_texts, detect, labelled, mark_all
 from ramify.trace.lines import read_lines
 
 
@@ -43,19 +43,33 @@ def mark(traces: Traces, detector: Detector) -> list[list[Marked]]:
 
 def audit_replies(traces: Traces, detector: Detector, labels: Path | None = None) -> dict[str, Any]:
     """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
+    measured = (
+        None if labels is None else _on_labels(detector, labels)
+    )  # first: a fault there is known before all replies are read
     marks = mark(traces, detector)
     found = audit_texts(traces, marks, detector.name)
-    measured = None
-    if labels is not None:
-        known = labelled(read_lines(labels), str(labels))
-        seen = asyncio.run(detector.mark([text for text, _ in known]))
-        measured = agreement([step.kind for step in seen], [kind for _, kind in known])
-    elif len(traces.graph.keys) < len(traces.graph.visit_group):
+    if labels is None:
         measured = against_keys(traces, marks)
     found |= {"agreement": measured, "agreement_with": "labels" if labels else None if measured is None else "state keys"}
     if measured is None:
         found["warnings"].append("what the detector saw was measured against nothing: give --labels, or traces with states")
     return found
+
+
+def _on_labels(detector: Detector, labels: Path) -> dict[str, Any]:
+    known = labelled(read_lines(labels), str(labels))
+    seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector))
+    pairs = [
+        (step.kind, kind)
+        for own, steps in zip(known, seen, strict=True)
+        if steps is not None
+        for step, (_, kind) in zip(steps, own, strict=True)
+    ]
+    if not pairs:
+        raise NeedsError(f"{detector.name} marked none of the labelled steps: {faults[0]}")
+    if faults:
+        say(f"warning: {len(faults)} labelled traces could not be marked and are left out ({faults[0]})")
+    return agreement([found for found, _ in pairs], [truth for _, truth in pairs])
 
 
 def __getattr__(name: str) -> Any:
