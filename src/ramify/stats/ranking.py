@@ -103,7 +103,9 @@ def delong(
 
 
 def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float | None:
-    """Rank correlation with average ranks for ties, both of shape (n,). None where one of them is constant."""
+    """Rank correlation with average ranks for ties, both of shape (n,). None where one of them is constant or empty."""
+    if not len(a):
+        return None
     ranks = [_ranks(np.asarray(v, np.float64)) for v in (a, b)]
     centred = [r - r.mean() for r in ranks]
     size = math.sqrt(float((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))

@@ -164,6 +164,10 @@ def test_a_reference_equal_to_the_policy_warns(pair: tuple[str, str], tmp_path: 
     assert {row["score"] for row in read_scores(tmp_path / "s.jsonl")} == {0.0}
 
 
+STEP: dict[str, Any] = {"i": 0, "n_tokens": 1, "truncated": False, "logp_theta": -1.0, "logp_ref": -2.0}
+STEP |= dict.fromkeys(("A_sum", "A_mean", "A_last", "A_min", "A_max"), 1.0)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -171,6 +175,13 @@ def test_a_reference_equal_to_the_policy_warns(pair: tuple[str, str], tmp_path: 
         ({"trajectory_id": None}, "'trajectory_id' must be text"),
         ({"success": "no"}, "'success' must be true or false"),
         ({"steps": [{"truncated": False}]}, "step 0: 'i' must be"),
+        ({"decisions": []}, "'decisions' must be text"),
+        ({"baselines": {"j": "high"}}, "'baselines': 'j' must be a"),
+        ({"baselines": [1]}, "'baselines' must be an object"),
+        ({"steps": [STEP | {"confidence": 1.0}]}, "step 0: 'certainty' must be a"),
+        ({"steps": [STEP | {"confidence": "x", "certainty": 1.0}]}, "step 0: 'confidence' must be a"),
+        ({"steps": [STEP | {"action": 7}]}, "step 0: 'action' must be text"),
+        ({"keep_truncated": 1}, "'keep_truncated' must be true or false"),
     ],
 )
 def test_what_is_no_score_record_is_named(
@@ -203,3 +214,76 @@ def test_the_calibrated_cell_is_the_best_on_the_calibration_set_only(scores: tup
     assert value == max(v for v in every if v is not None)
     with pytest.raises(UserError, match="no field 'batch'"):
         reports.select(rows, cell, 8, "batch")
+
+
+def test_records_are_not_grouped_by_a_list(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([METHOD, "select", "--scores", str(scores[0]), "--group", "steps"]) == 2
+    assert "'steps' is a list or object" in capsys.readouterr().err
+
+
+def test_the_cell_fixed_in_advance_is_always_shown(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("report", "select"):
+        assert main([METHOD, verb, "--scores", str(scores[0]), "--token", "min", "--step", "last", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        names = [row["scorer"] for row in found["scorers"]] if verb == "report" else list(found["by"])
+        assert [name.removeprefix("advantage ") for name in names[:2]] == ["min/last", "sum/mean (a priori)"]
+    rows = [row | {"token_agg": "max", "step_agg": "last"} for row in read_scores(scores[0])]
+    assert reports.own_cell(rows) == ("max", "last")  # what the records were scored with
+    assert reports.own_cell(rows, "min") == ("min", "last")
+    assert reports.own_cell([*rows, rows[0] | {"token_agg": "sum"}]) == ("sum", "last")
+
+
+def test_blame_names_only_graded_steps_of_attempts_that_failed() -> None:
+    steps = [STEP | {"i": i, "n_tokens": n, "A_sum": a} for i, (n, a) in enumerate(((2, 5.0), (0, 0.0), (3, 4.0)))]
+    record = {"trajectory_id": "a", "task_id": "t", "success": False, "steps": steps}
+    assert [row["step"] for row in reports.blame_steps([record], "sharpest-change", 3)] == [2, 0]
+    assert reports.blame_steps([record | {"success": None}, record | {"success": True}]) == []
+    assert len(reports.blame_steps([record | {"success": None}], every=True)) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_records_without_an_end_have_nothing_to_report(scores: tuple[Path, Path]) -> None:
+    found = reports.report([row | {"success": None} for row in read_scores(scores[0])])
+    assert (found["unlabelled"], found["tasks"]) == (24, 0)
+    assert {row["auroc"] for row in found["scorers"]} == {None}
+
+
+def test_what_needs_a_pair_and_what_cannot_be_written_is_said_first(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["score", "--trajectories", str(attempts(tmp_path / "t.jsonl", range(1)))]
+    for more in (["--keep-special", "false"], ["--cache", str(tmp_path)], ["--render", "plain"], ["--merge", "ties"]):
+        assert main([METHOD, *args, "--out", str(tmp_path / "s.jsonl"), *more]) == 2
+        assert "ask for a pair" in capsys.readouterr().err
+    assert main([METHOD, *args, "--out", str(tmp_path / "no" / "s.jsonl"), "--policy", pair[0], "--reference", pair[1]]) == 2
+    assert "no folder" in capsys.readouterr().err
+    args += ["--out", str(tmp_path / "s.jsonl"), "--policy", pair[0], "--reference", pair[1]]
+    assert main([METHOD, *args, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"attempts": 4, "steps": 12, "skipped": [], "tokens_each_model_reads": 108}
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+def test_scores_are_not_lost_to_a_call_in_which_every_attempt_failed(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "t.jsonl", tmp_path / "s.jsonl"
+    step = {"role": "assistant", "token_ids": [1, 99999], "is_action": True}
+    source.write_text(json.dumps({"task_id": "two\nlines", "steps": [step], "policy_id": "p"}) + "\n")
+    out.write_text("kept")
+    assert (
+        main([METHOD, "score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)])
+        == 4
+    )
+    assert "skipped: attempt 'two lines/0': token 99999 is out of range" in capsys.readouterr().out
+    assert out.read_text() == "kept"
+
+
+def test_a_kind_of_adapter_that_cannot_be_added_is_an_unfit_pair(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "IA3", "base_model_name_or_path": pair[0]}))
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s.jsonl")]
+    assert main([METHOD, "score", *args, "--policy", str(adapter)]) == 3
+    assert "of type IA3" in capsys.readouterr().err

@@ -28,6 +28,25 @@ def column(record: Record, name: str) -> np.ndarray:
     return np.array([step[name] for step in record["steps"] if kept or not step["truncated"]], np.float64)
 
 
+def own_cell(records: Sequence[Record], token: TokenAgg | None = None, step: StepAgg | None = None) -> Cell:
+    """The given cell; what is not given is what the records were scored with, or, where they differ, the a-priori cell's."""
+    own: list[Any] = []
+    for asked, name, known, fixed in zip(
+        (token, step), ("token_agg", "step_agg"), (TOKEN_AGGS, STEP_AGGS), A_PRIORI, strict=True
+    ):
+        scored = {str(record.get(name)) for record in records}
+        own.append(asked or (scored.pop() if len(scored) == 1 and scored <= set(known) else fixed))
+    return own[0], own[1]
+
+
+def cells(cell: Cell, tuned: Cell | None = None) -> dict[str, Cell]:
+    """The cells to report, by what they are called: the given one, the a-priori one where it is another, the tuned one."""
+    names = {"/".join(cell): cell}
+    if cell != A_PRIORI:
+        names[f"{'/'.join(A_PRIORI)} (a priori)"] = A_PRIORI
+    return names if tuned is None else names | {f"{'/'.join(tuned)} (tuned)": tuned}
+
+
 def cell_scores(records: Sequence[Record], token: TokenAgg, step: StepAgg) -> np.ndarray:
     """Scores of the records under one cell of the grid, (N,); NaN where no step counts."""
     return _scores([algorithm.attempt_score(column(record, f"A_{token}"), step) for record in records])
@@ -67,11 +86,10 @@ def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequen
     known = [record for record in records if record.get("success") is not None]
     labels = np.array([bool(record["success"]) for record in known])
     tasks = [record["task_id"] for record in known]
-    columns = {f"advantage {'/'.join(cell)}": cell_scores(known, *cell)}
     tuned = None
     if calibration:
         tuned, value = calibrate(calibration)
-        columns.setdefault(f"advantage {'/'.join(tuned)} (tuned)", cell_scores(known, *tuned))
+    columns = {f"advantage {name}": cell_scores(known, *one) for name, one in cells(cell, tuned).items()}
     first = next(iter(columns.values()))
     rows = []
     for name, scores in (columns | baselines(known)).items():
@@ -144,6 +162,8 @@ def select(
     for i, record in enumerate(records, 1):
         if group not in record:
             raise UserError(f"score record {i} has no field '{group}' to group by")
+        if isinstance(record[group], (list, dict)):
+            raise UserError(f"score record {i}: '{group}' is a list or object, and attempts are grouped by text or a number")
     groups: dict[Any, list[int]] = {}
     for i, record in enumerate(records):
         rows = groups.setdefault(record[group], [])
@@ -176,13 +196,18 @@ def select(
 def blame_steps(
     records: Sequence[Record], rule: Rule = "sharpest-drop", top: int = 1, token: TokenAgg = "sum", every: bool = False
 ) -> list[dict[str, Any]]:
-    """For each failed attempt (``every``: each attempt) the steps most to blame, worst first, with grade, action and node."""
+    """For each attempt known to have failed (``every``: each) the steps most to blame, worst first, with grade, action and node.
+
+    A step without a graded token cannot be named: nothing is known of it.
+    """
     rows = []
     for record in records:
-        if record.get("success") and not every:
+        if record.get("success") is not False and not every:
             continue
-        steps = [step for step in record["steps"] if record.get("keep_truncated", False) or not step["truncated"]]
-        for rank, at in enumerate(algorithm.blame(column(record, f"A_{token}"), rule, top), 1):
+        kept = record.get("keep_truncated", False)
+        steps = [step for step in record["steps"] if step["n_tokens"] and (kept or not step["truncated"])]
+        grades = np.array([step[f"A_{token}"] for step in steps], np.float64)
+        for rank, at in enumerate(algorithm.blame(grades, rule, top), 1):
             step = steps[at]
             row = {"trajectory_id": record["trajectory_id"], "rank": rank, "step": step["i"], "of": len(record["steps"])}
             rows.append(row | {"grade": step[f"A_{token}"], "action": step.get("action"), "node": step.get("node")})

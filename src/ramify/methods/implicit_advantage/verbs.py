@@ -10,17 +10,19 @@ import typer
 
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load
-from ramify.base.errors import EXIT_NEEDS, UserError
+from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
 from ramify.methods.implicit_advantage import report as reports
-from ramify.methods.implicit_advantage.algorithm import A_PRIORI, AdvantageConfig, Rule, StepAgg, TokenAgg
-from ramify.methods.implicit_advantage.run import AdvantageScorer
-from ramify.model.pair import Pair
-from ramify.render.terminal import emit, say, table
+from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
+from ramify.methods.implicit_advantage.run import AdvantageScorer, Scored
+from ramify.model.pair import IncompatiblePairError, Pair
+from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import Layout, Trajectory, chat_layout, plain_layout, read_trajectories, run_trajectories
 from ramify.trace.lines import at_place, field, read_lines
 
 EXIT_PARTIAL = EXIT_NEEDS
+LISTED = 40
+"""Attempts named one by one on the terminal."""
 
 
 class ScoreCommand(SettingsCommand):
@@ -38,8 +40,8 @@ Calibrate = Annotated[
     Path | None,
     typer.Option(help="Score records of other tasks: the aggregation that does best there is shown beside the given one."),
 ]
-Token = Annotated[TokenAgg, typer.Option(help="From tokens to a step.")]
-Step = Annotated[StepAgg, typer.Option(help="From steps to the attempt.")]
+Token = Annotated[TokenAgg | None, typer.Option(help="From tokens to a step; by default as the records were scored.")]
+Step = Annotated[StepAgg | None, typer.Option(help="From steps to the attempt; by default as the records were scored.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
@@ -55,43 +57,77 @@ def score(
     render: Annotated[Literal["template", "plain"], typer.Option(help="How attempts of messages are laid out.")] = "template",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps log-probs by weights and tokens.")] = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be scored; open no model, write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Grade every step of every attempt. Attempts with stored log-probs of both models need no --policy."""
+    """Grade every step of every attempt, by --policy and --reference, or without them by the log-probs that attempts store."""
     config = load(AdvantageConfig, flags=ctx.args)
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     pair: Pair | None = None
     layout: Layout | None = None
     if policy is not None:
         from ramify.engine.pairs import open_pair, pair_template
 
-        pair = open_pair(policy, reference, alpha=alpha, method=merge, cache=cache)
+        try:
+            pair = open_pair(policy, reference, alpha=alpha, method=merge, cache=cache)
+        except NeedsError as error:
+            raise IncompatiblePairError(str(error)) from error
         template = pair_template(policy) if render == "template" else None
-        layout = chat_layout(template) if template is not None else None
         if render == "plain":
             layout = plain_layout(pair.policy.tokenizer)
-    elif reference is not None or alpha or confidence:
-        raise UserError("a reference without a policy is no pair: name --policy")
+        elif template is not None:
+            layout = chat_layout(template)
+    elif (
+        reference is not None
+        or alpha
+        or confidence
+        or cache is not None
+        or not config.keep_special
+        or (merge, render) != ("linear", "template")
+    ):
+        asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
+        raise UserError(f"{asking} ask for a pair: name --policy")
     attempts, skipped = _attempts(trajectories, layout)
+    if dry_run:
+        tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
+        bill = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
+        bill |= {"tokens_each_model_reads": tokens if pair else 0}
+        emit(bill, as_json, table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in bill.items()]))
+        return
     scorer = AdvantageScorer(pair, config, noise_rows=4)
-    scored, failed = scorer.score_each(attempts, confidence)
+    total = 0
+    with progress("score", 2 * len(attempts), "rows", as_json) as bar:
+
+        def tell(rows: int) -> None:
+            nonlocal total
+            total += rows
+            bar.at(total)
+
+        try:
+            scored, failed = scorer.score_each(attempts, confidence, tell)
+        except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
+            raise IncompatiblePairError(str(error)) from error
+    _write(scored, skipped + failed, pair, out, as_json)
+
+
+def _write(scored: list[Scored], skipped: list[str], pair: Pair | None, out: Path, as_json: bool) -> None:
+    """Write the records and say what was left out; exit code 4 where something was."""
     names = ("", "") if pair is None else (pair.policy.name, pair.reference.name)
     rows = [one.to_json(*names) for one in scored]
-    write_rows(out, rows)
+    if rows:  # records of an earlier call are not lost to one in which every attempt failed
+        write_rows(out, rows)
     for warning in [] if pair is None else pair.warnings:
         say(f"warning: {warning}")
-    skipped += failed
     cut = [row["trajectory_id"] for row in rows if any(step["truncated"] for step in row["steps"])]
     noted = {note.partition(" ")[2] for row in rows for note in row["warnings"]}
-    result = {
-        "out": str(out),
-        "scored": len(rows),
-        "truncated": cut,
-        "skipped": skipped,
-        "noise_per_token": pair.noise if pair else 0.0,
-    }
-    lines = [f"{len(rows)} attempts with their grades are in {out}"]
+    noise = None if pair is None else pair.noise
+    result = {"out": str(out), "scored": len(rows), "truncated": cut, "skipped": skipped, "noise_per_token": noise}
+    lines = [f"{len(rows)} attempts with their grades are in {out}" if rows else f"no attempt was graded; {out} is as it was"]
     lines += [f"noted on some attempts: {note}" for note in sorted(noted)]
-    lines += [f"cut from the left: {name}" for name in cut[:20]] + [f"skipped: {why}" for why in skipped[:20]]
+    left = [f"cut from the left: {name}" for name in cut] + [f"skipped: {why}" for why in skipped]
+    lines += [" ".join(line.split()) for line in left[:LISTED]]
+    lines += [f"and {len(left) - LISTED} more (--json lists all)"] if len(left) > LISTED else []
     emit(result, as_json, "\n".join(lines))
     if cut or skipped:
         raise typer.Exit(EXIT_PARTIAL)
@@ -99,7 +135,8 @@ def score(
 
 def _attempts(source: Path, layout: Layout | None) -> tuple[list[Trajectory], list[str]]:
     if not source.is_dir():
-        return read_trajectories(source, layout), []
+        skipped: list[str] = []
+        return read_trajectories(source, layout, skipped), skipped
     from ramify.trace.db import Run
 
     with Run.open(source) as run:
@@ -112,21 +149,20 @@ def select(
     group: Annotated[str, typer.Option(help="Field that attempts to choose among share.")] = "task_id",
     best_of: Annotated[int, typer.Option(min=1, help="Choose among the first this many of a group.")] = 8,
     calibrate: Calibrate = None,
-    token: Token = A_PRIORI[0],
-    step: Step = A_PRIORI[1],
+    token: Token = None,
+    step: Step = None,
     out: Annotated[Path | None, typer.Option(help="Chosen attempts to write (.jsonl).")] = None,
     as_json: Json = False,
 ) -> None:
     """Choose the best attempt at each task; where ends are known, say what choosing was worth."""
     records = read_scores(scores)
-    rows: dict[str, dict[str, Any]] = {f"{token}/{step}": reports.select(records, (token, step), best_of, group)}
-    if calibrate is not None:
-        tuned, _ = reports.calibrate(_apart(records, calibrate), "best_of", best_of)
-        rows[f"{'/'.join(tuned)} (tuned)"] = reports.select(records, tuned, best_of, group)
+    cell = reports.own_cell(records, token, step)
+    tuned = None if calibrate is None else reports.calibrate(_apart(records, calibrate), "best_of", best_of)[0]
+    rows = {name: reports.select(records, one, best_of, group) for name, one in reports.cells(cell, tuned).items()}
     chosen = next(iter(rows.values()))["chosen"]
     if any(row["counted"] for row in rows.values()):
         for name, values in reports.baselines(records).items():
-            rows[name] = reports.select(records, (token, step), best_of, group, values)
+            rows[name] = reports.select(records, cell, best_of, group, values)
     if out is not None:
         write_rows(out, chosen)
     columns = ("best_of", "mean", "oracle", "gain", "gain_interval", "counted")
@@ -142,12 +178,13 @@ def blame(
     scores: Scores,
     rule: Annotated[Rule, typer.Option(help="How the step is found.")] = "sharpest-drop",
     top: Annotated[int, typer.Option(min=1, help="Name this many steps, worst first.")] = 1,
-    token: Token = A_PRIORI[0],
+    token: Token = None,
     every: Annotated[bool, typer.Option("--every", help="Successful attempts, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Name the steps of failed attempts that are most to blame."""
-    rows = reports.blame_steps(read_scores(scores), rule, top, token, every)
+    records = read_scores(scores)
+    rows = reports.blame_steps(records, rule, top, reports.own_cell(records, token)[0], every)
     cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in rows]
     emit({"blamed": rows}, as_json, table(["attempt", "rank", "step", "of", "grade", "action"], cells))
 
@@ -157,13 +194,15 @@ def report(
     scores: Scores,
     labels: Annotated[Literal["outcome"], typer.Option(help="What attempts are told apart by: their outcome.")] = "outcome",
     calibrate: Calibrate = None,
-    token: Token = A_PRIORI[0],
-    step: Step = A_PRIORI[1],
+    token: Token = None,
+    step: Step = None,
     as_json: Json = False,
 ) -> None:
     """How well grades and baselines tell successes from failures: AUROC with intervals over tasks, ties, the luck ceiling."""
     records = read_scores(scores)
-    found = reports.report(records, (token, step), [] if calibrate is None else _apart(records, calibrate))
+    found = reports.report(
+        records, reports.own_cell(records, token, step), [] if calibrate is None else _apart(records, calibrate)
+    )
     columns = (
         "n",
         "auroc",
@@ -220,18 +259,31 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
             field(record, "trajectory_id", str, place)
             field(record, "task_id", str, place)
             field(record, "success", bool, place, None)
+            field(record, "keep_truncated", bool, place, False)
+            field(record, "decisions", str, place, "")
+            for name in field(record, "baselines", dict, place, {}):
+                _number(record["baselines"], name, f"{place}: 'baselines'", None)
             for i, step in enumerate(field(record, "steps", list, place)):
                 spot = f"{place}: step {i}"
                 if not isinstance(step, dict):
                     raise UserError(f"{spot} is no object")
                 field(step, "truncated", bool, spot)
+                field(step, "action", str, spot, None)
                 for name in ("i", "n_tokens", "A_sum", "A_mean", "A_last", "A_min", "A_max", "logp_theta", "logp_ref"):
-                    if not math.isfinite(field(step, name, (int, float), spot)):
-                        raise UserError(f"{spot}: '{name}' is no finite number")
+                    _number(step, name, spot)
+                if "confidence" in step or "certainty" in step:
+                    _number(step, "confidence", spot)
+                    _number(step, "certainty", spot)
         records.append(record)
     if not records:
         raise UserError(f"{path} holds no score record")
     return records
+
+
+def _number(record: dict[str, Any], name: str, spot: str, default: Any = ...) -> None:
+    value = field(record, name, (float, int), spot, default)
+    if value is not None and not math.isfinite(value):
+        raise UserError(f"{spot}: '{name}' is no finite number")
 
 
 def _apart(records: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
