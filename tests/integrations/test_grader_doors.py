@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.base.errors import UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
@@ -131,7 +132,7 @@ def said(text):
     return ModelOutput(model="mockllm/model", usage=ModelUsage(), choices=ModelOutput.from_content("mockllm/model", text).choices)
 
 model, template = load_model(model_folder("builtin"))
-samples = [Sample("where is the key?", target="look"), Sample("look", target="y")]
+samples = [Sample("where is the key?", target="look", metadata={"answer": "go"}), Sample("look", target="y")]
 for scorer in (AdvantageGrader(Pair(model, model), chat_layout(template)), AdvantageGrader(Pair(model, model)), ExactMatch()):
     mock = get_model("mockllm/model", custom_outputs=[said("look"), said("go")])
     (log,) = eval(Task(samples, scorer=inspect_scorer(scorer)), model=mock, log_dir=sys.argv[1], display="none", max_samples=1)
@@ -162,5 +163,12 @@ def test_no_step_below(grader: AdvantageGrader, tmp_path: Path) -> None:
     assert_no_step_below(file, worst)
     with pytest.raises(AssertionError, match=r"of 2 steps are graded below .* the lowest is step \d \('[xy]'\) of attempt 'a'"):
         assert_no_step_below([scored], worst + 0.01)
+    with pytest.raises(UserError, match="no token aggregator 'total'"):
+        assert_no_step_below(scored, worst, token="total")
+    cut = scored.to_json()
+    cut["steps"][0] |= {"truncated": True, "A_sum": -99.0}
+    assert_no_step_below(cut, worst)
+    with pytest.raises(AssertionError, match="step 0"):
+        assert_no_step_below(cut | {"keep_truncated": True}, worst)
     with pytest.raises(AssertionError, match="no step was graded"):
         assert_no_step_below([], 0.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.base import conformance
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
 
 if TYPE_CHECKING:
@@ -86,12 +86,15 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     ``grades`` is a file of score records that `ramify implicit-advantage score` wrote, a list of such records, or what its
     ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
+    from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS
     from ramify.methods.implicit_advantage.verbs import read_scores
 
+    if token not in TOKEN_AGGS:
+        raise UserError(f"there is no token aggregator '{token}'; {nearest(token, TOKEN_AGGS)}")
     if isinstance(grades, (str, Path)):
         grades = read_scores(Path(grades))
     records = [grade if isinstance(grade, dict) else grade.to_json() for grade in (grades if _listed(grades) else [grades])]
-    steps = [(record, step) for record in records for step in record["steps"] if not step["truncated"]]
+    steps = [(r, step) for r in records for step in r["steps"] if r.get("keep_truncated", False) or not step["truncated"]]
     if not steps:
         raise AssertionError("no step was graded, so nothing is known of the lowest")
     record, worst = min(steps, key=lambda pair: pair[1][f"A_{token}"])

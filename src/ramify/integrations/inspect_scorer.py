@@ -27,7 +27,7 @@ def inspect_scorer(scorer: Scorer) -> Any:
         async def score(state: TaskState, target: Target) -> Score:
             said = [_message(message) for message in state.messages]
             path = path_of([], said, f"sample {state.sample_id!r}")
-            data = {"answer": target.text, **plain(dict(state.metadata or {}))}
+            data = {**plain(dict(state.metadata or {})), "answer": target.text}
             found = await score_path(scorer, path, Task(str(state.sample_id), data))
             verdict = next((record for record in found if isinstance(record, Verdict)), None)
             if verdict is None or verdict.value is None:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +58,8 @@ class Trajectory:
     """Text of each step where it is known."""
     nodes: tuple[str, ...] = ()
     """Node of a run that each step ends at, where it comes from a run."""
+    policy: str = ""
+    """Who acted, where that was said."""
 
     def __repr__(self) -> str:
         return f"Trajectory({self.id!r}, {len(self.tokens)} tokens, {self.n} steps)"
@@ -169,8 +171,9 @@ def read_trajectories(path: Path, layout: Layout | None = None, skipped: list[st
             name = f"{task}/{trial}"
             if name in found:
                 raise UserError(f"attempt '{name}' is there twice")
+            who = field(record, "policy_id", str, place, "")
             try:
-                found[name] = _read(record, name, task, place, layout)
+                found[name] = replace(_read(record, name, task, place, layout), policy=who)
             except NeedsError as error:
                 if skipped is None:
                     raise UserError(str(error)) from error

@@ -136,9 +136,11 @@ def test_a_partly_scored_file_is_exit_code_4(pair: tuple[str, str], tmp_path: Pa
 def test_a_trainers_log_probs_need_no_model(tmp_path: Path) -> None:
     record = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 1], "reward": 1}
     source, out = tmp_path / "t.jsonl", tmp_path / "s.jsonl"
+    record["policy_id"] = "step-40"
     source.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
     assert main([METHOD, "score", "--trajectories", str(source), "--out", str(out)]) == 0
     assert read_scores(out)[0]["score"] == 4.0
+    assert read_scores(out)[0]["policy_id"] == "step-40"  # who acted, which need not be the policy that grades
 
 
 def test_a_pair_that_does_not_fit_is_exit_code_3(
@@ -214,6 +216,19 @@ def test_the_calibrated_cell_is_the_best_on_the_calibration_set_only(scores: tup
     assert value == max(v for v in every if v is not None)
     with pytest.raises(UserError, match="no field 'batch'"):
         reports.select(rows, cell, 8, "batch")
+
+
+def test_a_judge_reads_the_attempts_that_were_graded(
+    pair: tuple[str, str], scores: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = attempts(tmp_path / "t.jsonl", range(6))
+    lines = other.read_text().splitlines()
+    record = json.loads(lines[0])
+    record["steps"][1]["token_ids"][0] += 1
+    other.write_text("\n".join([json.dumps(record), *lines[1:]]))
+    args = ["--trajectories", str(other), "--model", "builtin", "--tokenizer", pair[0]]
+    assert main([METHOD, "judge", "--scores", str(scores[0]), *args]) == 2
+    assert "'task-0/0' is another attempt than the one that was graded" in capsys.readouterr().err
 
 
 def test_records_are_not_grouped_by_a_list(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from ramify.base.errors import UserError
 from ramify.engine.named import find_model
 from ramify.engine.pairs import pair_template
+from ramify.methods.implicit_advantage.run import decisions
 from ramify.score.judge import Style, ask
 from ramify.score.trajectories import chat_layout, read_trajectories, run_trajectories
 from ramify.trace.db import Run
 
 
 def judged(
-    trajectories: Path, model: str, tokenizer: str, style: Style, wanted: Collection[str]
+    trajectories: Path, model: str, tokenizer: str, style: Style, wanted: Mapping[str, str]
 ) -> tuple[dict[str, float], list[str]]:
-    """Scores of the ``wanted`` attempts by id, and a sentence for each without one.
+    """Scores of the ``wanted`` attempts by id, and a sentence for each without one. ``wanted``: id -> its record's ``decisions``, or "".
 
     ``model`` is ``head:PATH`` for a reward model, else any model by name, asked in ``style``; ``tokenizer`` names the model whose ids the
-    attempts hold. Raises UserError where the tokenizer or an attempt is missing.
+    attempts hold. Raises UserError where the tokenizer or an attempt is missing, or an attempt is another than the one that was graded.
     """
     template = pair_template(tokenizer)
     if template is None:
@@ -30,10 +31,13 @@ def judged(
         with Run.open(trajectories) as run:
             attempts, _ = run_trajectories(run, layout)
     else:
-        attempts = read_trajectories(trajectories, layout)
+        attempts = read_trajectories(trajectories, layout, [])
     texts = [(a.id, template.tokenizer.decode(a.tokens.tolist()), a.n) for a in attempts if a.id in wanted]
     if missing := set(wanted) - {name for name, _, _ in texts}:
         raise UserError(f"{trajectories} has no attempt '{min(missing)}', of which there is a score record")
+    for a in attempts:
+        if wanted.get(a.id) not in (None, "", decisions(a)):
+            raise UserError(f"{trajectories}: '{a.id}' is another attempt than the one that was graded: its actions differ")
     kind, _, path = model.partition(":")
     if kind == "head":
         from ramify.engine.reward_head import head_scores

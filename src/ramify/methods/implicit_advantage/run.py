@@ -82,6 +82,7 @@ class Scored:
         return {
             "trajectory_id": t.id,
             "task_id": t.task,
+            "policy_id": t.policy,
             "policy": policy,
             "reference": reference,
             "beta": self.config.beta,
@@ -91,11 +92,16 @@ class Scored:
             "keep_truncated": self.config.keep_truncated,
             "steps": steps,
             "score": self.score,
-            "decisions": stable_hash("decisions", t.task, t.tokens[t.step >= 0].tobytes()),
+            "decisions": decisions(t),
             "reward": t.reward,
             "success": t.success,
             "warnings": list(self.warnings),
         }
+
+
+def decisions(attempt: Trajectory) -> str:
+    """Hash of task and actions: attempts with equal ones differ by luck alone."""
+    return stable_hash("decisions", attempt.task, attempt.tokens[attempt.step >= 0].tobytes())
 
 
 class AdvantageScorer:

@@ -238,7 +238,7 @@ def judge(
     from ramify.methods.implicit_advantage.baselines import judged
 
     records = read_scores(scores)
-    values, failed = judged(trajectories, model, tokenizer, style, {record["trajectory_id"] for record in records})
+    values, failed = judged(trajectories, model, tokenizer, style, {r["trajectory_id"]: r.get("decisions", "") for r in records})
     for record in records:
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
     write_rows(scores, records)
