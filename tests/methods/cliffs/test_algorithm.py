@@ -59,7 +59,7 @@ def test_power(drop: float, power: float, within: float) -> None:
 
 
 def test_level_at_the_edge() -> None:
-    assert all(0.045 <= chance(p, p - 0.1) <= 0.054 for p in (0.3, 0.4, 0.5, 0.6, 0.7))
+    assert all(0.047 <= chance(p, p - 0.1) <= 0.0523 for p in np.arange(2, 10) / 10)
 
 
 def chance(p_prev: float, p_cur: float, n: int = 64) -> float:

@@ -307,15 +307,18 @@ def test_an_ablation_with_ungraded_forks() -> None:
     """Every arm is of the same cliffs, and nothing is lost after all forks were drawn."""
     records = [
         {"trace_id": "a", "del": {"k": 64, "n": 64}, "keep": {"k": 0, "n": 64}, "random": None},
-        {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 0, "n": 63}, "random": {"k": 64, "n": 64}},
+        {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 63, "n": 63}, "random": {"k": 64, "n": 64}},
+        {"trace_id": "c", "del": {"k": 9, "n": 9}, "keep": {"k": 0, "n": 0}, "random": {"k": 64, "n": 64}},
     ]
     table = ablation_table(records, [1, 64])
     rows = {row["arm"]: row for row in table["arms"]}
-    assert [rows["del"][f"pass@{k}"] for k in (1, 64)] == [0.5, 1.0]
-    assert [rows["random"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.0]
-    assert table["left_out"] == {"1": 0, "64": 1}
-    short = ablation_table(records[1:], [64])
-    assert (short["arms"][0]["pass@64"], short["arms"][0]["interval@64"]) == (None, None)
+    assert [rows["del"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
+    assert [rows["keep"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
+    assert [rows["random"][f"pass@{k}"] for k in (1, 64)] == [0.5, 0.5]
+    assert [row["cliffs"] for row in rows.values()] == [2, 2, 2]
+    assert (table["left_out"], table["short"]) == (1, {"1": 0, "64": 1})
+    nothing = ablation_table(records[2:], [64])
+    assert (nothing["arms"][0]["pass@64"], nothing["arms"][0]["interval@64"], nothing["gap"]) == (None, None, None)
     assert ablation_table([], [1])["gap"] is None
 
 

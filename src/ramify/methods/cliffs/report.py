@@ -180,27 +180,33 @@ def _mean(values: Iterable[float]) -> float | None:
 def ablation_table(records: Sequence[dict[str, Any]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
     """pass@k of every arm over the records of :func:`ramify.methods.cliffs.run.ablate`, and the gap del - keep at k = 1.
 
-    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them). A cliff of which some arm has fewer than k graded
-    forks is left out of that k in every arm (``left_out`` counts them): all arms are of the same cliffs. Where none is left there is no
-    figure. Intervals are 95 % bootstrap over traces, since cliffs of one trace are not independent.
+    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them). An arm with fewer than k graded forks counts with
+    all of them, a lower bound (``short`` counts these cliffs for each k); a cliff of which some arm has none is left out of every arm
+    (``left_out``), so that all arms are of the same cliffs. Intervals are 95 % bootstrap over traces, since cliffs of one trace are not
+    independent.
     """
     arms = [arm for arm in ("del", "keep", "random", "critical", "tangent") if records and arm in records[0]]
-    whole = {k: [r for r in records if all(r[a]["n"] >= k for a in arms if r.get(a))] for k in {1, *ks}}
+    whole = [r for r in records if min(_graded(r, arms)) > 0]
     rows = []
     for arm in arms:
-        own = [r for r in records if arm in r]
+        own = [r for r in whole if arm in r]
         row: dict[str, Any] = {"arm": arm, "cliffs": len(own), "undefined": sum(r[arm] is None for r in own)}
         for k in ks:
-            values = [(r["trace_id"], _pass(r[arm], k)) for r in whole[k] if arm in r]
+            values = [(r["trace_id"], _pass(r[arm], k)) for r in own]
             row[f"pass@{k}"], row[f"interval@{k}"] = _over_traces(values, seed)
         rows.append(row)
-    gap, interval = _over_traces([(r["trace_id"], _pass(r["del"], 1) - _pass(r["keep"], 1)) for r in whole[1]], seed)
-    left_out = {str(k): len(records) - len(whole[k]) for k in ks}
-    return {"arms": rows, "gap": gap, "gap_interval": interval, "cliffs": len(records), "left_out": left_out}
+    gap, interval = _over_traces([(r["trace_id"], _pass(r["del"], 1) - _pass(r["keep"], 1)) for r in whole], seed)
+    short = {str(k): sum(min(_graded(r, arms)) < k for r in whole) for k in ks}
+    left_out = len(records) - len(whole)
+    return {"arms": rows, "gap": gap, "gap_interval": interval, "cliffs": len(whole), "left_out": left_out, "short": short}
+
+
+def _graded(record: dict[str, Any], arms: Sequence[str]) -> list[int]:
+    return [record[arm]["n"] for arm in arms if record.get(arm)]
 
 
 def _pass(counts: dict[str, int] | None, k: int) -> float:
-    return pass_at_k(counts["n"], counts["k"], k) if counts else 0.0
+    return pass_at_k(counts["n"], counts["k"], min(k, counts["n"])) if counts else 0.0
 
 
 def _over_traces(values: Sequence[tuple[str, float]], seed: int) -> tuple[float | None, list[float] | None]:

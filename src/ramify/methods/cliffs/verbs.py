@@ -264,14 +264,15 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
         return
     rows = [[row["arm"], row["undefined"], *(row[f"pass@{one}"] for one in ks)] for row in found["arms"]]
     text = table(["arm", "undefined (scores 0)", *(f"pass@{one}" for one in ks)], rows)
-    short = {k: n for k, n in found["left_out"].items() if n}
-    left = "".join(f"pass@{k}: {n} cliffs with fewer graded forks are left out.\n" for k, n in short.items())
+    short = {k: n for k, n in found["short"].items() if n}
+    left = "".join(f"pass@{k}: {n} cliffs have fewer graded forks and count with those.\n" for k, n in short.items())
+    left += f"{found['left_out']} cliffs without a graded fork in some arm are left out.\n" if found["left_out"] else ""
     low, high = found["gap_interval"] or (float("nan"), float("nan"))
     gap = "" if found["gap"] is None else f"del - keep at k = 1: {found['gap']:.3f} [{low:.3f}, {high:.3f}], "
     emit(
         found,
         as_json,
-        f"{text}\n\n{left}{gap}{len(records)} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
+        f"{text}\n\n{left}{gap}{found['cliffs']} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
     )
 
 
