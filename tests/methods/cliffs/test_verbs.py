@@ -175,6 +175,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
         (["scan", *model, *draw, "--out", other, "--delta0", "2"], 2, "delta0"),
         (["scan", *model[:2], "--verifier", "boxd", *draw, "--out", other], 2, "did you mean 'boxed'"),
+        (["scan", "--model", "hf:nowhere", *model[2:], "--traces", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt'"),
         (["ablate", scan, *model, "--k", "1,100"], 2, "--k takes numbers from 1 to --n (64)"),
         (["ablate", scan, *model, "--controls", "randm"], 2, "controls"),
         (["ablate", tmp_path / "none", *model], 2, "cannot read"),

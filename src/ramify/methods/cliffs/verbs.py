@@ -160,13 +160,13 @@ def scan_(
         raise UserError("name either --traces or --problems")
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
     file = ScanFile(out, config)
+    stems = read_traces(traces) if traces is not None and not retokenise else []
     forks, template = _forks(options)
     if problems is not None:
         stems = _draw(forks, problems, template, options, file)
-    else:
-        stems = read_traces(traces or Path(), forks.tokenizer if retokenise else None)
-        if retokenise:
-            say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
+    elif traces is not None and retokenise:
+        stems = read_traces(traces, forks.tokenizer)
+        say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
     stems, done = file.go_on(forks.source(), stems), dict(file.done)
     if dry_run:
         planned = asyncio.run(bill(stems, forks, config))
