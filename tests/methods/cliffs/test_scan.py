@@ -287,7 +287,7 @@ def test_a_reply_whose_own_end_has_no_verdict_is_scanned() -> None:
             return Counts(0, 0, missing=n) if t == 3 else await super().count(trace, t, n, purpose, start, append)
 
     (one,) = run([of("a", 3)], Unsure({"a": np.full(4, 0.5)}, None), screen="none").scanned
-    assert (one.trace.potentials or ())[3] == Counts(0, 0, missing=64)
+    assert one.trace.potentials[3] == Counts(0, 0, missing=64)
 
 
 def test_controls_are_drawn_once_a_trace() -> None:
@@ -305,7 +305,7 @@ def test_controls_are_drawn_once_a_trace() -> None:
 
 def test_an_ablation_with_ungraded_forks() -> None:
     """Every arm is of the same cliffs, and nothing is lost after all forks were drawn."""
-    records = [
+    records: list[dict[str, Any]] = [
         {"trace_id": "a", "del": {"k": 64, "n": 64}, "keep": {"k": 0, "n": 64}, "random": None},
         {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 63, "n": 63}, "random": {"k": 64, "n": 64}},
         {"trace_id": "c", "del": {"k": 9, "n": 9}, "keep": {"k": 0, "n": 0}, "random": {"k": 64, "n": 64}},
