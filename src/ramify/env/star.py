@@ -52,16 +52,19 @@ class TabularPolicy:
 
 @dataclass(frozen=True)
 class Maze:
-    """W branches of K diamonds with L parallel edges. Raises UserError where W or L is below 1 or K below 0."""
+    """W branches of K diamonds with L parallel edges. Raises UserError where W or L is not in 1 to 10^9, or K not in 0 to 10^4."""
 
     W: int
     K: int
     L: int
 
     def __post_init__(self) -> None:
-        for name, least in (("W", 1), ("K", 0), ("L", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"a maze needs {name} of at least {least}, not {getattr(self, name)}")
+        for name, least, most in (("W", 1, 10**9), ("K", 0, 10**4), ("L", 1, 10**9)):
+            given = getattr(self, name)
+            if given < least:
+                raise UserError(f"a maze needs {name} of at least {least}, not {given}")
+            if given > most:  # beyond, ratios fit no float and exact sums take hours
+                raise UserError(f"a maze has {name} of at most {most}, and more was asked for")
 
     def base(self) -> TabularPolicy:
         """The base model: every gap 0."""

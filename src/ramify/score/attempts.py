@@ -19,13 +19,15 @@ from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
 from ramify.trace.keys import Canonicaliser, canonical, exact, scrub, with_history
-from ramify.trace.lines import first_record, read_lines
+from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.loops import Loops, Ways
 from ramify.trace.messages import as_text
 from ramify.trace.node import Verdict
 from ramify.trace.turns import Turn, turns_of
 
 Key = str | Callable[[Mapping[str, Any]], Any]
+_MOST = 1e15
+"""Rewards and numbers of tokens beyond this are mistakes: their sums would lose digits or fit no float."""
 
 
 class TraceStep(NamedTuple):
@@ -118,7 +120,8 @@ def from_records(
     found = []
     for number, item in enumerate(records, 1):
         place, record = item if isinstance(item, tuple) else (f"trace {number}", item)
-        found.append(_trace(record, place, number, state_key, task_key))
+        with at_place(place):
+            found.append(_trace(record, place, number, state_key, task_key))
     return found
 
 
@@ -154,10 +157,10 @@ def _step(step: Any, place: str, state_key: Key | None) -> TraceStep:
             raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
         state = next(step[name] for name in names if name in step)
     reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or reward != reward):
-        raise UserError(f"{place}: 'reward' must be a number, not {str(reward)[:40]!r}")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= _MOST):
+        raise UserError(f"{place}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
     count = len(tokens) if isinstance(tokens, list) else tokens
-    if count is not None and (type(count) is not int or count < 0):
+    if count is not None and (type(count) is not int or not 0 <= count <= _MOST):
         raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
     if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
         raise UserError(f"{place}: 'actions' must be a list of texts")

@@ -77,6 +77,8 @@ def _finite(number: Any) -> bool:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write records as ``.parquet`` or JSON lines, whole or not at all. Raises UserError when the file cannot be written."""
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder")
     temporary = path.with_name(f".part-{path.name}")
     try:
         if path.suffix == ".parquet":
@@ -92,6 +94,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
             temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
+    except UnicodeEncodeError as error:
+        raise UserError(f"cannot write {path}: a text holds half a character ({error.object[error.start]!a})") from error
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:

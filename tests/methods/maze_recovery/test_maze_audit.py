@@ -112,6 +112,10 @@ def test_state_and_task_may_be_functions():
     assert found["tasks"] == W
 
 
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
 BAD = [
     ({"steps": [{"state": 1, "action": "a"}]}, r"trace 1: a trace has no field 'task_id' \(known: steps\)"),
     ({"task_id": 1, "steps": []}, "trace 1: 'steps' must be a list with at least one step"),
@@ -119,7 +123,15 @@ BAD = [
     ({"task_id": 1, "steps": [{"state": 1}]}, "trace 1: step 0 has no field 'action'"),
     ({"task_id": 1, "steps": [{"sate": 1, "action": "a"}]}, r"step 0 has no field 'state or obs' \(did you mean 'sate'\?\)"),
     ({"task_id": 1, "steps": [{"state": 1, "action": "a"}], "success": 1}, "'success' must be true or false, not '1'"),
-    ({"task_id": 1, "steps": [{"state": 1, "action": "a", "reward": "x"}]}, "step 0: 'reward' must be a number, not 'x'"),
+    ({"task_id": 1, "steps": [{"state": 1, "action": "a", "reward": "x"}]}, "step 0: 'reward' must be a finite number, not 'x'"),
+    ({"task_id": 1, "steps": [{"state": 1, "action": "a", "reward": 10**400}]}, "step 0: 'reward' must be a finite number"),
+    (
+        {"task_id": 1, "steps": [{"state": 1, "action": "a", "reward": float("inf")}]},
+        "'reward' must be a finite number, not 'inf'",
+    ),
+    ({"task_id": 1, "steps": [{"state": 1, "action": "a", "tokens": 10**400}]}, "step 0: 'tokens' must be how many"),
+    ({"task_id": 1, "steps": [{"state": DEEP, "action": "a"}]}, "trace 1: maximum recursion depth"),
+    ({"task_id": 1, "steps": [{"state": DEEP, "obs": "x", "action": "a"}]}, "no canonical key"),
     ({"task_id": 1, "steps": [{"state": 1, "action": "a", "tokens": -1}]}, "step 0: 'tokens' must be how many"),
     ({"task_id": 1, "steps": [{"state": 1, "action": "a", "actions": "x"}]}, "step 0: 'actions' must be a list of texts"),
     (

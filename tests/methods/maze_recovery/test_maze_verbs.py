@@ -196,6 +196,12 @@ def test_what_is_refused(walks: Path, stored: Path, tmp_path: Path, capsys: pyte
     lost.write_text(json.dumps(trace(DETOUR, "b0 leaf", success=False)) + "\n")
     assert "no trace is known to have succeeded" in refused(capsys, "build", lost, "--out", out)
     assert not out.exists()
+    half = tmp_path / "half.jsonl"
+    half.write_text(json.dumps(trace(["a\ud800", "b"], "t")) + "\n")
+    assert "a text holds half a character ('\\ud800')" in refused(capsys, "build", half, "--out", out)
+    assert "half a character" in refused(capsys, "build", half, "--out", tmp_path / "set.parquet")
+    assert "it is a folder" in refused(capsys, "build", walks, "--out", tmp_path)
+    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -43,6 +43,9 @@ def test_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         (("exact", "--w", "0"), "W of at least 1, not 0"),
         (("train", "--l", "0"), "L of at least 1"),
+        (("exact", "--w", "1" + "0" * 400), "W of at most 1000000000"),
+        (("exact", "--l", "1" + "0" * 400), "L of at most 1000000000"),
+        (("train", "--k", "1" + "0" * 400), "K of at most 10000"),
         (("train", "--method", "distil"), "did you mean 'distill'"),
         (("train", "--lr", "-1"), "lr is -1.0"),
         (("train", "--lr", "nan"), "lr is nan"),
