@@ -48,7 +48,7 @@ class Recovery(NamedTuple):
     at: int
     """The step that does something else, back at the state."""
     depth: int
-    """How many states deep the excursion went beyond this one."""
+    """How many states the excursion went beyond this one, along the attempt's path (where it was left by going back: down that path and up)."""
     steps: int
     """Steps from ``turn`` back to the state. ``steps / depth`` is 1 when every state passed on the way in is passed once on the way out,
     less where one action led back over several, more where the way back was not straight."""
