@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from ramify.base import registry
 from ramify.base.errors import BoundaryError, UserError
+from ramify.env.panels import SPLITS
 from ramify.env.protocol import Task
-from ramify.env.worlds.chain import SPLITS, ChainWorld, check, prompt, solve, true_answer
+from ramify.env.worlds.chain import ChainWorld, check, prompt, solve, true_answer
 
 TASK = Task("t", {"start": 7, "steps": [["+", 5], ["*", 3], ["-", 4]], "mod": 100})
 
@@ -119,7 +120,7 @@ def test_bad_settings_are_refused() -> None:
         ChainWorld(operand=0)
     with pytest.raises(UserError, match="unknown split"):
         ChainWorld().panel("test", 3)
-    with pytest.raises(UserError, match=r"give only \d+ train tasks, not 500"):
+    with pytest.raises(UserError, match=r"gives only \d+ train tasks, not 500"):
         ChainWorld(steps=(1, 1), mod=2).panel("train", 500)
 
 

@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
+from ramify.env.panels import SPLITS, known_split
 from ramify.env.protocol import Panel, Task
 
-SPLITS = ("train", "eval", "tune", "demo")
 _TRIES = 1000
 """Drafts in a row that bring no new task, after which a generator counts as too small."""
 
@@ -76,15 +76,9 @@ def import_module(name: str) -> ModuleType:
         raise UserError(f"module '{name}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def check_split(split: str) -> None:
-    """Raises UserError where there is no such split."""
-    if split not in SPLITS:
-        raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-
-
 def seeded(name: str, split: str, n: int, seed: int) -> Panel:
     """``n`` tasks that are nothing but a seed: ``{"seed": number}``. No split has a seed of another."""
-    check_split(split)
+    known_split(split)
     first = seed % 2**24 * 2**24
     numbers = (len(SPLITS) * (first + i) + SPLITS.index(split) for i in range(n))
     return Panel.of(Task(f"{name}-{number}", {"seed": number}) for number in numbers)
@@ -96,7 +90,7 @@ def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, 
     The hash of the data without its ``seed`` decides the split, so no task is in two, whatever the seed it came from. Raises
     UserError where the generator has too few.
     """
-    check_split(split)
+    known_split(split)
     found: dict[str, Task] = {}
     last, i = 0, 0
     while len(found) < n and i - last < _TRIES:
@@ -124,7 +118,7 @@ class TaskList:
 
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """At most ``n`` tasks of a split, chosen by ``seed``. Raises UserError where it has none."""
-        check_split(split)
+        known_split(split)
         mine = [task for task in self._panel if self._split(task) == split]
         if not mine:
             raise UserError(f'{self._name} has no task of the split \'{split}\'; give some the field "split": "{split}"')

@@ -18,8 +18,9 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import place_key
+from ramify.env.panels import known_split
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task
-from ramify.integrations.spec import TaskList, check_split, import_package, options, seeded
+from ramify.integrations.spec import TaskList, import_package, options, seeded
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.trace.db import Run
@@ -133,7 +134,7 @@ class TextWorldWorld:
         """``n`` games to be generated, or at most ``n`` of those in a folder."""
         if self._tasks is not None:
             return self._tasks.panel(split, n, seed)
-        check_split(split)
+        known_split(split)
         return seeded("textworld", split, n, seed)
 
     def file(self, task: Task) -> Path:

@@ -17,9 +17,9 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
 from ramify.base.seeds import generator
+from ramify.env.panels import generated_panel
 from ramify.env.protocol import Observation, Panel, Task
 
-SPLITS = ("train", "eval", "tune", "demo")
 OPERATORS = ("+", "-", "*")
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,9})\s*([-+*])\s*([0-9]{1,9})\s*=\s*([0-9]{1,9})(?![0-9])")
 _ANSWER = re.compile(r"\banswer\s+([0-9]{1,9})(?![0-9])")
@@ -155,22 +155,7 @@ class ChainWorld:
 
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """``n`` different chains of a split (train, eval, tune, demo). Raises UserError where the settings allow fewer."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-        tasks: dict[str, Task] = {}
-        for attempt in range(100 * n + 1000):
-            if len(tasks) == n:
-                break
-            data = self._random(generator(seed, "chain", attempt))
-            digest = json_hash(data)
-            # The chain's own hash decides its split, whatever the seed and the settings it came from.
-            if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split:
-                tasks[digest] = Task(f"chain-{digest[:12]}", data)
-        if len(tasks) < n:
-            raise UserError(
-                f"chains of {self.steps[0]} to {self.steps[1]} steps mod {self.mod} give only {len(tasks)} {split} tasks, not {n}"
-            )
-        return Panel.of(tasks.values())
+        return generated_panel(self.name, split, n, seed, self._random, kind="chain", hashed=json_hash)
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Replies worth trying on ``task``: a right one and two with mistakes (for the conformance battery)."""

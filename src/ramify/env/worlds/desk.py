@@ -7,6 +7,7 @@ talk before it acts: all words but the last two of a reply are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import generator
+from ramify.env.panels import generated_panel
 from ramify.env.protocol import Observation, Panel, Task
 
 BOOKINGS = ("a", "b", "c")
@@ -27,7 +29,6 @@ _FILLERS = (
 )
 NAMES, FILLERS = tuple(_NAMES.split()), tuple(_FILLERS.split())
 """Customers, and words that mean nothing, the most frequent first."""
-SPLITS = ("train", "eval", "tune", "demo")
 TRUTHFUL, BUSY, TURNS = 0.65, 0.2, 9
 
 
@@ -152,6 +153,10 @@ def demonstrate(
     return pairs
 
 
+def _customer(data: Mapping[str, Any]) -> str:
+    return stable_hash("customer", canonical_json(dict(data)))
+
+
 @register("env", "desk")
 class DeskWorld:
     """The desk world; tasks are customers, made from a seed, and splits never share one."""
@@ -169,15 +174,4 @@ class DeskWorld:
 
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """``n`` customers of a split."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-        tasks: dict[str, Task] = {}
-        attempt = 0
-        while len(tasks) < n:
-            task = make_task("", generator(seed, "desk", attempt))
-            attempt += 1
-            digest = stable_hash("customer", canonical_json(dict(task.data)))
-            # the task's own hash decides its split, whatever the seed
-            if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split:
-                tasks[digest[:12]] = Task(f"desk-{digest[:12]}", task.data)
-        return Panel.of(tasks.values())
+        return generated_panel(self.name, split, n, seed, lambda rng: make_task("", rng).data, kind="desk", hashed=_customer)

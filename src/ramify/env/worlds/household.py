@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import BoundaryError, UserError
-from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.ids import canonical_json
 from ramify.base.registry import register
-from ramify.base.seeds import generator
+from ramify.env.panels import generated_panel
 from ramify.env.protocol import Observation, Panel, Task
 
 ROOMS = ("hall", "kitchen", "bedroom", "bathroom", "study", "garden", "garage", "attic", "pantry", "porch", "library", "nursery")
 COLOURS = ("red", "blue", "green", "white", "black", "gold")
 THINGS = ("lamp", "book", "cup", "clock", "doll", "coin", "map", "ring", "hat", "bell")
-SPLITS = ("train", "eval", "tune", "demo")
 
 
 class Household:
@@ -229,15 +228,7 @@ class HouseholdWorld:
 
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """``n`` houses of a split that can be won within the turn limit."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-        tasks: dict[str, Task] = {}
-        attempt = 0
-        while len(tasks) < n:
-            task = make_task("", generator(seed, "household", attempt))
-            attempt += 1
-            digest = stable_hash("house", canonical_json(dict(task.data)))
-            # the house's own hash decides its split, whatever the seed
-            if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split and shortest(task) <= self.max_turns:
-                tasks[digest[:10]] = Task(f"house-{digest[:10]}", task.data)
-        return Panel.of(tasks.values())
+        return generated_panel(
+            self.name, split, n, seed, lambda rng: make_task("", rng).data,
+            kind="house", digits=10, fits=lambda task: shortest(task) <= self.max_turns,
+        )  # fmt: skip

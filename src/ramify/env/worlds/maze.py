@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import BoundaryError, UserError
-from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.registry import register
-from ramify.base.seeds import generator
+from ramify.env.panels import generated_panel
 from ramify.env.protocol import Observation, Panel, Task
 
-SPLITS = ("train", "eval", "tune", "demo")
 COMPASS = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
 OPENED = 0.1
 """Share of the walls that the spanning tree of a grid leaves and that are opened nevertheless."""
@@ -176,21 +174,11 @@ class MazeWorld:
 
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """``n`` different mazes of a split (train, eval, tune, demo). Raises UserError where the shape has fewer."""
-        if split not in SPLITS:
-            raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-        tasks: dict[str, Task] = {}
-        for attempt in range(100 * n + 1000):
-            if len(tasks) == n:
-                break
-            rng = generator(seed, self.name, attempt)
-            data = grid(self.sizes[0], rng) if self.kind == "grid" else star(self.sizes[0], self.sizes[1], self.sizes[2], rng)
-            digest = stable_hash("maze", canonical_json(data))
-            # the maze's own hash decides its split, whatever the seed
-            if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split:
-                tasks[digest] = Task(f"maze-{digest[:12]}", data)
-        if len(tasks) < n:
-            raise UserError(f"'{self.name}' gives only {len(tasks)} {split} tasks, not {n}")
-        return Panel.of(tasks.values())
+
+        def draw(rng: np.random.Generator) -> dict[str, Any]:
+            return grid(self.sizes[0], rng) if self.kind == "grid" else star(self.sizes[0], self.sizes[1], self.sizes[2], rng)
+
+        return generated_panel(self.name, split, n, seed, draw, kind="maze")
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Every way out of the place (for the conformance battery)."""
