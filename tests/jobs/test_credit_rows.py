@@ -9,8 +9,8 @@ import numpy as np
 
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.jobs.credit import imitation_rows, training_rows
-from ramify.methods.graph_credit.run import credit_group
 from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.run import credit_group
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Message, Sampling
 from ramify.model.scripted import ScriptedModel
