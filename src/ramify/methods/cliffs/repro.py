@@ -268,8 +268,8 @@ class _Size:
 
 _SIZES = {
     "quick": _Size(
-        {"mod": 23, "operand": 2, "hops": 3, "rows": 24, "demonstrations": 1200, "held_out": 100, "below": 0.9},
-        (0,), 400, 8, 8, 200, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
+        {"mod": 11, "operand": 3, "hops": 3, "rows": 24, "demonstrations": 400, "held_out": 100, "below": 0.3, "lr": 2e-3},
+        (0,), 400, 8, 8, 100, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
     ),
     "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), 40, 10, 0.25, 5.0, 0.95, 0.25, 60),
 }  # fmt: skip
