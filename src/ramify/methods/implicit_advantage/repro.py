@@ -226,6 +226,12 @@ def violations(episodes: Sequence[Episode], tokenizer: HfTokenizer, seed: int) -
     return out
 
 
+LOWEST = (
+    "training stops by its own attempts (.55 over three updates), so a seed may end just below .5 on held-out tasks: "
+    "see docs/methods/implicit-advantage.md"
+)
+
+
 def _closings(e: Episode) -> list[tuple[int, str]]:
     """(step, verb) of each booking that was closed after its record had been shown."""
     env, known, found = WORLD.make(), set[str](), []
@@ -369,7 +375,16 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
         _check(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
         _check(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
         _check(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
-        Check(f"{arm}, success of the policy, lowest seed", lowest, None, len(runs), tuple(seeds), ">=", 0.25 if quick else 0.5),
+        Check(
+            f"{arm}, success of the policy, lowest seed",
+            lowest,
+            None,
+            len(runs),
+            tuple(seeds),
+            ">=",
+            0.25 if quick else 0.5,
+            LOWEST,
+        ),
         Check(name, float(np.mean(gains)), (low, high), len(gains), tuple(seeds), ">=", 0.03 if quick else 0.06),
         Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.1 if quick else 0.0),
     ]
