@@ -170,6 +170,15 @@ def test_controls() -> None:
     assert tangent_cut([]) is None
 
 
+def test_a_drop_from_all_to_none_is_suspect_only_where_the_token_forbids_it() -> None:
+    def fall(pi: float, n: int) -> bool:
+        return Cliff("a", 1, 5, 0, False, Counts(n, n), Counts(0, n), TokenFacts(pi)).suspect
+
+    assert not fall(1e-4, 8)
+    assert not fall(1e-4, 128)
+    assert fall(0.5, 64)
+
+
 def test_truncated_forks_make_no_drop_suspect() -> None:
     """A token of probability 0.92 behind which 90 % are truncated: V, of the graded forks, falls by 0.34, and nothing is wrong."""
     (cliff,) = detect(

@@ -93,7 +93,9 @@ class Cliff:
         prev, cur = (Counts(c.k, c.n + c.truncated) for c in self.fresh or (self.prev, self.cur))
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
-        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * standard_error(prev, cur) + TIE
+        # with one right and one wrong fork more: all right before and none behind would have no error at all
+        se = standard_error(*(Counts(c.k + 1, c.n + 2) for c in (prev, cur)))
+        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * se + TIE
 
     def to_json(self, test: ZTest) -> dict[str, Any]:
         """The record of 3.8. ``threshold`` is what d had to exceed."""

@@ -288,6 +288,8 @@ def pairs_(
     config, source, scanned = read_scan(path)
     forks = _same_forks(source, options)
     other = _forks(options, options.compare)[0] if options.compare else None
+    if other is not None and other.tokenizer.hash != forks.tokenizer.hash:
+        raise NeedsError(f"'{options.compare}' has another tokenizer than '{options.model}': their tokens cannot be compared")
     top, compare = options.candidates, options.compare
 
     async def work() -> tuple[list[Any], list[dict[str, Any]]]:
@@ -304,7 +306,8 @@ def pairs_(
         "masses": masses,
         "spent": forks.spent(),
     }
-    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out}; {report['spent']['forward_tokens']} tokens run."
+    left_out = sum(len(one.kept) for one in scanned) - len(examined)
+    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out} ({left_out} of other classes, or of several tokens, left out); {report['spent']['forward_tokens']} tokens run."
     if masses:
         text += "\n\n" + table(
             ["trace", "token", "cliff mass", f"under {compare}", "difference"], [list(m.values()) for m in masses]
