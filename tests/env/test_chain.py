@@ -120,7 +120,7 @@ def test_bad_settings_are_refused() -> None:
         ChainWorld(operand=0)
     with pytest.raises(UserError, match="unknown split"):
         ChainWorld().panel("test", 3)
-    with pytest.raises(UserError, match=r"gives only \d+ train tasks, not 500"):
+    with pytest.raises(UserError, match=r"give only \d+ train tasks, not 500"):
         ChainWorld(steps=(1, 1), mod=2).panel("train", 500)
 
 

@@ -79,7 +79,7 @@ def test_a_task_that_is_no_maze_is_refused(change: dict, says: str) -> None:
 def test_panels() -> None:
     with pytest.raises(UserError, match="unknown split"):
         MazeWorld().panel("test", 1)
-    with pytest.raises(UserError, match="gives only"):
+    with pytest.raises(UserError, match="give only"):
         MazeWorld("grid-2").panel("train", 40)
     with pytest.raises(UserError, match="no way leads"):
         route({"exits": {"a": {}, "b": {}}, "start": "a", "exit": "b"})

@@ -48,5 +48,5 @@ def generated_panel(
             if fits is None or fits(task):
                 tasks[task.id] = task
     if len(tasks) < n:
-        raise UserError(f"the world '{world}' as it is set gives only {len(tasks)} {split} tasks, not {n}")
+        raise UserError(f"the settings of the world '{world}' give only {len(tasks)} {split} tasks, not {n}")
     return Panel.of(tasks.values())
