@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from ramify.base.lazy import loader
 
 _NAMES = {
     "find_sandbox": "find",
@@ -14,11 +13,7 @@ _NAMES = {
     **dict.fromkeys(("Command", "Limits", "Outcome", "Reply", "Sandbox", "Session"), "protocol"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(importlib.import_module(f"ramify.sandbox.{_NAMES[name]}"), name)
-    raise AttributeError(f"module 'ramify.sandbox' has no attribute {name!r}")
+__getattr__ = loader(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

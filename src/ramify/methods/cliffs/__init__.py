@@ -6,8 +6,7 @@ continues token ids, so a chat endpoint is refused.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from ramify.base.lazy import loader
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
@@ -31,8 +30,4 @@ _HOMES = {
 
 __all__ = ["NEEDS", *_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(name)
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -6,8 +6,7 @@ models with one tokenizer give to the tokens of finished attempts; no labels, no
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from ramify.base.lazy import loader
 
 NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
 """Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
@@ -22,8 +21,4 @@ _HOMES = {
 
 __all__ = ["NEEDS", *_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(name)
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -6,8 +6,7 @@ Learning, arXiv 2605.05262. Needs an environment that can be put back to an earl
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from ramify.base.lazy import loader
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
@@ -27,8 +26,4 @@ _HOMES = {
 
 __all__ = ["NEEDS", *_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(name)
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loader(__name__, _HOMES)
