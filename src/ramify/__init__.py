@@ -5,7 +5,7 @@ Importing ramify loads no third-party package; names load on first use.
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,11 @@ _NAMES: dict[str, str] = {
     "BudgetAllocator": "methods.tree_rollouts",
 }
 
-__getattr__ = loader(__name__, _NAMES)
+
+def __getattr__(name: str) -> Any:
+    from ramify.base.lazy import loader
+
+    return loader(__name__, _NAMES)(name)
 
 
 def __dir__() -> list[str]:
