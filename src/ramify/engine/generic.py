@@ -145,7 +145,7 @@ class HfForward:
 
     def _hook(self) -> None:
         """Let taps see the embedding (as it enters the first block) and every block's output."""
-        blocks = _blocks(self.module, self.layers)
+        blocks = blocks_of(self.module, self.layers)
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             if self._tap is None:
@@ -186,7 +186,8 @@ class HfForward:
             raise NeedsError(f"the engine cannot run '{kind}': its attention does more than the engine's cache reproduces")
 
 
-def _blocks(module: nn.Module, layers: int) -> nn.ModuleList:
+def blocks_of(module: nn.Module, layers: int) -> nn.ModuleList:
+    """The list of ``layers`` blocks of a transformers model. Raises NeedsError where it has none."""
     for child in module.modules():
         if isinstance(child, nn.ModuleList) and len(child) == layers:
             return child

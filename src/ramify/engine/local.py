@@ -220,7 +220,7 @@ class LocalModel:
         if settings is not None:
             check(settings, self.forward.vocab)
         scores: dict[int, TokenScores] = {}
-        for batch in _batches([len(row) for row in rows]):
+        for batch in batches_of([len(row) for row in rows]):
             try:
                 for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps, settings, entropy), strict=True):
                     scores[i] = score
@@ -314,11 +314,11 @@ def _eos_of(module: nn.Module) -> tuple[int, ...]:
     return eos_tokens(module)
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Row numbers by falling length, in batches of at most SCORE_TOKENS padded tokens (one row at least)."""
+def batches_of(lengths: Sequence[int], tokens: int = SCORE_TOKENS) -> list[list[int]]:
+    """Row numbers by falling length, in batches of at most ``tokens`` padded tokens (one row at least)."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= SCORE_TOKENS:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= tokens:
             batches[-1].append(i)
         else:
             batches.append([i])
