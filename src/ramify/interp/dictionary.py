@@ -1,0 +1,402 @@
+"""Sparse dictionaries of hidden states: one model's (a TopK autoencoder) or a pair's (a crosscoder), with features of one model alone.
+
+Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474 (sections of the specification are named where a
+formula is). A feature has one activation for all models and a direction in each; the first ``exclusive * F`` features may write to and
+read from model 0 only, the next as many from model 1 only. The normaliser is part of the dictionary: what comes in and goes out is in
+the models' own units, so training and use cannot diverge.
+
+Axis legend: N rows, B rows of a batch, M models, D width, F features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from ramify.base.config import Config, check
+from ramify.base.errors import UserError, nearest
+from ramify.base.files import write_whole
+from ramify.base.seeds import generator, place_key
+
+PARTITIONS = ("a", "b", "shared", "all")
+"""Features of model 0 alone, of model 1 alone, of both; ``all`` is every feature."""
+Normalise = Literal["joint", "channel", "none"]
+
+
+class DictionaryConfig(Config):
+    """Shape of a dictionary."""
+
+    width: int = Field(ge=1)
+    """D, of each model."""
+    features: int = Field(ge=1)
+    """F."""
+    k: int = Field(ge=1)
+    """Features active per row at most; F makes TopK a plain ReLU."""
+    models: int = Field(2, ge=1, le=2)
+    """M."""
+    exclusive: float = Field(0.0, ge=0, le=0.5)
+    """Share of features that belong to each model alone; 0 is the plain crosscoder."""
+    start: Literal["tied", "random"] = "tied"
+    """Encoder = decoder with rows of norm 0.5, or independent normal weights of variance 1/D and 1/F (the paper)."""
+    centred: bool = True
+    """Subtract the decoder's bias before encoding (not in the paper)."""
+
+
+class FitConfig(Config):
+    """How to train one."""
+
+    steps: int = Field(9000, ge=1)
+    """Adam steps."""
+    batch: int = Field(1024, ge=1)
+    """Rows per step."""
+    lr: float = Field(1e-4, gt=0)
+    """Learning rate."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest gradient norm."""
+    normalise: Normalise = "joint"
+    """Per channel: the mean, and one scale per model (joint) or the deviation (channel); over all rows together, never per corpus."""
+    l1_shared: float = Field(1e-3, ge=0)
+    """Weight of the shared features' activations."""
+    l1_exclusive: float = Field(0.0, ge=0)
+    """Weight of the exclusive features' activations."""
+    l1_reduction: Literal["sum", "mean", "norm"] = "sum"
+    """Over features: sum; mean (the paper; next to nothing for a large F); or sum weighted by decoder norms (Lindsey et al. 2024)."""
+    l1_exclusive_covers_shared: bool = False
+    """The exclusive term also covers shared features, as in the paper's code, which so presses on them up to twice."""
+    auxk: float = Field(0.0, ge=0)
+    """Weight of what dead features could still explain (Gao et al. 2024): revives them; 1/32 is usual."""
+    dead_after: int = Field(25_000, ge=1)
+    """Rows without firing after which a feature counts as dead."""
+
+
+class Dictionary(nn.Module):
+    """TopK dictionary of M models. ``encoder`` and ``decoder`` are [F, M, D], ``encoder_bias`` [F], ``decoder_bias`` [M, D].
+
+    ``encode`` and ``decode`` take and give the models' own units; weights live in normalised units. Raises UserError where k exceeds F,
+    or where the exclusive share of F is no feature.
+    """
+
+    encoder: nn.Parameter
+    decoder: nn.Parameter
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, config: DictionaryConfig, seed: int = 0) -> None:
+        super().__init__()
+        c = self.config = config
+        if c.k > c.features:
+            raise UserError(f"k is {c.k}, but the dictionary has {c.features} features")
+        self.own = int(c.features * c.exclusive + 1e-9)
+        """Features of each model alone, n_A = n_B = floor(F p)."""
+        if c.exclusive and not self.own:
+            raise UserError(f"exclusive is {c.exclusive:g}: of {c.features} features that is none")
+        if c.exclusive and c.models != 2:
+            raise UserError("exclusive features need two models")
+        draws = torch.Generator().manual_seed(place_key(seed, "dictionary"))
+        shape = (c.features, c.models, c.width)
+        decoder, encoder = (torch.randn(shape, generator=draws) for _ in range(2))
+        if c.start == "tied":
+            self._blank(decoder)
+            decoder *= 0.5 / decoder.flatten(1).norm(dim=1)[:, None, None]
+            encoder = decoder.clone()
+        else:
+            encoder, decoder = encoder * c.width**-0.5, decoder * c.features**-0.5
+        self.encoder, self.decoder = nn.Parameter(encoder), nn.Parameter(decoder)
+        self.encoder_bias = nn.Parameter(torch.zeros(c.features))
+        self.decoder_bias = nn.Parameter(torch.zeros(c.models, c.width))
+        self.register_buffer("mean", torch.zeros(c.models, c.width))
+        self.register_buffer("scale", torch.ones(c.models, c.width))
+        self.enforce()
+
+    # -- the partition
+
+    def partition(self, name: str) -> np.ndarray:
+        """Numbers of the features of one of :data:`PARTITIONS`, int64 (n,). Raises UserError on another name."""
+        ends = {"a": (0, self.own), "b": (self.own, 2 * self.own), "shared": (2 * self.own, self.config.features)}
+        if name not in PARTITIONS:
+            raise UserError(f"unknown partition '{name}': {nearest(name, PARTITIONS)}")
+        return np.arange(*ends.get(name, (0, self.config.features)))
+
+    def partition_of(self, feature: int) -> str:
+        """``a``, ``b`` or ``shared``."""
+        return "a" if feature < self.own else "b" if feature < 2 * self.own else "shared"
+
+    def enforce(self) -> None:
+        """Put exact zeros where a feature of one model would read or write the other (after a step, a load, an edit)."""
+        with torch.no_grad():
+            self._blank(self.encoder)
+            self._blank(self.decoder)
+
+    def _blank(self, weight: Tensor | None) -> None:
+        if self.own and weight is not None:
+            weight[: self.own, 1] = 0
+            weight[self.own : 2 * self.own, 0] = 0
+
+    # -- the code
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Activations [B, F] of hidden states [B, M, D]; at most k are above 0 in a row. (3.2, steps 1 and 2)"""
+        values, where = self._top(self.normalised(x))
+        return torch.zeros((len(x), self.config.features), dtype=values.dtype, device=values.device).scatter_(1, where, values)
+
+    def decode(self, f: Tensor) -> Tensor:
+        """Hidden states [B, M, D] of activations [B, F]. (3.2, step 3)"""
+        flat = f @ self.decoder.flatten(1) + self.decoder_bias.flatten()
+        return flat.view(len(f), self.config.models, self.config.width) * self.scale + self.mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruction [B, M, D] of [B, M, D]."""
+        return self.decode(self.encode(x))
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """(x - mean) / scale. Raises UserError where the shape is not [B, M, D]."""
+        if x.dim() != 3 or x.shape[1:] != self.mean.shape:
+            raise UserError(f"hidden states are {tuple(x.shape)}; this dictionary takes rows of {tuple(self.mean.shape)}")
+        return (x.to(self.mean.dtype) - self.mean) / self.scale
+
+    def _top(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and numbers of the k largest activations of normalised rows, each [B, k]."""
+        top: tuple[Tensor, Tensor] = self._before_top(x).topk(self.config.k, dim=1)
+        return top
+
+    def _before_top(self, x: Tensor) -> Tensor:
+        inner = x - self.decoder_bias if self.config.centred else x
+        return F.linear(inner.flatten(1), self.encoder.flatten(1), self.encoder_bias).relu()
+
+    # -- what a feature is
+
+    def directions(self, model: int) -> Tensor:
+        """What one unit of each feature adds to ``model``'s hidden state, in its own units: [F, D]."""
+        return self.decoder[:, model].detach() * self.scale[model]
+
+    @torch.no_grad()
+    def unit_norm_(self) -> Dictionary:
+        """Scale every feature so that its decoder rows, of all models together, have norm 1; reconstructions stay (section 8, 6).
+
+        Activations of different features are comparable only after this. It changes which k features TopK keeps, so do it before
+        ranking and keep it.
+        """
+        norm = self.decoder.flatten(1).norm(dim=1).clamp_min(1e-12)
+        self.decoder.div_(norm[:, None, None])
+        self.encoder.mul_(norm[:, None, None])
+        self.encoder_bias.mul_(norm)
+        return self
+
+    def relative_norm(self) -> Tensor:
+        """Where each feature writes, (F,): 1 to model 0 alone, 0 to model 1 alone, 0.5 to both alike (Lindsey et al. 2024)."""
+        a, b = self.decoder.detach().norm(dim=2).unbind(1)
+        share: Tensor = 0.5 * (1 + (a - b) / torch.maximum(a, b).clamp_min(1e-12))
+        return share
+
+    # -- files
+
+    def save(self, folder: Path | str, about: dict[str, Any] | None = None) -> None:
+        """Write ``dictionary.safetensors`` (weights and normaliser) and ``dictionary.json`` (shape and ``about``), each whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        write_whole(folder / "dictionary.safetensors", save(tensors))
+        record = {"shape": self.config.to_json(), "about": about or {}}
+        write_whole(folder / "dictionary.json", json.dumps(record, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path | str) -> tuple[Dictionary, dict[str, Any]]:
+        """The dictionary in ``folder`` and what was said ``about`` it. Raises UserError where it is none, or breaks its own partition."""
+        folder = Path(folder)
+        try:
+            record = json.loads((folder / "dictionary.json").read_text(encoding="utf-8"))
+            shape, about = record["shape"], dict(record["about"])
+            tensors = load_file(folder / "dictionary.safetensors")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            raise UserError(f"{folder} holds no dictionary: {type(error).__name__} {error}") from error
+        made = cls(check(DictionaryConfig, shape, str(folder / "dictionary.json")))
+        own = made.state_dict()
+        for name in own.keys() | tensors.keys():
+            if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+                raise UserError(f"{folder / 'dictionary.safetensors'}: tensor '{name}' does not fit the shape in dictionary.json")
+        made.to(tensors["encoder"].dtype).load_state_dict(tensors)
+        for name in ("encoder", "decoder"):
+            weight = getattr(made, name)
+            if weight[: made.own, 1:].any() or weight[made.own : 2 * made.own, 0].any():
+                raise UserError(f"{folder / 'dictionary.safetensors'}: '{name}' lets features of one model reach the other")
+        return made, about
+
+
+def moments(x: np.ndarray, kind: Normalise = "joint", chunk: int = 4096) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and scale, each [M, D], over all rows of ``x`` [N, M, D]: the normaliser that a dictionary keeps.
+
+    ``joint`` gives every channel of a model one scale, so that the mean square of a channel is 1 and directions keep their angles.
+    Raises UserError naming the row where a state is not a number, and where there is none.
+    """
+    if x.ndim != 3 or not len(x):
+        raise UserError(f"hidden states are {x.shape}: at least one row of [models, width] is needed")
+    total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
+    for start in range(0, len(x), chunk):
+        part = np.asarray(x[start : start + chunk], dtype=np.float64)
+        wrong = ~np.isfinite(part).all(axis=(1, 2))
+        if wrong.any():
+            raise UserError(f"row {start + int(wrong.argmax())} of the hidden states holds a value that is not a number")
+        total += part.sum(axis=0)
+        squares += (part**2).sum(axis=0)
+    if kind == "none":
+        return np.zeros(x.shape[1:]), np.ones(x.shape[1:])
+    mean = total / len(x)
+    variance = np.maximum(squares / len(x) - mean**2, 0)
+    if kind == "joint":
+        variance = np.broadcast_to(variance.mean(axis=1, keepdims=True), variance.shape)
+    return mean, np.sqrt(np.where(variance > 1e-12, variance, 1.0))
+
+
+def fit(
+    dictionary: Dictionary,
+    x: np.ndarray,
+    config: FitConfig | None = None,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> dict[str, Any]:
+    """Train ``dictionary`` on hidden states [N, M, D] (a memory-mapped file will do) and return :func:`quality` on a sample of them.
+
+    The normaliser is measured on ``x`` and kept with the weights. The loss is the mean square error over rows, models and channels plus
+    L1 (3.3); forbidden weights get no gradient and stay exactly 0. Added to the quality: ``dead``, the share of features that did not
+    fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred places. ``progress(step, loss)`` is called
+    there too. Raises UserError like :func:`moments`.
+    """
+    c = config or FitConfig()
+    device = dictionary.encoder.device
+    mean, scale = moments(x, c.normalise)
+    dictionary.mean.copy_(torch.from_numpy(mean))
+    dictionary.scale.copy_(torch.from_numpy(scale))
+    optimizer = torch.optim.Adam(dictionary.parameters(), lr=c.lr, fused=True)
+    silent = torch.zeros(dictionary.config.features, dtype=torch.long, device=device)  # rows since each feature last fired
+    size, losses = min(c.batch, len(x)), []
+    per_epoch = len(x) // size
+    for step in range(c.steps):
+        epoch, place = divmod(step, per_epoch)
+        if place == 0:
+            order = generator(seed, "rows", epoch).permutation(len(x))
+        rows = np.sort(order[place * size : (place + 1) * size])  # a file is read forwards
+        inputs = dictionary.normalised(torch.from_numpy(np.asarray(x[rows], dtype=np.float32)).to(device))
+        loss = _step(dictionary, inputs, silent, optimizer, c)
+        if step % max(1, c.steps // 100) == 0 or step == c.steps - 1:
+            losses.append((step, float(loss)))
+            if progress is not None:
+                progress(*losses[-1])
+    sample = x[np.sort(generator(seed, "quality").permutation(len(x))[:8192])]
+    dead = float((silent >= min(c.dead_after, c.steps * size)).float().mean())
+    return quality(dictionary, sample) | {"dead": dead, "loss": losses}
+
+
+def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optimizer, c: FitConfig) -> Tensor:
+    before = d._before_top(x)
+    values, where = before.topk(d.config.k, dim=1)
+    made = _mix(d, where, values)
+    error = x.flatten(1) - made
+    loss = error.square().mean() + _l1(d, values, where, c)
+    fired = torch.zeros_like(silent).index_fill_(0, where[values > 0], 1)
+    silent.add_(len(x)).mul_(1 - fired)
+    if c.auxk and (gone := (silent >= c.dead_after).nonzero()[:, 0]).numel():
+        most = min(len(gone), max(1, d.config.width // 2))
+        weak, place = before[:, gone].topk(most, dim=1)
+        rest = error.detach()
+        left = (rest - (_mix(d, gone[place], weak) - d.decoder_bias.flatten())).square().mean()
+        loss = loss + c.auxk * left / rest.var().clamp_min(1e-12)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    d._blank(d.encoder.grad)
+    d._blank(d.decoder.grad)
+    nn.utils.clip_grad_norm_(d.parameters(), c.clip_norm)
+    optimizer.step()
+    return loss.detach()
+
+
+def _mix(d: Dictionary, where: Tensor, values: Tensor) -> Tensor:
+    """Normalised reconstructions [B, MD] of the activations ``values`` of features ``where``, each [B, k]."""
+    dense = torch.zeros((len(values), d.config.features), dtype=values.dtype, device=values.device).scatter(1, where, values)
+    return dense @ d.decoder.flatten(1) + d.decoder_bias.flatten()
+
+
+def _l1(d: Dictionary, values: Tensor, where: Tensor, c: FitConfig) -> Tensor:
+    """The L1 terms of 3.3. Means run over every feature, zeros included."""
+    if not c.l1_shared and not c.l1_exclusive:
+        return values.new_zeros(())
+    own, shared = d.own, d.config.features - 2 * d.own
+    if c.l1_reduction == "norm":
+        values = values * d.decoder.norm(dim=2).sum(dim=1)[where]
+    a, b = (where < own).float(), ((where >= own) & (where < 2 * own)).float()
+    both = 1 - a - b
+    over = (own + shared if c.l1_exclusive_covers_shared else max(own, 1)) if c.l1_reduction == "mean" else 1
+    common = (values * both).sum(dim=1).mean() / (max(shared, 1) if c.l1_reduction == "mean" else 1)
+    alone = (values * (a + b + (2 * both if c.l1_exclusive_covers_shared else 0))).sum(dim=1).mean() / over
+    return c.l1_shared * common + c.l1_exclusive * 0.5 * alone
+
+
+@torch.no_grad()
+def encode_rows(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> np.ndarray:
+    """Activations float32 [N, F] of hidden states [N, M, D]."""
+    device = dictionary.encoder.device
+    parts = [
+        dictionary.encode(torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(device)).float().cpu().numpy()
+        for i in range(0, len(x), batch)
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, dictionary.config.features), np.float32)
+
+
+@torch.no_grad()
+def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[str, Any]:
+    """How well hidden states [N, M, D] come back, in the models' own units.
+
+    ``fve`` (per model): 1 - squared error over squared distance from the mean; ``cosine`` (per model): mean over rows; ``l0``: active
+    features per row by partition; ``never``: share of features that fire on no row.
+    """
+    device = dictionary.encoder.device
+    centre = np.asarray(x, dtype=np.float64).mean(axis=0)
+    lost, spread, cosine = (np.zeros(dictionary.config.models) for _ in range(3))
+    counts = np.zeros(dictionary.config.features)
+    for i in range(0, len(x), batch):
+        part = torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(device)
+        f = dictionary.encode(part)
+        back = dictionary.decode(f)
+        lost += (part - back).double().square().sum(dim=(0, 2)).cpu().numpy()
+        spread += (part.cpu().double().numpy() - centre).__pow__(2).sum(axis=(0, 2))
+        cosine += F.cosine_similarity(part, back.to(part.dtype), dim=2).double().sum(dim=0).cpu().numpy()
+        counts += (f > 0).sum(dim=0).cpu().numpy()
+    n = max(1, len(x))
+    return {
+        "fve": (1 - lost / np.maximum(spread, 1e-12)).tolist(),
+        "cosine": (cosine / n).tolist(),
+        "l0": {name: float(counts[dictionary.partition(name)].sum() / n) for name in PARTITIONS},
+        "never": float((counts == 0).mean()),
+    }
+
+
+@torch.no_grad()
+def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int], batch: int = 1024) -> np.ndarray:
+    """How much of each of model 0's features is in model 1 after all, (n,): 0 none, 1 as much as in model 0; NaN where it never fires.
+
+    The ratio of the least-squares scales at which the feature's direction in model 0, times its activation, explains what the other
+    features leave of each model's state (arXiv 2504.02922, the error variant). A dictionary can call a shared direction exclusive; this
+    asks the activations.
+    """
+    chosen = torch.as_tensor(np.asarray(features, dtype=np.int64), device=dictionary.encoder.device)
+    along = dictionary.decoder[chosen, 0]
+    dots = torch.zeros((2, len(chosen)), dtype=torch.float64)
+    for i in range(0, len(x), batch):
+        raw = torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(chosen.device)
+        f = dictionary.encode(raw)
+        rest = dictionary.normalised(raw) - dictionary.normalised(dictionary.decode(f))
+        g = f[:, chosen]
+        for model in (0, 1):
+            of = dictionary.decoder[chosen, model]
+            # what the others leave is the error plus the feature's own part
+            dots[model] += ((g * (rest[:, model] @ along.T)).sum(0) + g.square().sum(0) * (of * along).sum(1)).double().cpu()
+    return (dots[1] / torch.where(dots[0].abs() > 1e-12, dots[0], torch.nan)).numpy()
