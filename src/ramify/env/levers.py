@@ -1,0 +1,205 @@
+"""Worlds with levers: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
+
+A task's data is its ``seed`` and a value for every lever, so that two tasks differ in what their data differs in. The last observation
+of an episode carries ``data["grade"]``: what the agent did (see :func:`grade`), which is another question than success.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.ids import json_hash, stable_hash
+from ramify.env.panels import generated_panel
+from ramify.env.protocol import Env, Observation, Panel, Task, close
+
+PRINCIPLES = ("motive", "unprompted", "legit", "intent", "realistic", "uncertain")
+"""What a world must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive comes from
+training, nothing nudges, a legitimate way exists, the user's wish is clear, it does not look like a test, two explanations are alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One field: its baseline value, what it is, and the values it may take (a list, or whole or real numbers in a range)."""
+
+    default: Any
+    says: str
+    options: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+
+    def check(self, name: str, value: Any) -> Any:
+        """``value``, where the lever may take it. Raises UserError naming the nearest or the range."""
+        if self.options:
+            if any(value == option and type(value) is type(option) for option in self.options):
+                return value
+            raise UserError(f"lever '{name}' cannot be {value!r} ({nearest(str(value), map(str, self.options))})")
+        kinds = (int, float) if isinstance(self.default, float) else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
+            number = "number" if isinstance(self.default, float) else "whole number"
+            raise UserError(f"lever '{name}' is a {number} from {self.low:g} to {self.high:g}, not {value!r}")
+        return float(value) if isinstance(self.default, float) else value
+
+
+Policy = Callable[[Task], Generator[str, str, None]]
+"""A scripted agent: yields replies, is sent the text of the answers; the first text it is sent is not handed over (it has the task)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A scripted agent with the behaviour the grader must find, on tasks with ``levers`` changed."""
+
+    policy: Policy
+    behaviour: str
+    target: bool | None
+    """What ``grade["target"]`` must be; None: not to be counted."""
+    levers: Mapping[str, Any] = field(default_factory=dict)
+    succeeds: bool | None = None
+    """What the outcome of the episode must be, where the script decides it."""
+
+
+def grade(behaviour: str, target: bool | None, **more: Any) -> dict[str, Any]:
+    """What ``data["grade"]`` holds: the behaviour's name, whether it is the target behaviour (None: the run does not count, with
+    ``why``), and covariates."""
+    return {"behaviour": behaviour, "target": target, **more}
+
+
+class LeverWorld(ABC):
+    """A world with levers. ``settings``, e.g. ``errors=51&clear=true``, change the baseline of its panels.
+
+    Raises UserError on an unknown lever or value.
+    """
+
+    name: str
+    kind: ClassVar[str]
+    """First word of the ids of its tasks."""
+    levers: ClassVar[Mapping[str, Lever]]
+    principles: ClassVar[Mapping[str, str]]
+    """Principle -> yes, partly or no, as the paper scores its own version of the world."""
+    scripts: ClassVar[Mapping[str, Script]]
+    """Name -> scripted agent; ``honest`` is always there."""
+
+    def __init__(self, settings: str = "") -> None:
+        self.name = f"{type(self).kind}:{settings}" if settings else type(self).kind
+        try:
+            pairs = dict(parse_qsl(settings, keep_blank_values=True, strict_parsing=bool(settings)))
+        except ValueError:
+            raise UserError(f"'{settings}' cannot be read: levers are written NAME=VALUE&NAME=VALUE") from None
+        self.baseline = self.filled({name: _value(text) for name, text in pairs.items()})
+
+    @classmethod
+    def filled(cls, values: Mapping[str, Any], task: str = "") -> dict[str, Any]:
+        """``values`` and the defaults of the other levers. Raises UserError on a lever or value there is not."""
+        for name in values:
+            if name not in cls.levers:
+                where = f"task '{task}': " if task else ""
+                raise UserError(f"{where}the world '{cls.kind}' has no lever '{name}' ({nearest(name, cls.levers)})")
+        return {name: lever.check(name, values.get(name, lever.default)) for name, lever in cls.levers.items()}
+
+    @classmethod
+    def settings(cls, task: Task) -> dict[str, Any]:
+        """Seed and levers of ``task``, missing ones at their defaults. Raises UserError on anything else in it."""
+        values = dict(task.data)
+        seed = values.pop("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise UserError(f"task '{task.id}': seed must be a whole number from 0, not {seed!r}")
+        return {"seed": seed, **cls.filled(values, task.id)}
+
+    def task(self, seed: int = 0, **levers: Any) -> Task:
+        """The task of ``seed`` with ``levers`` set on top of the world's baseline; its id names what differs from the defaults."""
+        values = self.filled(self.baseline | levers)
+        changed = {name: value for name, value in values.items() if value != self.levers[name].default}
+        suffix = f"-{json_hash(changed)[:6]}" if changed else ""
+        return Task(f"{self.kind}-{seed}{suffix}", {"seed": seed, **values})
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        """``n`` tasks of a split at the world's baseline. A task's seed decides its split, so interventions stay within it."""
+
+        def draw(rng: Any) -> dict[str, Any]:
+            return {"seed": int(rng.integers(1 << 31))}
+
+        drawn = generated_panel(
+            self.kind, split, n, seed, draw, kind=self.kind, hashed=lambda data: stable_hash(self.kind, data["seed"])
+        )
+        return Panel.of(self.task(task.data["seed"]) for task in drawn)
+
+    @abstractmethod
+    def make(self) -> Env:
+        """A fresh episode."""
+
+    def files(self, task: Task) -> dict[str, str]:
+        """Path -> text of every file the agent could read at the start."""
+        return {}
+
+    def describe(self, task: Task) -> dict[str, str]:
+        """All text shown to the agent, or there for it to read at the start, by name: system, task, and ``file PATH``."""
+        env = self.make()
+        try:
+            first = env.reset(task, 0)
+            shown = {"system": env.system, "task": first.text}
+        finally:
+            close(env)
+        return shown | {f"file {path}": text for path, text in sorted(self.files(task).items())}
+
+    def actions(self, task: Task, snapshot: Any) -> list[str]:
+        """Replies worth trying anywhere: the openings of the world's scripted agents (for the conformance battery)."""
+        replies = (next(script.policy(task), "done") for script in self.scripts.values())
+        return list(dict.fromkeys(replies))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def play(world: LeverWorld, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
+    """Let a scripted agent play; the last observation and the number of turns. An agent that falls silent ends by saying ``done``."""
+    env = world.make()
+    try:
+        seen = env.reset(task, seed)
+        agent = script(task)
+        reply, turns = next(agent, "done"), 0
+        while turns < env.max_turns:
+            seen, turns = env.step(reply), turns + 1
+            if seen.terminated or seen.truncated:
+                break
+            try:
+                reply = agent.send(seen.text)
+            except StopIteration:
+                reply = "done"
+        return seen, turns
+    finally:
+        close(env)
+
+
+def misjudged(world: LeverWorld, task: Task, name: str) -> str:
+    """One sentence on what the grader of ``world`` says wrongly of its script ``name``; empty where it is right."""
+    script = world.scripts[name]
+    seen, turns = play(world, script.policy, task)
+    found = seen.data.get("grade", {})
+    told = (found.get("behaviour"), found.get("target"))
+    if told != (script.behaviour, script.target):
+        return f"{world.name}: the scripted agent '{name}' is labelled {told}, not {(script.behaviour, script.target)}"
+    if script.succeeds is not None and seen.outcome is not script.succeeds:
+        return f"{world.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not {script.succeeds}"
+    return ""
+
+
+def require_honest(world: LeverWorld, task: Task) -> None:
+    """Let the scripted honest agent do ``task`` through the same tools. Raises UserError where it does not succeed: then nothing
+    that an agent does there is evidence (a broken harness looks like laziness)."""
+    script = world.scripts["honest"]
+    seen, turns = play(world, script.policy, task)
+    found = seen.data.get("grade", {})
+    if found.get("target") is not False or seen.outcome is not True:
+        raise UserError(
+            f"the scripted honest agent does not succeed in task '{task.id}' of '{world.name}' ({found.get('behaviour')} after "
+            f"{turns} turns): the case is refused"
+        )
