@@ -57,6 +57,28 @@ def difference_of_proportions(k1: int, n1: int, k2: int, n2: int, level: float =
     return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
 
 
+def difference_of_differences(
+    both: tuple[int, int], first: tuple[int, int], second: tuple[int, int], none: tuple[int, int], level: float = 0.95
+) -> tuple[float, Interval, float]:
+    """Interaction ``both - first - second + none`` of four independent proportions (hits, n): value, interval, two-sided p.
+
+    The interval joins the four Wilson intervals (Zou and Donner 2008); p is that of the unpooled z test. An empty cell gives
+    (0, (-2, 2), 1).
+    """
+    cells = (both, first, second, none)
+    if not all(n for _, n in cells):
+        return 0.0, (-2.0, 2.0), 1.0
+    rates = [k / n for k, n in cells]
+    signs = (1, -1, -1, 1)
+    value = sum(sign * rate for sign, rate in zip(signs, rates, strict=True))
+    ends = [wilson(k, n, level) for k, n in cells]
+    down = math.sqrt(sum((r - e[0] if s > 0 else e[1] - r) ** 2 for s, r, e in zip(signs, rates, ends, strict=True)))
+    up = math.sqrt(sum((e[1] - r if s > 0 else r - e[0]) ** 2 for s, r, e in zip(signs, rates, ends, strict=True)))
+    spread = math.sqrt(sum(r * (1 - r) / n for r, (_, n) in zip(rates, cells, strict=True)))
+    p = math.erfc(abs(value) / spread / math.sqrt(2)) if spread else float(value == 0)
+    return value, (value - down, value + up), p
+
+
 def mean_t(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
     """Student interval of the mean of independent values, shape (n,). Raises ValueError below two values: they show no spread."""
     x = np.asarray(values, dtype=np.float64)

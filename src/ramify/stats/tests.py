@@ -1,7 +1,8 @@
-"""Significance tests: permutation tests of means, a goodness-of-fit test of counts, an exact test of two proportions."""
+"""Significance tests: permutation tests of means, goodness of fit, equal proportions of two arms or many."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,3 +82,26 @@ def fisher(k1: int, n1: int, k2: int, n2: int) -> float:
     from scipy.stats import fisher_exact
 
     return float(fisher_exact([[k1, n1 - k1], [k2, n2 - k2]]).pvalue)
+
+
+def two_proportions(k1: int, n1: int, k2: int, n2: int) -> float:
+    """Two-sided p-value of equal proportions by the pooled z test; 1 where nothing varies. For small counts prefer :func:`fisher`."""
+    if not n1 or not n2:
+        return 1.0
+    pooled = (k1 + k2) / (n1 + n2)
+    spread = math.sqrt(pooled * (1 - pooled) * (1 / n1 + 1 / n2))
+    return math.erfc(abs(k1 / n1 - k2 / n2) / spread / math.sqrt(2)) if spread else 1.0
+
+
+def homogeneity(hits: Sequence[int], n: Sequence[int]) -> float:
+    """p-value of one proportion behind all (K,) counts, by Pearson's chi-square: what pooling of variants takes for granted.
+
+    Arms without outcomes are left out; 1 where fewer than two are left or nothing varies.
+    """
+    kept = [(k, m) for k, m in zip(hits, n, strict=True) if m]
+    total = sum(k for k, _ in kept)
+    if len(kept) < 2 or total in (0, sum(m for _, m in kept)):
+        return 1.0
+    from scipy.stats import chi2_contingency
+
+    return float(chi2_contingency([[k, m - k] for k, m in kept], correction=False).pvalue)

@@ -1,0 +1,31 @@
+"""forensics: find out why an agent did something, by changing one thing at a time and counting evidence against each motive.
+
+Paper: Model Forensics: Investigating Whether Concerning Behavior Reflects Misalignment, arXiv 2606.26071. Behavioural tests need only an
+agent and its world; tests of sentences need a model that continues inside a message.
+"""
+
+from __future__ import annotations
+
+from ramify.base.lazy import loader
+
+NEEDS: tuple[str, ...] = ()
+"""Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
+
+_HOMES = {
+    "ACH": "ach",
+    "Hypothesis": "ach",
+    "STANDARD": "ach",
+    "TestResult": "algorithm",
+    "Control": "algorithm",
+    "counterfactuals": "algorithm",
+    "dose_response": "algorithm",
+    "sentence_scores": "algorithm",
+    "forbidding": "algorithm",
+    "stacked": "algorithm",
+    "absence": "algorithm",
+    "plan": "algorithm",
+}
+
+__all__ = ["NEEDS", *_HOMES]
+
+__getattr__ = loader(__name__, _HOMES)
