@@ -20,8 +20,9 @@ from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, read_panel
+from ramify.env.tools import tool_json
 from ramify.integrations.spec import TaskList, import_attribute
-from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text, tool_json
+from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
 
 STATE = "state"
 """A parameter of this name is not the agent's: the tool is given the episode's state in it."""

@@ -18,8 +18,8 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile
+from ramify.env.tools import cut
 from ramify.integrations.spec import import_module, import_package, options, seeded
-from ramify.integrations.tools import cut
 
 MAX_TURNS = 200
 """Where the environment itself has no limit."""

@@ -25,8 +25,9 @@ from typing import Any, TypeVar
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, read_panel
+from ramify.env.tools import cut, describe, tool_json
 from ramify.integrations.spec import TaskList, import_attribute, import_package, value_of
-from ramify.integrations.tools import Grade, Result, ToolEpisode, cut, describe, names, tool_json
+from ramify.integrations.tools import Grade, Result, ToolEpisode, names
 
 T = TypeVar("T")
 TIMEOUT = 30.0

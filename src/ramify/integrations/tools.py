@@ -15,17 +15,15 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.env.protocol import Observation, Task
+from ramify.env.tools import Tools, cut, describe
 from ramify.model.chat import parse_tool_calls
 from ramify.score.match import ExactMatch
 
-MOST = 16_000
-"""Characters of one tool result that are shown to the agent."""
 MOST_CALLS = 32
 """Calls of one reply that are run."""
 PROMPTS = ("prompt", "question", "text")
 Grade = Callable[[Task, str, Any], float]
 """(task, answer, state) -> a score from 0 to 1, or a truth value. What the state is, the world says."""
-Tools = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +33,6 @@ class Result:
     text: str
     failed: bool = False
     refused: bool = False
-
-
-def describe(tools: Tools, words: str = "") -> str:
-    """The system message: ``words``, the tools, and how to call them."""
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    how = (
-        "You can call tools. To call one, write\n"
-        '<tool_call>{"name": NAME, "arguments": {...}}</tool_call>\n'
-        "and you will be shown its result. A reply without a call is your final answer.\n"
-        f"Tools:\n{listed}"
-    )
-    return f"{words}\n\n{how}" if words else how
 
 
 def check_prompt(task: Task) -> str:
@@ -120,11 +106,6 @@ class ToolEpisode:
             raise BoundaryError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
 
 
-def cut(text: str, most: int = MOST) -> str:
-    """``text``, or its first ``most`` characters and how many more there were."""
-    return text if len(text) <= most else f"{text[:most]}\n... ({len(text) - most:,} characters more)"
-
-
 def as_text(value: Any) -> str:
     """A tool's return value as the agent reads it: text as it is, otherwise JSON where that is possible."""
     if isinstance(value, str):
@@ -133,11 +114,6 @@ def as_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return str(value)
-
-
-def tool_json(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in OpenAI's JSON form."""
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
 
 
 def names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
