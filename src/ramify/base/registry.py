@@ -50,7 +50,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "scorer": ("ramify.score",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
-    "compactor": ("ramify.rollout.compact",),
+    "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
     "sandbox": ("ramify.sandbox",),
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (

@@ -46,6 +46,7 @@ class _Probe:
             "a history that ends with a reply begun": _entries([*system, *talk, last, ("assistant", "I would")]),
             "a history with two system messages": _entries([*system, ("system", "Be brief."), *talk, last]),
             "a history with tools": _entries([*system, *((("tool", t) if r == "user" else (r, t)) for r, t in talk), last]),
+            "a history of calls": _calls(self.turns),
             "a history with one long message": _entries([*system, talk[0], ("assistant", "long " * 400), last]),
             "a history compacted before": _entries([*system, ("user", "Summary of the conversation: " + "s" * 80), *talk, last]),
         }
@@ -68,6 +69,16 @@ class _Probe:
 
 def _entries(said: Iterable[tuple[str, str]]) -> list[Entry]:
     return [Entry(role, text, len(text), place) for place, (role, text) in enumerate(said)]
+
+
+def _calls(turns: int) -> list[Entry]:
+    """One task, then nothing but calls and their results, two to a call now and then."""
+    made = _entries([("system", "Never open the red door. "), ("user", "look at all rooms")])
+    for i in range(turns):
+        ids = tuple(f"c{i}.{k}" for k in range(1 + (i % 3 == 0)))
+        made.append(Entry("assistant", f"look {i}", 6 + i // 10, len(made), ids))
+        made += [Entry("tool", "word " * (3 + i % 5), 5 * (3 + i % 5), len(made) + k, (), name) for k, name in enumerate(ids)]
+    return made
 
 
 def _size(messages: Sequence[Entry]) -> int:
@@ -95,7 +106,8 @@ def _promises(probe: _Probe) -> Iterator[str]:
 
 def _fits_already(probe: _Probe) -> Iterator[str]:
     for what, messages in probe.histories().items():
-        yield from probe.judge(messages, _size(messages), f"{what}, which fits,")
+        if list(probe.call(messages, _size(messages))) != messages:
+            yield f"of {what}, which fits, it does not show every message as it is"
 
 
 def _repeats(probe: _Probe) -> Iterator[str]:

@@ -7,9 +7,9 @@ model then saw is stored with the node it drew, as an explicit ``Context``, and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class Entry:
     """In the window's unit."""
     place: int
     """Index in the history."""
+    calls: tuple[str, ...] = ()
+    """Ids of the tool calls it makes, where the trace names them."""
+    answers: str = ""
+    """Id of the tool call whose result it is: such a message is shown with its call or not at all."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ def faults(messages: Sequence[Entry], shown: Sequence[Entry | Message], window: 
     head = leading(messages)
     if list(shown[: len(head)]) != head:
         found.append("does not begin with the system messages it was given")
+    made = {call for entry in kept for call in entry.calls}
+    if any(entry.answers in {c for m in messages for c in m.calls} - made for entry in kept if entry.answers):
+        found.append("shows a tool's result without its call")
     first = next((item for item in shown if item.role != "system"), None)
     if first is not None and first.role == "assistant" and next(m for m in messages if m.role != "system") != first:
         found.append("begins with an assistant message")
@@ -111,19 +118,45 @@ def newest(messages: Sequence[Entry], room: int, limit: int) -> list[Entry]:
     kept: list[Entry] = []
     least = 0
     size = 0
-    for message in reversed(messages):
-        size += message.size
+    for unit in reversed(units(messages)):
+        size += sum(message.size for message in unit)
         needed = not least
         if size > (limit if needed else room):
             if needed:
                 raise BoundaryError("compactor", f"the newest message leaves no room: {size} where at most {limit} fit")
             break
-        kept.insert(0, message)
-        if message.role in ("user", "tool"):
+        kept[:0] = unit
+        if any(message.role in ("user", "tool") for message in unit):
             least = least or len(kept)
-    while least and len(kept) > least and kept[0].role in ("assistant", "system"):
+    while least and len(kept) > least and kept[0].role in ("assistant", "system") and not kept[0].calls:
         kept.pop(0)
     return kept
+
+
+def units(messages: Sequence[Entry]) -> list[list[Entry]]:
+    """``messages`` cut where they may be parted: a tool's result stays with its call."""
+    cut: list[list[Entry]] = []
+    for message in messages:
+        if cut and message.answers and message.answers in cut[-1][0].calls:
+            cut[-1].append(message)
+        else:
+            cut.append([message])
+    return cut
+
+
+def opened(head: Sequence[Entry], kept: Sequence[Entry]) -> list[Entry | Message]:
+    """``head`` and ``kept`` as a conversation: where an assistant's call would come first, a word goes before it."""
+    first = kept[0] if kept and all(entry.role == "system" for entry in head) else None
+    called = first is not None and first.role == "assistant" and bool(first.calls)
+    return [*head, *([Message("user", EARLIER)] if called else []), *kept]
+
+
+def spare(messages: Sequence[Entry], window: Window) -> int:
+    """What :func:`opened` may need beyond the messages themselves."""
+    return window.measure(Message("user", EARLIER)) if any(message.calls for message in messages) else 0
+
+
+EARLIER = "(Earlier messages were dropped.)"
 
 
 def _share(fill: float) -> float:
@@ -148,10 +181,22 @@ class DropOldest:
 
     async def compact(self, messages: Sequence[Entry], window: Window) -> list[Entry | Message]:
         """See :class:`Compactor`."""
+        if sum(message.size for message in messages) <= window.limit:
+            return [*messages]
         head = leading(messages)
-        limit = window.limit - sum(message.size for message in head)
         rest = messages[len(head) :]
-        return [*head, *newest(rest, int(self.fill * limit), limit)]
+        limit = window.limit - sum(message.size for message in head) - spare(rest, window)
+        return opened(head, newest(rest, int(self.fill * limit), limit))
+
+
+@register("compactor", "recency-truncate")
+class RecencyTruncate(DropOldest):
+    """Drops the oldest messages until the rest fits, and no more: :class:`DropOldest` that fills the whole window."""
+
+    name = "recency-truncate"
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
 
 
 REQUEST = (
@@ -190,10 +235,11 @@ class Summarize:
     async def compact(self, messages: Sequence[Entry], window: Window) -> list[Entry | Message]:
         """See :class:`Compactor`."""
         head = leading(messages)
-        limit = window.limit - sum(message.size for message in head)
         rest = list(messages[len(head) :])
+        limit = window.limit - sum(message.size for message in head)
         if not rest or sum(message.size for message in rest) <= limit:
             return [*messages]
+        limit -= spare(rest, window)
         kept = newest(rest, int(self.fill * limit) // 2, limit)
         old = rest[: len(rest) - len(kept)]
         told = "\n\n".join(f"[{message.role}]\n{message.text}" for message in old)
@@ -204,11 +250,11 @@ class Summarize:
             settings = Sampling(0.0, max_tokens=self.length)
             text = (await reply(self.model, self.template, asked, settings, 0))[0]
         room = limit - sum(message.size for message in kept)
-        summary = _fitted(text.strip(), room, window)
-        return [*head, *([] if summary is None else [summary]), *kept]
+        summary = fitting(text.strip(), room, window)
+        return opened(head, kept) if summary is None else [*head, summary, *kept]
 
 
-def _fitted(text: str, room: int, window: Window) -> Message | None:
+def fitting(text: str, room: int, window: Window) -> Message | None:
     """The summary as a message of at most ``room``: its end is cut where it is longer; None where nothing fits."""
     title = "Summary of the conversation so far:\n"
     while text:
@@ -291,12 +337,21 @@ def _front(template: ChatTemplate) -> int:
     return max(0, first - later)
 
 
+def called(data: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Ids of the calls that a message makes, and of the call it answers, of its data in OpenAI's form."""
+    calls = data.get("tool_calls")
+    ids = [str(call.get("id") or "") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    return tuple(name for name in ids if name), str(data.get("tool_call_id") or "")
+
+
 async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window, template: ChatTemplate | None) -> list[Part]:
     """What a model is shown in the place of ``parts``. Raises BoundaryError("compactor") where the compactor breaks a promise."""
     groups = by_message(parts)
     said = [as_messages(group)[0] for group in groups]
     sizes = [sum(_size(part, template) for part in group) for group in groups]
-    entries = [Entry(m.role, m.text, size, place) for place, (m, size) in enumerate(zip(said, sizes, strict=True))]
+    entries = [
+        Entry(m.role, m.text, size, place, *called(m.data)) for place, (m, size) in enumerate(zip(said, sizes, strict=True))
+    ]
     try:
         result = await compactor.compact(entries, window)
         broken = faults(entries, result, window)
