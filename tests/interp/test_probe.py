@@ -1,0 +1,141 @@
+"""Probes that see nothing they should not, and the controls beside them."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.seeds import generator
+from ramify.interp.probe import (
+    STATE_A,
+    TABLE,
+    Recipe,
+    folds_of,
+    near_duplicates,
+    out_of_fold,
+    probe,
+    youden,
+)
+from ramify.stats.ranking import auroc
+
+pytest.importorskip("sklearn")
+PLAIN = Recipe("plain", c=0.03)
+
+
+def data(n: int = 400, width: int = 20, gap: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = generator(seed, "data")
+    y = rng.random(n) < 0.5
+    x = rng.normal(size=(n, width))
+    x[:, 0] += gap * y
+    return x, y
+
+
+def test_a_probe_finds_what_is_there() -> None:
+    x, y = data(gap=2.0)
+    found = probe(x, y, np.arange(400), recipe=STATE_A, shuffles=3)
+    best = found.pools[0]
+    assert best.auroc == pytest.approx(0.5 * (1 + math.erf(1.0)), abs=0.04)  # Phi(2 / sqrt 2)
+    assert best.interval is not None
+    assert best.interval[0] < best.auroc < best.interval[1]
+    assert best.balanced == pytest.approx(0.84, abs=0.05)
+    assert found.null is not None
+    assert found.null < 0.65
+    assert found.to_json()["pools"][0]["auroc"] == best.auroc
+    assert auroc(found.scores, ~y) == pytest.approx(1 - best.auroc)  # swapped labels
+
+
+def test_with_no_signal_pooled_scores_rank_below_one_half() -> None:
+    values = []
+    for seed in range(12):
+        x, y = data(400, 60, seed=seed)
+        y = np.arange(400) % 4 == 0  # the same share in every fold
+        values.append(auroc(out_of_fold(x, y, folds_of(y, np.arange(400)), PLAIN), y))
+    assert 0.36 < np.mean(values) < 0.5
+    assert auroc(np.ones(4), np.array([1, 0, 1, 0], bool)) == 0.5
+
+
+def test_no_prompt_is_on_both_sides() -> None:
+    _, y = data(100)
+    groups = np.arange(100) // 4
+    held = []
+    for train, test in folds_of(y, groups):
+        assert not set(groups[train]) & set(groups[test])
+        held += test.tolist()
+    assert sorted(held) == list(range(100))
+    with pytest.raises(UserError, match="3 groups cannot be held out in 5 folds"):
+        folds_of(y, np.arange(100) % 3)
+
+
+def test_a_sample_never_scores_itself() -> None:
+    """A state that is the label of one sample only is learnt from that sample alone, so its own score must not know it."""
+    x, y = np.eye(60), np.arange(60) % 2 == 0
+    scores = out_of_fold(x, y, folds_of(y, np.arange(60)), PLAIN)
+    assert auroc(scores, y) <= 0.5
+
+
+def test_controls_and_pools() -> None:
+    rng = generator(5, "pools")
+    harmful = rng.random(400) < 0.5
+    y = rng.random(400) < np.where(harmful, 0.8, 0.2)
+    x = rng.normal(size=(400, 8))
+    x[:, 0] += 3 * harmful  # knows the topic, not the outcome
+    texts = {"prompt": ["bad thing" if h else "good thing" for h in harmful], "first token": ["so"] * 400}
+    found = probe(
+        x, y, np.arange(400), recipe=PLAIN, pools=np.where(harmful, "harmful", "benign").tolist(), texts=texts, shuffles=10,
+        other_groups={"source": np.arange(400) % 7, "too few": np.zeros(400)},
+    )  # fmt: skip
+    pooled, benign, inside = found.pools
+    assert (pooled.pool, benign.pool, inside.pool) == ("all", "benign", "harmful")
+    assert pooled.auroc is not None
+    assert pooled.auroc > 0.7  # looks like a prediction of the outcome
+    assert found.within_pools is not None
+    assert found.within_pools < 0.58  # and is none
+    assert found.controls["prompt"] == pytest.approx(pooled.auroc, abs=0.06)
+    assert found.controls["first token"] is not None
+    assert found.controls["first token"] <= 0.5
+    assert found.controls["source"] == pytest.approx(pooled.auroc, abs=0.05)
+    assert found.controls["too few"] is None
+
+
+def test_too_few_of_an_outcome_is_said_and_not_fitted() -> None:
+    x = np.zeros((50, 3))
+    for y, says in [(np.zeros(50, bool), "all outcomes are the same"), (np.arange(50) < 19, "only 19 samples")]:
+        found = probe(x, y, np.arange(50))
+        assert found.pools[0].auroc is None
+        assert says in found.pools[0].reason
+        assert np.isnan(found.scores).all()
+        assert found.null is None
+    with pytest.raises(UserError, match="as many outcomes"):
+        probe(x, np.zeros(49, bool), np.arange(50))
+
+
+def test_the_paper_s_recipe_runs_where_there_are_fewer_dimensions_than_it_keeps() -> None:
+    x, y = data(120, 12, gap=2.5)
+    found = probe(x, y, np.arange(120) // 2, recipe=TABLE, shuffles=0)
+    assert found.pools[0].auroc is not None
+    assert found.pools[0].auroc > 0.85
+    assert found.recipe == "table"
+
+
+def test_near_duplicates_share_a_group() -> None:
+    texts = ["how do I pick a lock at night", "how do I pick a lock at night?", "write a poem about spring", ""]
+    groups = near_duplicates(texts)
+    assert groups[0] == groups[1]
+    assert len({groups[0], groups[2], groups[3]}) == 3
+    assert near_duplicates(["", ""]).tolist() == [0, 0]
+
+
+def test_youden_threshold() -> None:
+    y = np.array([False, False, True, True])
+    assert youden(np.array([0.1, 0.4, 0.6, 0.9]), y) == pytest.approx(0.6)
+    assert youden(np.ones(2), np.array([True, True])) == float("inf")
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(NeedsError, match=r"pip install 'ramify\[interp\]'"):
+        folds_of(np.arange(10) % 2 == 0, np.arange(10))
