@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ramify.stats.intervals import bootstrap, clopper_pearson, difference_of_proportions, mean_t, paired_t, proportion, wilson
+from ramify.stats.intervals import (
+    bootstrap,
+    clopper_pearson,
+    clustered_mean,
+    difference_of_proportions,
+    mean_t,
+    paired_t,
+    proportion,
+    wilson,
+)
 
 COUNTS = st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -103,3 +112,19 @@ def test_no_observation_excludes_nothing_and_bad_counts_are_refused() -> None:
 def test_a_proportion_as_a_record():
     assert proportion(0, 0) is None
     assert proportion(81, 263) == {"value": 81 / 263, "interval": list(wilson(81, 263)), "k": 81, "n": 263}
+
+
+def test_a_clustered_mean_has_the_uncertainty_of_its_clusters() -> None:
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=40)
+    values, clusters = np.repeat(means, 25), [f"p{i}" for i in range(40) for _ in range(25)]
+    mean, interval = clustered_mean(values, clusters)
+    assert mean == pytest.approx(means.mean())
+    assert interval is not None
+    half = 1.96 * means.std(ddof=1) / math.sqrt(40)
+    assert interval == pytest.approx((mean - half, mean + half), abs=0.06)
+    assert clustered_mean([1.0, 3.0], ["a", "a"]) == (2.0, None)
+    uneven, _ = clustered_mean([0.0, 0.0, 0.0, 1.0], ["a", "a", "a", "b"])
+    assert uneven == 0.25
+    with pytest.raises(ValueError, match="as many clusters"):
+        clustered_mean([1.0], [])

@@ -117,6 +117,29 @@ def bootstrap(
     return float(low), float(high)
 
 
+def clustered_mean(
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Any], seed: int = 0, draws: int = 1000, level: float = 0.95
+) -> tuple[float, Interval | None]:
+    """Mean of ``values`` (n,) and its percentile bootstrap interval, resampling whole ``clusters`` (n,); None with fewer than two of them.
+
+    Values of one cluster (draws of one prompt, cuts of one trace) are not independent. Raises ValueError without values.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    numbers: dict[Any, int] = {}
+    codes = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
+    if x.shape != codes.shape or not len(x):
+        raise ValueError(f"a clustered mean needs as many clusters as values, at least 1, not {len(codes)} and {x.size}")
+    sums, sizes = np.bincount(codes, x), np.bincount(codes)
+    if len(sums) < 2:
+        return float(x.mean()), None
+
+    def mean(picks: np.ndarray) -> np.ndarray:
+        at = picks.astype(int)
+        return np.asarray(sums[at].sum(axis=1) / sizes[at].sum(axis=1))
+
+    return float(x.mean()), bootstrap(np.arange(len(sums)), mean, seed, draws, level)
+
+
 def _counts(successes: int, n: int) -> None:
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is not a count")
