@@ -10,11 +10,10 @@ import asyncio
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -23,6 +22,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import place_key
+from ramify.base.waiting import wait_for
 from ramify.model import wire
 from ramify.model.address import Endpoint, Limits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
@@ -30,8 +30,6 @@ from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.tokenizer import HfTokenizer
-
-T = TypeVar("T")
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _AGREE = 0.05
@@ -117,7 +115,7 @@ class HttpModel:
         """
         with self._lock:
             if self._offers is None:
-                self._offers = _wait_for(self._discover)
+                self._offers = wait_for(self._discover)
         return self._offers
 
     def check(self, settings: Sampling) -> None:
@@ -347,7 +345,7 @@ class HttpModel:
         """Whether top_k is followed: with top_k 1 two seeds draw the same at a high temperature."""
         with self._lock:
             if self._top_k is None:
-                self._top_k = _wait_for(self._try_top_k)
+                self._top_k = wait_for(self._try_top_k)
         return self._top_k
 
     async def _try_top_k(self) -> bool:
@@ -366,16 +364,6 @@ def _same(left: Draw, right: Draw) -> bool:
         return bool(np.array_equal(left.tokens, right.tokens))
     thought = [(draw.data or {}).get("reasoning") for draw in (left, right)]
     return left.text == right.text and thought[0] == thought[1]
-
-
-def _wait_for(work: Callable[[], Awaitable[T]]) -> T:
-    """Run ``work`` to its end in an event loop of its own, also when called from inside another one, which waits meanwhile."""
-
-    async def whole() -> T:
-        return await work()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(whole())).result()
 
 
 @register("model", "chat")

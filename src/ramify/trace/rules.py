@@ -29,12 +29,13 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\W\d_]+)",
     re.IGNORECASE,
 )
-_FUNCTION = frozenset(
+_FUNCTION_WORDS = (
     "a an the of to in on at by for from with as and or but if then than that this these those it its is are was were be been being do does "
     "did have has had i you we they he she my your our their me us them not no never only must may can could shall should will would any all "
     "each every ever there here so such other than when where which who whose what just always please un una el la los las de del al en con "
-    "por para que se su sus lo y o u no nunca solo sólo debe deben puede pueden es son ser este esta todo toda todos todas".split()
+    "por para que se su sus lo y o u no nunca solo sólo debe deben puede pueden es son ser este esta todo toda todos todas"
 )
+_FUNCTION = frozenset(_FUNCTION_WORDS.split())
 _STRICT = re.compile(
     r"\b(?:only|never|not|no|must|always|cannot|can't|don't|won't|mustn't|forbid\w*|prohibit\w*|ban(?:ned)?|exclusively|required?|nothing|none|limit"
     r"|unless|without|solo|sólo|únicamente|exclusivamente|nunca|jamás|debe|deben|prohib\w+|ning[uú]n\w*|siempre|límite)\b"

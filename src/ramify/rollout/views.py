@@ -1,0 +1,195 @@
+"""Compaction of plain chats: lists of messages in OpenAI's form, shortened by any compactor or by a harness's own function.
+
+What is shortened is the view that goes to a model. The history is never changed, and each compaction leaves a record of what it did.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.ids import canonical_json
+from ramify.model.protocol import Message
+from ramify.rollout.compact import Compactor, Entry, Window, called, faults
+from ramify.trace.messages import message, plain
+from ramify.trace.rules import Survival
+
+Chat = Sequence[Mapping[str, Any]]
+"""Messages in OpenAI's form."""
+
+
+def approximate_tokens(text: str) -> int:
+    """A quarter of the bytes, rounded up: what harnesses count with where there is no tokenizer."""
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What one compaction did."""
+
+    round: int
+    operator: str
+    budget: int | None
+    before: int
+    """Size of the messages given, in the unit of the count."""
+    after: int
+    evicted: tuple[int, ...]
+    """Places of the messages that are not shown any more."""
+    inserted: tuple[str, ...]
+    """Texts of the messages that are new."""
+    opaque: bool = False
+    """Whether something that was put in cannot be read (a provider's own item): then nobody can say what survived."""
+    failure: str = ""
+    """Why the compactor failed; the messages were kept as they are then."""
+    rules: Mapping[str, Survival] = field(default_factory=dict)
+    """What the compaction alone made of each rule, by its text; a pin puts it back afterwards."""
+
+    @property
+    def fired(self) -> bool:
+        """Whether anything was dropped or replaced."""
+        return bool(self.evicted)
+
+    @property
+    def lost(self) -> list[str]:
+        """The rules that were there no more."""
+        return [rule for rule, found in self.rules.items() if not found.survived and found.kind != "unknown"]
+
+    def report(self) -> str:
+        """A few lines for a log."""
+        head = f"{self.operator}, round {self.round}: {self.before} -> {self.after}, {len(self.evicted)} messages dropped"
+        failed = f"\n  failed, messages kept: {self.failure}" if self.failure else ""
+        return head + failed + "".join(f"\n  {found.kind}: {rule}" for rule, found in self.rules.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        record: dict[str, Any] = plain(asdict(self))
+        return record
+
+
+def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
+    """All that can be read of a message: its text and the calls it makes. Raises UserError naming ``spot`` on what is no message."""
+    _, text, data = message(value, spot)
+    calls = [call.get("function") or {} for call in data.get("tool_calls") or () if isinstance(call, Mapping)]
+    return "\n".join([*([text] if text else []), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)])
+
+
+def readable(value: Mapping[str, Any]) -> bool:
+    """Whether a message is text and calls; a provider's own item (an encrypted summary) is not."""
+    try:
+        _, text, data = message(value, "a message")
+    except UserError:
+        return False
+    return bool(text or data.get("tool_calls")) or (
+        value.get("content") in ("", None) and not (value.keys() - {"role", "content", "tool_call_id", "name"})
+    )
+
+
+def said(messages: Chat) -> str:
+    """The text of all messages that can be read: what a rule is looked for in."""
+    return "\n\n".join(text_of(value) for value in messages if readable(value))
+
+
+async def compact_chat(
+    compactor: Compactor | Callable[..., Any],
+    messages: Chat,
+    budget: int | None = None,
+    *,
+    count: Callable[[str], int] = approximate_tokens,
+    ask: Callable[[Sequence[Message], int], Awaitable[str]] | None = None,
+    round: int = 1,
+    call: Callable[[], Any] | None = None,
+) -> tuple[list[dict[str, Any]], Compaction]:
+    """What ``compactor`` makes of ``messages``, and the record. ``messages`` and what is in them stay as they are.
+
+    ``compactor`` is one of ramify's family, which needs a ``budget`` and is asked only where the messages exceed it, or a function of a
+    list of messages that returns one (``call`` calls it with further arguments). ``ask`` answers for a compactor that asks the agent's
+    model. Where it fails the messages come back and the record says why: an error never becomes a summary. Raises UserError on
+    messages that are none.
+    """
+    given = [dict(value) for value in messages]
+    texts = [
+        text_of(value, f"message {at}") if readable(value) else canonical_json(plain(value)) for at, value in enumerate(given)
+    ]
+    before = sum(count(text) for text in texts)
+    name = str(getattr(compactor, "name", "") or getattr(compactor, "__qualname__", type(compactor).__name__))
+    record = Compaction(round, name, budget, before, before, (), ())
+    try:
+        if isinstance(compactor, Compactor):
+            if budget is None:
+                raise UserError(f"the compactor '{name}' needs a budget")
+            shown = given if before <= budget else await _family(compactor, given, texts, budget, count, ask)
+        else:
+            found = (
+                call or (lambda: compactor(json.loads(json.dumps(given)) if _is_json(given) else [dict(v) for v in given]))
+            )()
+            shown = [dict(value) for value in (await found if inspect.isawaitable(found) else found)]
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's function or model may raise anything; the messages are kept
+        why = str(error) if isinstance(error, RamifyError) else f"{type(error).__name__}: {error}"
+        return given, replace(record, failure=why)
+    if not shown and given:
+        return given, replace(record, failure="it left nothing")
+    evicted, new = _difference(given, shown)
+    after = sum(count(text_of(value) if readable(value) else canonical_json(plain(value))) for value in shown)
+    opaque = not all(map(readable, new))
+    return shown, replace(
+        record, after=after, evicted=evicted, inserted=tuple(text_of(v) for v in new if readable(v)), opaque=opaque
+    )
+
+
+def _is_json(values: Any) -> bool:
+    try:
+        json.dumps(values)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+async def _family(
+    compactor: Compactor,
+    given: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    budget: int,
+    count: Callable[[str], int],
+    ask: Callable[[Sequence[Message], int], Awaitable[str]] | None,
+) -> list[dict[str, Any]]:
+    async def nobody(asked: Sequence[Message], length: int) -> str:
+        raise UserError(f"the compactor '{compactor.name}' asks a model: give it one (model=), or an `ask`")
+
+    window = Window(budget, lambda new: count(new.text), ask or nobody)
+    roles = [message(value, f"message {at}") if readable(value) else ("user", "", {}) for at, value in enumerate(given)]
+    entries = [
+        Entry(role, text, count(text), at, *called(data))
+        for at, ((role, _, data), text) in enumerate(zip(roles, texts, strict=True))
+    ]
+    shown = await compactor.compact(entries, window)
+    broken = faults(entries, shown, window)
+    if broken:
+        raise RamifyError(f"'{compactor.name}' {broken[0]}")
+    return [given[item.place] if isinstance(item, Entry) else {"role": item.role, "content": item.text} for item in shown]
+
+
+def _difference(given: Chat, shown: Chat) -> tuple[tuple[int, ...], list[Mapping[str, Any]]]:
+    """Places of ``given`` that are not in ``shown``, and what is in ``shown`` alone; equal messages are matched newest first."""
+    left = Counter(canonical_json(plain(value)) for value in shown)
+    evicted = []
+    for at in range(len(given) - 1, -1, -1):
+        key = canonical_json(plain(given[at]))
+        if left[key]:
+            left[key] -= 1
+        else:
+            evicted.append(at)
+    new = []
+    for value in shown:
+        key = canonical_json(plain(value))
+        if left[key]:
+            left[key] -= 1
+            new.append(value)
+    return tuple(reversed(evicted)), new
