@@ -15,7 +15,7 @@ from ramify.env.protocol import Task
 from ramify.env.workspace import call
 from ramify.env.worlds.secret_number import SecretNumberWorld
 
-WORLDS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email")
+WORLDS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
 SCRIPTS = [(name, script) for name in WORLDS for script in named("env", name).scripts]
 
 
