@@ -172,6 +172,9 @@ class Player:
         unit: Unit = header["unit"]
         with self.episodes.run.transaction() as run:
             add_records(run, records)
+            if header["failure"] is None:
+                answers = [answer for _, answer in header["turns"][:-1]]
+                run.erase_failed([header["start"], *answers] if header["turns"] else [], header["start"], header["index"])
         if unit.tree not in self.episodes.trees and not self.episodes.run.has_tree(unit.tree):
             self.episodes.trees[unit.tree] = Tree(unit.tree)
         known = self.episodes.load(unit.tree)

@@ -1,32 +1,31 @@
 """Fork: rewind to any token of a stored run, change one thing, go on n times, and see what changed in the outcomes.
 
-An edit is one JSON object:
-
-- ``{"append": "text"}`` or ``{"append_tokens": [ids]}``: the agent's message goes on with this, then with its own words;
-- ``{"replace": "text"}``: the whole message is this; at an observation, what the agent sees is this (the world stays as it was);
-- ``{"ban": ["text", ...]}`` or ``{"ban_tokens": [ids]}``: the next token must not be (the first token of) any of these.
+An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import NeedsError, UserError
 from ramify.env.protocol import Task
 from ramify.model.protocol import Tokenizer, require
+from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
+from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
-from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.stats.evidence import Row, evidence
+from ramify.stats.intervals import wilson
 from ramify.trace.context import whole_tokens
 from ramify.trace.node import Node, make_node
+from ramify.trace.path import Said, as_messages
+from ramify.trace.segment import sentence_offsets
 
-EDITS = {"append": str, "append_tokens": list, "replace": str, "ban": list, "ban_tokens": list}
 AFTER = ("resample", "replay", "keep")
 
 
@@ -66,41 +65,30 @@ class Fork:
     control: Arm | None
     kept_logprob: float | None = None
     """after="keep": summed log-probability of the recorded rest behind the edit, minus the same without it."""
+    diff: str = ""
+    """What the agent is shown with the edit against what it was, as a unified diff; empty where the edit shows nothing."""
+
+    @property
+    def row(self) -> Row | None:
+        """The edit as a row of evidence against the control; None without one."""
+        if self.control is None:
+            return None
+        base = (self.control.successes, self.control.scored)
+        return evidence(base, {next(iter(self.edit or {"": 0})): (self.arm.successes, self.arm.scored)})[0]
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with the difference of success rates and its 95 % interval (Newcombe) where both arms were drawn."""
         record = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after, "fork": self.arm.to_json()}
-        if self.control is not None:
+        record["diff"] = self.diff
+        row = self.row
+        if self.control is not None and row is not None:
             record["control"] = self.control.to_json()
+            record["evidence"] = row.to_json()
             if self.arm.scored and self.control.scored:
-                low, high = difference_of_proportions(
-                    self.arm.successes, self.arm.scored, self.control.successes, self.control.scored
-                )
-                rate = self.arm.successes / self.arm.scored - self.control.successes / self.control.scored
-                record["difference"] = {"success": rate, "interval": [low, high]}
+                record["difference"] = {"success": row.difference, "interval": list(row.difference_interval)}
         if self.kept_logprob is not None:
             record["kept_logprob"] = self.kept_logprob
         return record
-
-
-def check_edit(edit: Any) -> dict[str, Any] | None:
-    """An edit as read from JSON, checked. Raises UserError in one sentence."""
-    if edit is None:
-        return None
-    if not isinstance(edit, dict) or len(edit) != 1:
-        raise UserError(f"an edit is one JSON object with one key out of {', '.join(EDITS)}")
-    ((kind, value),) = edit.items()
-    if kind not in EDITS:
-        raise UserError(f"unknown edit '{kind}' ({nearest(kind, EDITS)})")
-    inner = {"append_tokens": int, "ban_tokens": int, "ban": str}.get(kind)
-    if not isinstance(value, EDITS[kind]) or not value or (inner and not all(type(v) is inner for v in value)):
-        what = "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'texts'}"
-        raise UserError(f"edit '{kind}' takes {what}")
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"edit '{kind}' holds a lone surrogate, which is no valid text") from None
-    return edit
 
 
 async def fork(
@@ -113,12 +101,14 @@ async def fork(
     edit: Mapping[str, Any] | None = None,
     after: str = "resample",
     control: bool = True,
+    start: int | None = None,
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
     ``after``: ``resample`` draws the rest anew n times; ``replay`` re-issues the recorded later actions behind the edited message
     once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also draws n unedited
-    continuations from the same place as a control. The prefix is computed once.
+    continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: draws of one
+    edit that are stored under it already are read, not drawn again; by default every call draws anew.
 
     Raises UserError on a place or edit that does not exist, NeedsError where the model lacks a capability.
     """
@@ -131,11 +121,15 @@ async def fork(
     if node.role not in ("assistant", "user", "tool"):
         raise UserError(f"node {node_id} is a {node.role} message; fork at an agent's message or at an observation")
     offset = _offset(episodes, node, offset, edit)
+    plan = _plan(episodes, node, offset, edit)
     if after == "keep":
-        return Fork(node.id, offset, edit, after, Arm(()), None, await _keep(episodes, node, offset, edit))
+        return Fork(node.id, offset, edit, after, Arm(()), None, await _keep(episodes, node, offset, plan), plan.diff)
     if after == "replay":
-        return Fork(node.id, offset, edit, after, Arm((await _replay(episodes, tree, task, node, edit),)), None)
-    start = _taken(episodes, tree, node.id if node.role != "assistant" or offset else str(node.parent))
+        return Fork(node.id, offset, edit, after, Arm((await _replay(episodes, tree, task, node, edit),)), None, None, plan.diff)
+    here = plan.node
+    at = offset if here is node else len(here)
+    if start is None:
+        start = _taken(episodes, tree, here.id if here.role != "assistant" or at else str(here.parent))
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
         behind = _taken(episodes, tree, first.leaf)
@@ -143,12 +137,36 @@ async def fork(
         drawn = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
     else:
         first, ended = None, False
-        insert, ban = _prepare(episodes, node, offset, edit)
-        drawn = [episodes.edited(tree, task, node.id, offset, start + i, insert, ban) for i in range(n)]
+        drawn = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]
     others = [episodes.edited(tree, task, node.id, offset, start + n + i) for i in range(n if edit and control else 0)]
     done = await asyncio.gather(*drawn, *others)
     arm = (first,) if first is not None and ended else tuple(done[: len(drawn)])
-    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(drawn) :])) if others else None)
+    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(drawn) :])) if others else None, None, plan.diff)
+
+
+async def compare(
+    episodes: Episodes,
+    tree: str,
+    task: Task,
+    node_id: str,
+    edits: Mapping[str, Mapping[str, Any]],
+    offset: int | None = None,
+    n: int = 32,
+    correction: str = "holm",
+) -> tuple[list[Fork], list[Row]]:
+    """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
+
+    Raises UserError and NeedsError like :func:`fork`, before anything is drawn where an edit itself is wrong.
+    """
+    checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
+    forks = [
+        await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0) for i, edit in enumerate(checked.values())
+    ]
+    control = forks[0].control if forks else None
+    if control is None:
+        raise UserError("a comparison needs at least one edit")
+    counts = {name: (f.arm.successes, f.arm.scored) for name, f in zip(checked, forks, strict=True)}
+    return forks, evidence((control.successes, control.scored), counts, correction=correction)
 
 
 def _taken(episodes: Episodes, tree: str, node_id: str) -> int:
@@ -157,6 +175,14 @@ def _taken(episodes: Episodes, tree: str, node_id: str) -> int:
 
 
 def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[str, Any] | None) -> int:
+    if edit and "sentence" in edit:
+        if node.role != "assistant" or offset is not None:
+            raise UserError(
+                f"edit 'sentence' says itself where in an agent's message it goes; node {node.id} takes no offset for it"
+            )
+        offset = _sentence(node, edit["sentence"])
+    if edit and "state" in edit:
+        require(episodes.agent.model, ("tokens", "taps"), "a hidden-state edit")
     if node.role != "assistant":
         if offset not in (None, len(node)):
             raise UserError(f"node {node.id} is an observation: fork behind it (offset {len(node)}) or replace it, not inside it")
@@ -176,22 +202,68 @@ def _tokenizer(episodes: Episodes) -> Tokenizer:
     return episodes.agent.template.tokenizer
 
 
-def _prepare(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] | None) -> tuple[Node | None, tuple[int, ...]]:
-    """The node an edit inserts, and the tokens it bans."""
+def _sentence(node: Node, sentence: Mapping[str, Any]) -> int:
+    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
+    starts, at = sentence_offsets(node, sentence.get("by", "prose"), head), int(sentence["at"])
+    if at >= len(starts):
+        raise UserError(f"node {node.id} has {max(0, len(starts) - 1)} sentences, so there is no place before sentence {at}")
+    return starts[at]
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What an edit comes to: the node it starts from, what is inserted behind it, what else changes, and all of it as a diff."""
+
+    node: Node
+    insert: Node | None = None
+    change: Change | None = None
+    diff: str = ""
+
+
+def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] | None) -> _Plan:
+    """Raises UserError where the edit does not go with the node, NeedsError where it needs tokens and there are none."""
     if edit is None:
-        return None, ()
+        return _Plan(node)
     ((kind, value),) = edit.items()
+    before = _said(episodes, node, offset)
     if kind in ("ban", "ban_tokens"):
         ids = value if kind == "ban_tokens" else [_tokenizer(episodes).encode(text)[0] for text in value]
-        return None, tuple(ids)
-    if kind == "replace" and node.role != "assistant":
-        return episodes.replaced(node, value), ()
+        return _Plan(node, change=Change(tuple(ids)))
+    if kind == "state":
+        return _Plan(node, change=Change(state=value))
+    if kind in SHOWN:
+        rewrite = rewriting(edit, episodes.agent.template)
+        return _Plan(node, change=Change(rewrite=rewrite), diff=diff(before, as_messages(rewrite(episodes.shown(node, offset)))))
+    if kind == "insert":
+        return _inserting(episodes, node, offset, value)
+    if kind == "replace":
+        told = [*_said(episodes, node, len(node))[:-1], Said(node.role, value, {})]
+        insert = None if node.role == "assistant" else episodes.replaced(node, value)
+        return _Plan(node, insert, diff=diff(_said(episodes, node, len(node)), told))
     if node.role != "assistant":
         raise UserError(f"edit '{kind}' goes into an agent's message; node {node.id} is an observation")
+    if kind == "sentence" and not (value := value.get("text")):
+        return _Plan(node)
     tokenizer = _tokenizer(episodes)
     tokens = value if kind == "append_tokens" else tokenizer.encode(value)
     fields = {"tokens": tokens, "ends": tokenizer.ends(tokens), "opens": False, "data": {"edit": dict(edit)}}
-    return make_node(node.tree, node.id, offset, "assistant", tokenizer.decode(tokens), **fields), ()
+    added = make_node(node.tree, node.id, offset, "assistant", tokenizer.decode(tokens), **fields)
+    return _Plan(node, added, diff=diff(before, as_messages([*episodes.shown(node, offset), (added, 0, len(added))])))
+
+
+def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, Any]) -> _Plan:
+    """One more message behind the observation that ``node`` is, or answers."""
+    if node.role == "assistant":
+        if offset > (0 if node.sampled is None else int(np.argmax(node.sampled))):
+            raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
+        node = episodes.load(node.tree).node(str(node.parent))
+    added = episodes.inserted(node, value["role"], value["text"])
+    said = _said(episodes, node, len(node))
+    return _Plan(node, added, diff=diff(said, [*said, Said(value["role"], value["text"], {})]))
+
+
+def _said(episodes: Episodes, node: Node, offset: int) -> list[Said]:
+    return as_messages(episodes.shown(node, offset))
 
 
 async def _replay(
@@ -210,15 +282,27 @@ async def _replay(
     return await episodes.reissue(tree, task, before, actions)
 
 
-async def _keep(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] | None) -> float:
+async def _keep(episodes: Episodes, node: Node, offset: int, plan: _Plan) -> float:
     """Log-probability of the recorded rest of the message behind the edit, minus the same without it."""
-    require(episodes.agent.model, ("tokens", "prompt_logprobs"), "after='keep'")
-    insert, ban = _prepare(episodes, node, offset, edit)
-    if node.role != "assistant" or node.tokens is None or insert is None or insert.tokens is None or ban:
-        raise UserError("after='keep' goes with an agent's message and an 'append' edit")
-    before = whole_tokens(episodes.shown(node, offset))
-    rest = node.tokens[offset:]
-    rows: Sequence[np.ndarray] = [np.concatenate([before, insert.tokens, rest]), np.concatenate([before, rest])]
-    scores = await episodes.agent.model.logprobs(rows)
-    with_edit, without = (float(s.logprobs[-len(rest) :].sum()) if len(rest) else 0.0 for s in scores)
-    return with_edit - without
+    model: Any = episodes.agent.model
+    require(model, ("tokens", "prompt_logprobs"), "after='keep'")
+    insert, change = plan.insert, plan.change or Change()
+    if (
+        node.role != "assistant"
+        or node.tokens is None
+        or change.ban
+        or (insert is None and change == Change())
+        or plan.node is not node
+    ):
+        raise UserError("after='keep' goes with an agent's message and an edit 'append', 'rule', 'history' or 'state'")
+    parts = episodes.shown(node, offset)
+    before, rest = whole_tokens(parts), node.tokens[offset:]
+    shown = before if change.rewrite is None else whole_tokens(change.rewrite(parts))
+    more = np.zeros(0, np.int32) if insert is None or insert.tokens is None else insert.tokens
+    edited = np.concatenate([shown, more, rest])
+    taps = {} if change.state is None else {"taps": taps_of(change.state, len(shown) + len(more))}
+    (with_edit,) = await model.logprobs([edited], **taps)
+    (without,) = await model.logprobs([np.concatenate([before, rest])])
+    if not len(rest):
+        return 0.0
+    return float(with_edit.logprobs[-len(rest) :].sum()) - float(without.logprobs[-len(rest) :].sum())

@@ -23,7 +23,12 @@ from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, Worl
 from ramify.model.chat import assistant_node_parts
 from ramify.model.protocol import Message, Prefix
 from ramify.rollout.agent import Agent as Agent
+from ramify.rollout.attempts import Attempt as Attempt
+from ramify.rollout.attempts import Turn as Turn
+from ramify.rollout.attempts import as_turn as as_turn
+from ramify.rollout.attempts import drawn
 from ramify.rollout.compact import fitted
+from ramify.rollout.edits import Change, draw_one
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.replay import check, restore, said_to_world
 from ramify.trace.context import Part, context_of_parts, seen, whole_tokens
@@ -35,48 +40,6 @@ from ramify.trace.tree import Tree
 VOLATILE = 256
 """Snapshots that cannot be stored are kept for this many of the newest messages."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Turn:
-    """One reply of the agent and the world's answer. ``entropy`` is the mean over drawn tokens, in nats."""
-
-    node: Node
-    answer: Node
-    entropy: float | None = None
-    entropy_kind: str = "none"
-    """exact (from full distributions), sampled (minus the mean log-probability of the drawn tokens), none."""
-
-    @property
-    def forkable(self) -> bool:
-        """Whether one can go on from the state after this turn: from its snapshot, or by replaying what led there."""
-        return not self.answer.stop
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """One episode from the root, or from a branch point, to its end. ``turns`` holds the new turns only."""
-
-    tree: str
-    task: Task
-    index: int
-    start: str
-    """Id of the node it went on from."""
-    turns: tuple[Turn, ...]
-    reward: float
-    """Sum over the whole path, the part before ``start`` included."""
-    outcome: bool | None
-    """The world's verdict; None when it never spoke one because a boundary failed: unscored, not failed."""
-    truncated: bool
-    failure: str | None
-    leaf: str
-    replayed: int = 0
-    """Steps taken again to bring the world to ``start``."""
-
-    @property
-    def drawn(self) -> int:
-        """Newly generated tokens; of text-only replies as many as their server says."""
-        return sum(_drawn(turn.node) for turn in self.turns)
 
 
 @dataclass
@@ -135,12 +98,19 @@ class Episodes:
         return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
 
     async def edited(
-        self, tree: str, task: Task, node_id: str, offset: int, index: int, insert: Node | None = None, ban: tuple[int, ...] = ()
+        self,
+        tree: str,
+        task: Task,
+        node_id: str,
+        offset: int,
+        index: int,
+        insert: Node | None = None,
+        change: Change | None = None,
     ) -> Attempt:
         """Keep ``offset`` tokens of message ``node_id``, go on with ``insert`` if given, draw the rest and play on.
 
         In the agent's own message the world goes back to its state before the message and acts on the whole new reply; after an
-        observation it keeps the state it had then. ``ban``: tokens the first draw must not be.
+        observation it keeps the state it had then. ``change`` says what else is other than it was.
         """
         path = self.load(tree).path(node_id)
         node = path.segments[-1][0]
@@ -153,7 +123,10 @@ class Episodes:
                 place = self._place_at(self.trees[tree].node(str(node.parent)))
             else:
                 place = self._place_at(node, offset if node.role == "assistant" else None)
-            return await self._play(env, task, place, index, ban)
+            if change is not None and change.rewrite is not None:
+                parts = change.rewrite(self.shown(place.parent, place.offset))
+                place = replace(place, **self._laid_out(parts), shown=parts)
+            return await self._play(env, task, place, index, change)
 
         return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
 
@@ -191,13 +164,15 @@ class Episodes:
         """An observation that says ``text`` in the place of ``node``; the world's state stays what it was."""
         parent = self.load(node.tree).node(str(node.parent))
         after = "" if parent.role == "root" else parent.role
-        fields = {
-            "snapshot": node.snapshot,
-            "state_key": node.state_key,
-            "reward": node.reward,
-            "data": {"edit": {"replace": text}},
-        }
-        return self._given(parent, node.role, text, after, None, **fields)
+        return self._like(node, parent, node.role, text, after, {"replace": text}, node.reward)
+
+    def inserted(self, node: Node, role: str, text: str) -> Node:
+        """One more message, behind observation ``node``; the world's state stays what it was."""
+        return self._like(node, node, role, text, node.role, {"insert": {"role": role, "text": text}}, None)
+
+    def _like(self, node: Node, parent: Node, role: str, text: str, after: str, edit: Any, reward: float | None) -> Node:
+        fields = {"snapshot": node.snapshot, "state_key": node.state_key, "reward": reward, "data": {"edit": edit}}
+        return self._given(parent, role, text, after, None, **fields)
 
     async def _episode(
         self, tree: str, task: Task, back_to: Node | None, index: int, go: Callable[[Env, Node], Awaitable[Attempt]]
@@ -352,7 +327,7 @@ class Episodes:
         if self.agent.compactor is None:
             return place
         key = place_key(self.seed, "compact", place.parent.id, place.offset)
-        parts = self.shown(place.parent, place.offset)
+        parts = place.shown or self.shown(place.parent, place.offset)
         shown = await fitted(self.agent, parts, place.begun is None, key, self.budget, self.policy)
         return place if shown is None else replace(place, **self._laid_out(shown), shown=shown)
 
@@ -360,14 +335,14 @@ class Episodes:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
         return {"tokens": tokens, "messages": [Message(role, text, data or None) for role, text, data in as_messages(parts)]}
 
-    async def _play(self, env: Env, task: Task, place: _Place, index: int, ban_first: tuple[int, ...] = ()) -> Attempt:
-        """Turn after turn to the end of the episode. Sample ``index`` applies to the first draw; later ones are the only child."""
+    async def _play(self, env: Env, task: Task, place: _Place, index: int, change: Change | None = None) -> Attempt:
+        """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first draw; later ones are the only child."""
         start, first, turns = place, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while place.turns < env.max_turns and not self.budget.spent_out:
             try:
-                turn = await self._stored_turn(env, task, place, index) or await self._turn(env, place, index, ban_first)
+                turn = await self._stored_turn(env, task, place, index) or await self._turn(env, place, index, change)
             except BoundaryError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
@@ -376,7 +351,7 @@ class Episodes:
             if turn.answer.stop:
                 truncated, outcome = turn.answer.stop == "truncated", turn.answer.data.get("outcome")
                 break
-            index, ban_first = 0, ()
+            index, change = 0, None
         return self._ended(task, start, place, first, tuple(turns), outcome, truncated, failure)
 
     def _ended(
@@ -395,6 +370,8 @@ class Episodes:
         evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
         value = None if failure else end.reward
         self.run.add(Verdict(leaf, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.world.name)}))
+        if failure is None and turns:
+            self.run.erase_failed([start.parent.id, *(turn.answer.id for turn in turns[:-1])], start.parent.id, index)
         tree = start.parent.tree
         return Attempt(tree, task, index, start.parent.id, turns, end.reward, outcome, truncated, failure, leaf)
 
@@ -412,13 +389,13 @@ class Episodes:
                         return as_turn(node, answer)
         return None
 
-    async def _turn(self, env: Env, place: _Place, index: int, ban_first: tuple[int, ...]) -> Turn:
+    async def _turn(self, env: Env, place: _Place, index: int, change: Change | None) -> Turn:
         """Draw one reply and let the world answer it."""
         place = await self._fitted(place)
-        model, template, sampling, producer = self.agent.model, self.agent.template, self.agent.sampling, self.producer
-        if ban_first:
-            sampling = replace(sampling, ban_first=ban_first)
-            producer = replace(producer, settings=self.agent.settings(sampling))
+        template, sampling, producer = self.agent.template, self.agent.sampling, self.producer
+        if change is not None:
+            sampling = replace(sampling, ban_first=change.ban)
+            producer = replace(producer, settings=self.agent.settings(sampling), edit=change.stored())
             self.run.add(producer)
         after = place.messages[-1].role if place.messages else ""
         pieces = list(place.tokens)
@@ -426,7 +403,7 @@ class Episodes:
             pieces.append(np.asarray(template.open("assistant", after), np.int32))
         prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages), tuple(tools_of(self.world)))
         key = place_key(self.seed, place.parent.id, place.offset, index)
-        draw = (await self.policy.call(lambda: model.sample(prefix, 1, sampling, [key])))[0]
+        draw = await self.policy.call(lambda: draw_one(self.agent.model, prefix, sampling, key, change))
 
         opens = place.begun is None
         fields: dict[str, Any] = {"text": draw.text}
@@ -443,7 +420,7 @@ class Episodes:
             fields["context"] = context.hash
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
-        self.budget.charge(calls=1, tokens=_drawn(node), turns=1)
+        self.budget.charge(calls=1, tokens=drawn(node), turns=1)
         return await self._answered(env, place, node)
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
@@ -473,19 +450,6 @@ class Episodes:
         reply = Message("assistant", (place.begun or "") + node.text, dict(node.data) or None)
         messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data) or None)]
         return _Place(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
-
-
-def as_turn(node: Node, answer: Node) -> Turn:
-    """A stored reply and its answer as a turn, with the entropy that can be told from them."""
-    if "entropy" in node.data:
-        return Turn(node, answer, node.data["entropy"], "exact")
-    if node.logprobs is not None and node.drawn:
-        return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
-    return Turn(node, answer)
-
-
-def _drawn(node: Node) -> int:
-    return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))
 
 
 def _guard(boundary: str, what: str, action: Callable[[], T]) -> T:

@@ -134,6 +134,9 @@ class Sink:
             self._keep(record)
             self.added.append(record)
 
+    def erase_failed(self, nodes: Iterable[str], start: str, index: int) -> None:
+        """Nothing: the run itself erases when the attempt is stored."""
+
     def tree(self, name: str) -> Tree:
         """As :meth:`Run.tree`; a tree without nodes is empty."""
         return Tree(name, self._nodes.get(name, {}).values())

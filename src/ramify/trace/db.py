@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
 from types import TracebackType
@@ -261,6 +261,13 @@ class Run:
         erased = self._write(sql, (judge,)).rowcount
         self.commit()
         return erased
+
+    def erase_failed(self, nodes: Iterable[str], start: str, index: int) -> None:
+        """Erase what a failed attempt (``start``, ``index``) left unscored on ``nodes``: it went on, so none of them is its end."""
+        where = "scorer = 'env' AND json_extract(evidence, '$.start') = ? AND json_extract(evidence, '$.index') = ?"
+        for node in nodes:
+            sql = f"DELETE FROM verdicts WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
+            self._write(sql, (node, start, index))
 
     # Reading
 

@@ -1,0 +1,64 @@
+"""What playing gives back: turns, and attempts made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ramify.env.protocol import Task
+from ramify.trace.node import Node
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One reply of the agent and the world's answer. ``entropy`` is the mean over drawn tokens, in nats."""
+
+    node: Node
+    answer: Node
+    entropy: float | None = None
+    entropy_kind: str = "none"
+    """exact (from full distributions), sampled (minus the mean log-probability of the drawn tokens), none."""
+
+    @property
+    def forkable(self) -> bool:
+        """Whether one can go on from the state after this turn: from its snapshot, or by replaying what led there."""
+        return not self.answer.stop
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One episode from the root, or from a branch point, to its end. ``turns`` holds the new turns only."""
+
+    tree: str
+    task: Task
+    index: int
+    start: str
+    """Id of the node it went on from."""
+    turns: tuple[Turn, ...]
+    reward: float
+    """Sum over the whole path, the part before ``start`` included."""
+    outcome: bool | None
+    """The world's verdict; None when it never spoke one because a boundary failed: unscored, not failed."""
+    truncated: bool
+    failure: str | None
+    leaf: str
+    replayed: int = 0
+    """Steps taken again to bring the world to ``start``."""
+
+    @property
+    def drawn(self) -> int:
+        """Newly generated tokens; of text-only replies as many as their server says."""
+        return sum(drawn(turn.node) for turn in self.turns)
+
+
+def as_turn(node: Node, answer: Node) -> Turn:
+    """A stored reply and its answer as a turn, with the entropy that can be told from them."""
+    if "entropy" in node.data:
+        return Turn(node, answer, node.data["entropy"], "exact")
+    if node.logprobs is not None and node.drawn:
+        return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
+    return Turn(node, answer)
+
+
+def drawn(node: Node) -> int:
+    """Tokens a model drew for a reply; of a text-only one as many as its server says."""
+    return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))

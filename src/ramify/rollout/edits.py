@@ -1,0 +1,231 @@
+"""What a fork may change: one thing, as one small JSON object.
+
+In the agent's message, at a token:
+
+- ``{"append": "text"}`` or ``{"append_tokens": [ids]}``: the message goes on with this, then with the agent's own words;
+- ``{"sentence": {"at": 2, "text": "..."}}``: this stands in the place of its sentence 2 (from 0) and all behind it; without ``text``
+  sentence 2 is drawn anew. ``"by"`` says what a sentence is (prose, stops, lines);
+- ``{"ban": ["text", ...]}`` or ``{"ban_tokens": [ids]}``: the next token must not be (the first token of) any of these;
+- ``{"replace": "text"}``: the whole message is this.
+
+At an observation: ``{"replace": "text"}``: what the agent sees (a tool's result) is this; the world stays as it was.
+
+Anywhere, in what the agent is shown from there on:
+
+- ``{"insert": {"role": "user", "text": "..."}}``: one more message, before its next reply;
+- ``{"rule": "text"}``: the system message is this; or ``{"rule": {"add": "text"}}``, ``{"rule": {"remove": "text"}}``,
+  ``{"rule": {"replace": ["old", "new"]}}``;
+- ``{"history": {"message": 3, "text": "..."}}``: message 3 of what is shown (from 0) is this; null leaves it out; or
+  ``{"history": {"message": 3, "replace": ["old", "new"]}}``;
+- ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply drawn there the vector is added
+  to (or put in the place of) the hidden state at the positions, counted from the first drawn token; without ``stop`` to its end.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.ids import json_hash
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Draw, Model, Prefix, Sampling
+from ramify.trace.context import Part, by_message, tokens_of
+from ramify.trace.node import Insert
+from ramify.trace.path import Said, as_messages
+
+EDITS: dict[str, tuple[type, ...]] = {
+    "append": (str,),
+    "append_tokens": (list,),
+    "replace": (str,),
+    "ban": (list,),
+    "ban_tokens": (list,),
+    "sentence": (dict,),
+    "insert": (dict,),
+    "rule": (str, dict),
+    "history": (dict,),
+    "state": (dict,),
+}
+SHOWN = ("rule", "history")
+"""Edits of what is shown that leave the history as it was."""
+_FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "sentence": {
+        "at": lambda v: type(v) is int and v >= 0,
+        "text": lambda v: v is None or isinstance(v, str),
+        "by": lambda v: v in ("prose", "stops", "lines"),
+    },
+    "insert": {"role": lambda v: v in ("user", "system", "tool"), "text": lambda v: isinstance(v, str) and v != ""},
+    "rule": {"add": lambda v: isinstance(v, str) and v != "", "remove": lambda v: isinstance(v, str) and v != "", "replace": lambda v: _pair(v)},
+    "history": {
+        "message": lambda v: type(v) is int and v >= 0,
+        "text": lambda v: v is None or (isinstance(v, str) and v != ""),
+        "replace": lambda v: _pair(v),
+    },
+    "state": {
+        "layer": lambda v: type(v) is int and v >= 0,
+        "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) for x in v),
+        "start": lambda v: type(v) is int,
+        "stop": lambda v: v is None or type(v) is int,
+        "replace": lambda v: isinstance(v, bool),
+    },
+}  # fmt: skip
+_NEEDED = {"sentence": ("at",), "insert": ("role", "text"), "rule": (), "history": ("message",), "state": ("layer", "vector")}
+_ONE_OF = {"rule": ("add", "remove", "replace"), "history": ("text", "replace")}
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value) and value[0] != ""
+
+
+def check_edit(edit: Any) -> dict[str, Any] | None:
+    """An edit as read from JSON, checked. Raises UserError in one sentence."""
+    if edit is None:
+        return None
+    if not isinstance(edit, dict) or len(edit) != 1:
+        raise UserError(f"an edit is one JSON object with one key out of {', '.join(EDITS)}")
+    ((kind, value),) = edit.items()
+    if kind not in EDITS:
+        raise UserError(f"unknown edit '{kind}' ({nearest(kind, EDITS)})")
+    inner = {"append_tokens": int, "ban_tokens": int, "ban": str}.get(kind)
+    wrong = inner is not None and isinstance(value, list) and not all(type(v) is inner for v in value)
+    if not isinstance(value, EDITS[kind]) or not value or wrong:
+        what = "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'texts'}"
+        what = f"an object with {', '.join(_FIELDS[kind])}" if kind in _FIELDS else what
+        raise UserError(f"edit '{kind}' takes {what}")
+    if isinstance(value, dict):
+        _check_fields(kind, value)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"edit '{kind}' holds a lone surrogate, which is no valid text") from None
+    return edit
+
+
+def _check_fields(kind: str, value: dict[str, Any]) -> None:
+    known = _FIELDS[kind]
+    for name, given in value.items():
+        if name not in known:
+            raise UserError(f"edit '{kind}' has no field '{name}' ({nearest(str(name), known)})")
+        if not known[name](given):
+            raise UserError(f"edit '{kind}': the field '{name}' cannot be {json.dumps(given)[:60]}")
+    for name in _NEEDED[kind]:
+        if name not in value:
+            raise UserError(f"edit '{kind}' lacks the field '{name}'")
+    if kind in _ONE_OF and len(set(_ONE_OF[kind]) & set(value)) != 1:
+        raise UserError(f"edit '{kind}' takes one of {', '.join(_ONE_OF[kind])}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is other than it was at the first draw of a fork. ``ban``: tokens it must not be; ``state``: a hidden-state edit."""
+
+    ban: tuple[int, ...] = ()
+    rewrite: Callable[[list[Part]], list[Part]] | None = None
+    """What the agent is shown in the place of what it would be."""
+    state: Mapping[str, Any] | None = None
+
+    def stored(self) -> dict[str, Any] | None:
+        """The hidden-state edit as kept with the producer: its place and the hash of its vector."""
+        return None if self.state is None else {**self.state, "vector": json_hash(self.state["vector"])}
+
+
+def taps_of(state: Mapping[str, Any], prompt: int) -> Any:
+    """A ``state`` edit as :class:`ramify.engine.taps.Taps` of a row whose first ``prompt`` tokens are given."""
+    import numpy as np
+
+    from ramify.engine.taps import Edit, Taps
+
+    start = max(0, prompt + state.get("start", -1))
+    stop = state.get("stop")
+    vector = np.asarray(state["vector"], np.float32)
+    return Taps(
+        edits=(Edit(state["layer"], start, vector, None if stop is None else max(0, prompt + stop), bool(state.get("replace"))),)
+    )
+
+
+async def draw_one(model: Any, prefix: Prefix, settings: Sampling, key: int, change: Change | None) -> Draw:
+    """One draw of a :class:`Model`, with its hidden state changed where ``change`` says so."""
+    if change is None or change.state is None:
+        plain: Model = model
+        return (await plain.sample(prefix, 1, settings, [key]))[0]
+    assert prefix.tokens is not None
+    (tapped,) = await model.sample_tapped(prefix, 1, settings, [key], taps_of(change.state, len(prefix.tokens)))
+    drawn: Draw = tapped.draw
+    return drawn
+
+
+def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callable[[list[Part]], list[Part]]:
+    """How a ``rule`` or ``history`` edit changes what is shown. The function raises UserError where the message or text is not there."""
+
+    def rewrite(parts: list[Part]) -> list[Part]:
+        groups = by_message(parts)
+        said = [as_messages(group)[0] for group in groups]
+        if "rule" in edit:
+            has = bool(said) and said[0].role == "system"
+            text = _ruled(edit["rule"], said[0].text if has else "")
+            return _put(groups, said, 0 if has else None, "system", text, template)
+        change, at = edit["history"], edit["history"]["message"]
+        last = len(said) - 1 - bool(said and said[-1].role == "assistant")
+        if at > last or (at == last and change.get("text", "") is None):
+            raise UserError(
+                f"message {at} of what the agent is shown cannot be changed so: it is shown 0 to {last}, and the last stays"
+            )
+        text = _swapped(change["replace"], said[at].text, f"message {at}") if "replace" in change else change["text"]
+        return _put(groups, said, at, said[at].role, text, template)
+
+    return rewrite
+
+
+def _ruled(rule: Any, old: str) -> str | None:
+    if isinstance(rule, str):
+        return rule
+    if "add" in rule:
+        return f"{old}\n{rule['add']}" if old else str(rule["add"])
+    return _swapped(rule.get("replace", [rule.get("remove", ""), ""]), old, "the system message").strip() or None
+
+
+def _swapped(pair: Sequence[str], text: str, where: str) -> str:
+    old, new = pair
+    if old not in text:
+        raise UserError(f"{where} does not hold {old[:60]!r}")
+    return text.replace(old, new)
+
+
+def _put(
+    groups: list[list[Part]], said: list[Said], at: int | None, role: str, text: str | None, template: ChatTemplate | None
+) -> list[Part]:
+    """The messages with number ``at`` (None: a new first one) saying ``text``, or left out; laid out anew where a neighbour changed."""
+    rest = 0 if at is None else at + 1
+    before = said[at - 1].role if at else ""
+    shown = [part for group in groups[: rest - 1 if at is not None else 0] for part in group]
+    if text is not None:
+        shown.append(_laid(role, text, before, template))
+    after = role if text is not None else before
+    was = "" if at is None else said[at].role
+    for i in range(rest, len(groups)):
+        group = groups[i]
+        if i == rest and after != was and template is not None and said[i].role != "assistant":
+            fresh = _laid(said[i].role, said[i].text, after, template)
+            tokens = tokens_of(group)
+            group = group if tokens is not None and tokens.tolist() == list(fresh.tokens or ()) else [fresh]
+        shown += group
+    return shown
+
+
+def _laid(role: str, text: str, after: str, template: ChatTemplate | None) -> Insert:
+    if template is None:
+        return Insert(text, None, role)
+    tokens, _, text = template.render(role, text, after)
+    return Insert(text, tuple(tokens), role)
+
+
+def diff(before: Sequence[Said], after: Sequence[Said]) -> str:
+    """Unified diff of two conversations, each message under a line with its role."""
+
+    def lines(said: Sequence[Said]) -> list[str]:
+        return [line for message in said for line in (f"[{message.role}]", *message.text.splitlines())]
+
+    return "\n".join(difflib.unified_diff(lines(before), lines(after), "shown", "shown, changed", lineterm="", n=1))

@@ -1,0 +1,275 @@
+"""Every kind of edit changes one thing: what is shown, what is said, or a hidden state; the rest stays, and the diff says so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.env.protocol import Observation
+from ramify.env.worlds.household import Household, HouseholdWorld
+from ramify.model.scripted import ScriptedModel
+from ramify.rollout.edits import check_edit
+from ramify.rollout.fork import Fork, compare, fork
+from ramify.rollout.run import Attempt, Episodes
+from ramify.trace.db import Run
+from ramify.trace.segment import sentence_offsets, sentences
+from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
+
+TASK = TASKS[0]
+
+
+class Ruled(HouseholdWorld):
+    """Its agent has a rule."""
+
+    def make(self) -> Household:
+        env = super().make()
+        env.system = "Be quick.\nNever open a chest."
+        return env
+
+
+def obedient(messages: Any, key: int) -> str:
+    """Repeats every rule and the last thing it was told, then moves."""
+    rules = [m.text for m in messages if m.role == "system"]
+    told = [m.text for m in messages if m.role == "user"]
+    return f"{'|'.join(rules)} + {told[0][:12]} + {told[-1][:20]}\n{wander([m for m in messages if 'exits ' in m.text], key)}"
+
+
+@pytest.fixture(params=[True, False], ids=["tokens", "messages"])
+def made(tmp_path: Path, request: Any) -> Any:
+    with Run.create(tmp_path / "run", {}) as run:
+        model = ScriptedModel(obedient, tokens=request.param)
+        made = episodes(run, model, Ruled())
+        object.__setattr__(made.agent.sampling, "max_tokens", 400)
+        yield made
+
+
+def first(made: Episodes) -> Attempt:
+    return play(made, attempts=1)[0]
+
+
+def do(made: Episodes, attempt: Attempt, node: str, *args: Any, **options: Any) -> Fork:
+    return asyncio.run(fork(made, attempt.tree, TASK, node, *args, **options))
+
+
+def said(made: Episodes, attempt: Attempt) -> str:
+    return attempt.turns[0].node.text
+
+
+def test_a_rule_is_changed_for_what_is_shown_and_not_in_the_history(made: Episodes) -> None:
+    attempt = first(made)
+    node = attempt.turns[1].node
+    for rule, shows in (
+        ("Be kind.", "Be kind. +"),
+        ({"add": "Sing."}, "Be quick.\nNever open a chest.\nSing. +"),
+        ({"remove": "\nNever open a chest."}, "Be quick. +"),
+        ({"replace": ["Never", "Always"]}, "Be quick.\nAlways open a chest. +"),
+    ):
+        forked = do(made, attempt, node.id, n=2, edit={"rule": rule})
+        assert [said(made, a).startswith(shows) for a in forked.arm.attempts] == [True, True]
+        assert said(made, forked.arm.attempts[0]) in made.run.node(forked.arm.attempts[0].turns[0].node.id).text
+        assert forked.control is not None
+        assert said(made, forked.control.attempts[0]).startswith("Be quick.\nNever open a chest. +")
+        path = made.trees[attempt.tree].path(forked.arm.attempts[0].leaf).messages()
+        assert path[0].text == "Be quick.\nNever open a chest.", "the history keeps the rule that stood"
+        shown = made.run.shown(forked.arm.attempts[0].turns[0].node.id)
+        assert [m.role for m in shown.messages if m.text] == ["system", "user", "assistant", "user"]
+        changed = [line for line in forked.diff.splitlines()[3:] if line[0] in "+-"]
+        assert changed
+        assert all("[" not in line for line in changed), "the rendered diff touches only the rule"
+    later = forked.arm.attempts[0].turns[1].node
+    assert "Always" in made.run.shown(later.id).messages[0].text, "the rule stays changed"
+
+
+def test_a_rule_where_there_was_none_and_one_taken_away(tmp_path: Path) -> None:
+    for tokens in (True, False):
+        with Run.create(tmp_path / f"run{tokens}", {}) as run:
+            made = episodes(run, ScriptedModel(obedient, tokens=tokens))
+            object.__setattr__(made.agent.sampling, "max_tokens", 400)
+            attempt = first(made)
+            forked = do(made, attempt, attempt.turns[0].node.id, n=1, edit={"rule": {"add": "Sing."}})
+            assert said(made, forked.arm.attempts[0]).startswith("Sing. + Goal")
+            with pytest.raises(UserError, match="the system message does not hold 'x'"):
+                do(made, attempt, attempt.turns[0].node.id, n=1, edit={"rule": {"remove": "x"}})
+
+
+def test_a_message_more(made: Episodes) -> None:
+    attempt = first(made)
+    edit = {"insert": {"role": "user", "text": "Somebody is watching."}}
+    for node in (attempt.turns[0].answer, attempt.turns[1].node):
+        forked = do(made, attempt, node.id, n=1, edit=edit)
+        assert "+ Somebody is watching" in said(made, forked.arm.attempts[0])
+        assert "Somebody" not in said(made, forked.control.attempts[0])  # type: ignore[union-attr]
+        assert [line for line in forked.diff.splitlines()[3:] if line[0] in "+-"] == ["+[user]", "+Somebody is watching."]
+        again = do(made, attempt, forked.arm.attempts[0].turns[0].node.id, n=1)
+        assert "+ Somebody is watching" in said(made, again.arm.attempts[0]), "one can fork behind an inserted message"
+
+
+def test_an_earlier_message_reads_otherwise(made: Episodes) -> None:
+    attempt = first(made)
+    node = attempt.turns[1].node
+    forked = do(made, attempt, node.id, n=1, edit={"history": {"message": 1, "replace": ["Goal: take", "Wish: have"]}})
+    assert "+ Wish: have" in said(made, forked.arm.attempts[0])
+    forked = do(made, attempt, node.id, n=1, edit={"history": {"message": 2, "text": None}})
+    shown = made.run.shown(forked.arm.attempts[0].turns[0].node.id)
+    assert [m.role for m in shown.messages if m.text] == ["system", "user", "user"]
+    with pytest.raises(UserError, match="message 9 of what the agent is shown cannot be changed so: it is shown 0 to 3"):
+        do(made, attempt, node.id, n=1, edit={"history": {"message": 9, "text": "x"}})
+    with pytest.raises(UserError, match="the last stays"):
+        do(made, attempt, node.id, n=1, edit={"history": {"message": 3, "text": None}})
+
+
+def test_forks_with_a_start_of_their_own_are_read_again(made: Episodes) -> None:
+    attempt = first(made)
+    node = attempt.turns[0].node
+    one, two = (do(made, attempt, node.id, n=3, edit={"rule": "Sing."}, start=1000) for _ in range(2))
+    assert [a.leaf for a in one.arm.attempts] == [a.leaf for a in two.arm.attempts]
+
+
+def test_a_fork_without_an_edit_at_the_parents_index_is_the_parent(made: Episodes) -> None:
+    attempt = first(made)
+    same = asyncio.run(made.edited(attempt.tree, TASK, attempt.turns[1].node.id, 0, 0))
+    assert same.leaf == attempt.leaf
+
+
+def test_several_edits_share_one_control_and_one_correction(made: Episodes) -> None:
+    attempt = first(made)
+    edits = {"kind": {"rule": "Be kind."}, "watched": {"insert": {"role": "user", "text": "Watched."}}}
+    forks, rows = asyncio.run(compare(made, attempt.tree, TASK, attempt.turns[0].node.id, edits, n=2))
+    assert [f.control is None for f in forks] == [False, True]
+    assert [row.intervention for row in rows] == ["kind", "watched"]
+    record = forks[0].to_json()
+    assert record["evidence"]["p"] == 1.0
+    assert record["diff"]
+
+
+def test_sentences(tmp_path: Path) -> None:
+    text = "It is huge. Nobody looks!\nSo what? Then e.g. stop"
+    assert [text[a:b] for a, b in sentences(text, "stops")] == [
+        "It is huge.",
+        " Nobody looks!\n",
+        "So what?",
+        " Then e.g.",
+        " stop",
+    ]
+    assert [text[a:b] for a, b in sentences(text, "lines")] == ["It is huge. Nobody looks!\n", "So what? Then e.g. stop"]
+    assert sentences(" \n ", "stops") == []
+    spans = sentences(text, "stops")
+    assert "".join(text[a:b] for a, b in spans) == text
+    model = ScriptedModel(lambda messages, key: "It is huge. Nobody looks! go hall")
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, model)
+        object.__setattr__(made.agent.sampling, "max_tokens", 99)
+        attempt = first(made)
+        node = attempt.turns[0].node
+        offsets = sentence_offsets(node, "stops", 1)
+        assert [node.text[: int(node.ends[o - 1])] for o in offsets] == [  # type: ignore[index]
+            "",
+            "It is huge.",
+            "It is huge. Nobody looks!",
+            "It is huge. Nobody looks! go hall",
+        ]
+        said_so = {"sentence": {"at": 1, "text": " All look.", "by": "stops"}}
+        forked = do(made, attempt, node.id, n=1, edit=said_so)
+        path = made.trees[attempt.tree].path(forked.arm.attempts[0].turns[0].node.id).messages()
+        assert path[-1].text.startswith("It is huge. All look.")
+        assert "+It is huge. All look." in forked.diff
+        with pytest.raises(UserError, match="has 3 sentences, so there is no place before sentence 7"):
+            do(made, attempt, node.id, n=1, edit={"sentence": {"at": 7, "by": "stops"}})
+
+
+def test_prose_knows_abbreviations() -> None:
+    pytest.importorskip("syntok")
+    text = "Fix e.g. the first one. Dr. Who agrees."
+    assert [text[a:b].strip() for a, b in sentences(text)] == ["Fix e.g. the first one.", "Dr. Who agrees."]
+
+
+def test_a_hidden_state_moves_the_draw(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        model = tiny_model()
+        made = episodes(run, model)
+        attempt = first(made)
+        node = attempt.turns[0].node
+        edit = {"state": {"layer": 2, "vector": (np.random.default_rng(0).normal(size=32) * 30).tolist(), "start": -1, "stop": 0}}
+        forked = do(made, attempt, node.id, n=4, edit=edit)
+        stored = run.producer(str(forked.arm.attempts[0].turns[0].node.producer)).edit
+        assert stored is not None
+        assert stored["layer"] == 2
+        assert isinstance(stored["vector"], str)
+        second = forked.arm.attempts[0].turns[1].node
+        assert run.producer(str(second.producer)).edit is None, "the edit holds for the reply drawn there"
+        kept = do(made, attempt, node.id, edit=edit, after="keep")
+        assert kept.kept_logprob is not None
+        assert kept.kept_logprob != 0
+        zero = {"state": {"layer": 2, "vector": [0.0] * 32}}
+        assert do(made, attempt, node.id, edit=zero, after="keep").kept_logprob == pytest.approx(0, abs=1e-4)
+        ruled = do(made, attempt, node.id, edit={"rule": "Be kind."}, after="keep")
+        assert ruled.kept_logprob is not None
+        with pytest.raises(UserError, match="width"):
+            do(made, attempt, node.id, n=1, edit={"state": {"layer": 1, "vector": [1.0]}})
+
+
+def test_a_hidden_state_needs_a_model_that_has_one(made: Episodes) -> None:
+    attempt = first(made)
+    with pytest.raises(NeedsError, match="taps"):
+        do(made, attempt, attempt.turns[0].node.id, n=1, edit={"state": {"layer": 1, "vector": [1.0]}})
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ({"rule": {}}, "an object with add, remove, replace"),
+        ({"rule": {"ad": "x"}}, "did you mean 'add'"),
+        ({"rule": {"add": "x", "remove": "y"}}, "takes one of add, remove, replace"),
+        ({"rule": {"replace": ["a"]}}, "the field 'replace' cannot be"),
+        ({"insert": {"role": "user"}}, "lacks the field 'text'"),
+        ({"insert": {"role": "assistant", "text": "x"}}, "the field 'role' cannot be"),
+        ({"history": {"message": -1, "text": "x"}}, "the field 'message' cannot be -1"),
+        ({"history": {"message": 1}}, "takes one of text, replace"),
+        ({"state": {"layer": 1}}, "lacks the field 'vector'"),
+        ({"state": {"layer": 1, "vector": ["a"]}}, "the field 'vector' cannot be"),
+        ({"sentence": {"at": True}}, "the field 'at' cannot be true"),
+        ({"insert": "x"}, "an object with role, text"),
+    ],
+)
+def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        check_edit(edit)
+    assert "\n" not in str(caught.value)
+
+
+class Shaky(HouseholdWorld):
+    """Fails once, at the third step."""
+
+    failing = True
+
+    def make(self) -> Household:
+        env, world, count = super().make(), self, [0]
+        step = env.step
+
+        def shaky(action: str) -> Observation:
+            count[0] += 1
+            if world.failing and count[0] == 3:
+                raise BoundaryError("env", "the lights went out")
+            return step(action)
+
+        env.step = shaky  # type: ignore[method-assign]
+        return env
+
+
+def test_a_failed_attempt_that_goes_on_leaves_no_empty_verdict_behind(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        world = Shaky()
+        made = episodes(run, world=world)
+        failed = asyncio.run(made.attempt("t", TASK, 0))
+        other = asyncio.run(made.attempt("t", TASK, 1))
+        assert "lights" in str(failed.failure)
+        assert [v.value for v in run.verdicts(scorer="env")] == [None, None]
+        world.failing = False
+        done = asyncio.run(made.attempt("t", TASK, 0))
+        assert done.failure is None
+        assert {(v.node, v.value) for v in run.verdicts(scorer="env")} == {(done.leaf, 0.0), (other.leaf, None)}
