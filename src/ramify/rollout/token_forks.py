@@ -355,11 +355,13 @@ def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
         return np.asarray(np.log((whole * here).sum(axis=1) / whole.sum(axis=1)))
 
 
-def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:
+def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[Problem]:
     """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
 
-    A text becomes one user message of ``template``, with the header of the reply behind it. Raises UserError naming file, line, field.
+    A text becomes one user message of ``template``, with the header of the reply behind it. ``also`` are further fields that are texts and
+    go into the data. Raises UserError naming file, line, field.
     """
+    fields = ("id", "prompt", "prompt_ids", "answer", "data", *(name for name in also if name != "prompt"))
     found: dict[str, Problem] = {}
     for number, record in read_lines(path):
         place = f"{path}:{number}"
@@ -367,11 +369,9 @@ def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:
             name = read_field(record, "id", str, place, str(number))
             if name in found:
                 raise UserError(f"problem '{name}' is there twice")
-            unknown = [key for key in record if key not in ("id", "prompt", "prompt_ids", "answer", "data")]
+            unknown = [key for key in record if key not in fields]
             if unknown:
-                raise UserError(
-                    f"unknown field '{unknown[0]}' ({nearest(unknown[0], ['id', 'prompt', 'prompt_ids', 'answer', 'data'])})"
-                )
+                raise UserError(f"unknown field '{unknown[0]}' ({nearest(unknown[0], fields)})")
             ids = record.get("prompt_ids")
             if ids is None:
                 text = read_field(record, "prompt", str, place)
@@ -381,6 +381,7 @@ def read_problems(path: Path, template: ChatTemplate | None) -> list[Problem]:
             if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
                 raise UserError("'prompt_ids' must be a list of token ids, at least one")
             data = dict(read_field(record, "data", dict, place, {}))
+            data |= {key: read_field(record, key, str, place) for key in also if key in record}
             found[name] = Problem(name, tuple(ids), data | ({"answer": record["answer"]} if "answer" in record else {}))
     if not found:
         raise UserError(f"{path} holds no problem")

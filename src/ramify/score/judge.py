@@ -62,20 +62,25 @@ async def ask(
     scores: dict[str, float] = {}
     failed = []
     for name, text, steps in attempts:
-        prefix = _prefix(template, _ASK[style].format(text=text))
-        stops = () if template is None else template.stop_tokens
-        settings = Sampling(temperature=0.0, max_tokens=max_tokens, stop_tokens=stops)
         try:
-            (draw,) = await model.sample(prefix, 1, settings, [place_key(0, "judge", name)])
+            reply = await reply_to(model, template, _ASK[style].format(text=text), name, max_tokens)
         except BoundaryError as error:
             failed.append(f"attempt '{name}': {error}")
             continue
-        value = read_grade(draw.text) if style == "grade" else read_steps(draw.text, steps)
+        value = read_grade(reply) if style == "grade" else read_steps(reply, steps)
         if value is None:
             failed.append(f"attempt '{name}': the judge's reply holds no {'score' if style == 'grade' else 'verdict'}")
         else:
             scores[name] = value
     return scores, failed
+
+
+async def reply_to(model: Model, template: ChatTemplate | None, text: str, name: str = "", max_tokens: int = 1024) -> str:
+    """What a model says to one user message, drawn greedily. ``name`` keys the draw. Raises BoundaryError where it fails."""
+    stops = () if template is None else template.stop_tokens
+    settings = Sampling(temperature=0.0, max_tokens=max_tokens, stop_tokens=stops)
+    (draw,) = await model.sample(_prefix(template, text), 1, settings, [place_key(0, "judge", name)])
+    return draw.text
 
 
 def _prefix(template: ChatTemplate | None, text: str) -> Prefix:

@@ -65,7 +65,7 @@ def test_a_point_of_a_curve() -> None:
     assert point.yes == pytest.approx(0.5)
     assert point.unbiased_interval is not None
     assert point.to_json()["share"] == 0.2
-    with pytest.raises(UserError, match="no prefix at 0.4 has two"):
+    with pytest.raises(UserError, match=r"no prefix at 0\.4 has two"):
         continuation_point(0.4, "open", [1], [1], [True], ["a"])
 
 

@@ -1,0 +1,216 @@
+"""Thinking traces: draw the thinking, close it, draw the answer; cut the thinking anywhere and go on, at once or thinking further.
+
+Cuts are on the token ids that were drawn, never on text. The answer is what follows the closing marker; a trace that was never closed has
+none, and nothing may be read off its thinking instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.seeds import place_key
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
+from ramify.rollout.failures import FailurePolicy
+
+Closed = Literal["own", "forced", "never"]
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Token ids around thinking: ``open`` starts it, ``close`` is put behind it by force, ``mark`` is how the model's own close ends."""
+
+    open: tuple[int, ...]
+    close: tuple[int, ...]
+    mark: tuple[int, ...]
+    opened: tuple[tuple[int, ...], ...] = ()
+    """Ends of a prompt by which thinking is open already, as some templates leave it."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, open_text: str = "<think>\n", close_text: str = "</think>") -> Marks:
+        """Markers as this tokenizer writes them. Raises UserError where one is empty."""
+        if not open_text.strip() or not close_text.strip():
+            raise UserError("the markers that open and close thinking must not be empty")
+        known = {tuple(tokenizer.encode(text)) for text in (open_text, open_text.strip(), open_text.strip() + "\n")}
+        started, close, mark = (tuple(tokenizer.encode(text)) for text in (open_text, close_text, close_text.strip()))
+        return cls(started, close, mark, tuple(sorted(known)))
+
+    def start(self, prompt: Sequence[int]) -> np.ndarray:
+        """The prompt with thinking opened, int32 (T,)."""
+        row = tuple(int(token) for token in prompt)
+        there = any(end and row[-len(end) :] == end for end in (self.open, *self.opened))
+        return np.array(row if there else row + self.open, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said behind the close: token ids (the one that ended it left out), their text, why it ended."""
+
+    tokens: tuple[int, ...]
+    text: str
+    stop: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Thinking from some prefix to its close, and the answer; None where it was never closed or the answer failed."""
+
+    thinking: tuple[int, ...]
+    closed: Closed
+    answer: Answer | None
+
+
+class NoRoomError(UserError):
+    """A prefix with the answer's tokens does not fit the model's context."""
+
+
+class Thinker:
+    """Draws thinking and answers from one model. Draws are keyed by place: order and concurrency change nothing.
+
+    ``think`` and ``answer`` are the settings of each part, their limits of tokens the budgets. Thinking that reaches its budget is closed
+    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. What fails is
+    None, counted in ``failures``. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot take a started
+    reply), before anything is drawn.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        marks: Marks,
+        think: Sampling,
+        answer: Sampling,
+        *,
+        seed: int = 0,
+        force: bool = True,
+        eos: Sequence[int] | None = None,
+        policy: FailurePolicy | None = None,
+    ) -> None:
+        require(model, ("tokens", "continue"), "continuing a trace from inside its thinking")
+        self.model, self.tokenizer, self.marks, self.seed, self.force = model, tokenizer, marks, seed, force
+        self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens))
+        self.answer_settings = replace(answer, stop_tokens=tuple(sorted(self.eos)))
+        mark = np.array(marks.mark, np.int32)
+        if len(mark) == 1:
+            self.think_settings = replace(think, stop_tokens=(*marks.mark, *sorted(self.eos)))
+        else:
+            self.think_settings = replace(
+                think, stop_tokens=tuple(sorted(self.eos - set(marks.mark))), until=lambda drawn: _ends(drawn, mark)
+            )
+        self.policy = policy or FailurePolicy()
+        self.failures = 0
+        self.first_failure = ""
+        self.drawn = 0
+        """Tokens drawn so far."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Text of drawn tokens."""
+        return " ".join(map(str, tokens)) if self.tokenizer is None else self.tokenizer.decode(list(tokens))
+
+    def closed_prefix(self, prompt: Sequence[int], thinking: Sequence[int], closed: Closed = "forced") -> np.ndarray:
+        """Prompt, thinking and its close, int32 (T,): the model's own marker where the trace was ``closed`` by itself."""
+        return np.array(
+            [*self.marks.start(prompt), *thinking, *(self.marks.mark if closed == "own" else self.marks.close)], np.int32
+        )
+
+    def fits(self, prefix: np.ndarray) -> bool:
+        """Whether an answer of full length fits behind ``prefix``; True where the model's context is not known."""
+        context = getattr(self.model, "context", None)
+        return context is None or len(prefix) + self.answer_settings.max_tokens <= int(context)
+
+    async def answers(self, prefix: np.ndarray, n: int, place: Place) -> list[Answer | None]:
+        """``n`` answers behind a closed prefix, which is computed once. Raises NoRoomError where none fits."""
+        if not self.fits(prefix):
+            raise NoRoomError(f"{len(prefix)} tokens and an answer do not fit the context of '{self.model.identity.name}'")
+        draws = await self._draw(prefix, n, self.answer_settings, (*place, "answer"))
+        return [None if draw is None else self._answer(draw) for draw in draws]
+
+    async def think(
+        self, prompt: Sequence[int], n: int, place: Place, head: Sequence[int] = (), start: int = 0
+    ) -> list[Thought | None]:
+        """``n`` times: go on thinking behind ``head``, close, answer. ``start`` is the index of the first, which decides its draw.
+
+        The budget is what ``head`` leaves of it. A ``head`` that has used it up is closed at once.
+        """
+        prefix = np.concatenate([self.marks.start(prompt), np.array(head, np.int32)])
+        left = self.think_settings.max_tokens - len(head)
+        drawn: list[tuple[tuple[int, ...], Closed] | None] = [((), "forced" if self.force else "never")] * n
+        if left > 0:
+            settings = replace(self.think_settings, max_tokens=left)
+            draws = await self._draw(prefix, n, settings, (*place, "think"), start)
+            drawn = [None if draw is None else self._split(draw) for draw in draws]
+
+        async def finish(i: int, one: tuple[tuple[int, ...], Closed] | None) -> Thought | None:
+            if one is None:
+                return None
+            thinking, closed = (*map(int, head), *one[0]), one[1]
+            row = self.closed_prefix(prompt, thinking, closed)
+            said = (await self.answers(row, 1, (*place, i)))[0] if closed != "never" and self.fits(row) else None
+            return Thought(thinking, closed, said)
+
+        return list(await asyncio.gather(*(finish(i, one) for i, one in enumerate(drawn, start))))
+
+    async def extend(self, prompt: Sequence[int], thinking: Sequence[int], tokens: int, place: Place) -> tuple[int, ...] | None:
+        """``thinking`` with ``tokens`` more, the close (its first token) and the end of the turn banned; None where it failed."""
+        prefix = np.concatenate([self.marks.start(prompt), np.array(thinking, np.int32)])
+        ban = tuple(sorted({self.marks.mark[0], *self.eos}))
+        settings = replace(self.think_settings, max_tokens=tokens, ban=ban, stop_tokens=(), until=None)
+        (draw,) = await self._draw(prefix, 1, settings, (*place, "extend", tokens))
+        return None if draw is None else (*map(int, thinking), *_ids(draw))
+
+    # -- parts
+
+    async def _draw(self, prefix: np.ndarray, n: int, settings: Sampling, place: Place, start: int = 0) -> list[Draw | None]:
+        keys = [place_key(self.seed, *place, start + i) for i in range(n)]
+        try:
+            drawn: Sequence[Draw] = await self.policy.call(lambda: self.model.sample(Prefix(prefix), n, settings, keys))
+        except BoundaryError as error:
+            self.failures += n
+            self.first_failure = self.first_failure or str(error)
+            return [None] * n
+        self.drawn += sum(len(_ids(draw)) for draw in drawn)
+        return list(drawn)
+
+    def _split(self, draw: Draw) -> tuple[tuple[int, ...], Closed]:
+        """The thinking of a draw, without the marker or token that ended it, and how it was closed."""
+        tokens, mark = _ids(draw), self.marks.mark
+        if tokens[-len(mark) :] == mark:
+            return tokens[: -len(mark)], "own"
+        if tokens and tokens[-1] in self.eos:
+            return tokens[:-1], "never"
+        return tokens, "forced" if self.force and draw.stop == "length" else "never"
+
+    def _answer(self, draw: Draw) -> Answer:
+        tokens = _ids(draw)
+        spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
+        return Answer(spoken, self.text(spoken), draw.stop)
+
+
+def cut_at(length: int, share: float) -> int:
+    """How many of ``length`` thinking tokens a share up to 1 keeps: max(1, floor(share length)); none at share 0. (3.6)"""
+    if not 0 <= share <= 1:
+        raise UserError(f"a share of the thinking lies between 0 and 1, not {share:g}")
+    return min(length, max(1, math.floor(share * length + 1e-9))) if share else 0
+
+
+def tokens_up_to(ends: np.ndarray, character: int) -> int:
+    """How many tokens it takes to reach ``character``, given the character ``ends`` (T,) of each."""
+    return min(len(ends), int(np.searchsorted(ends, character, "left")) + 1)
+
+
+def _ends(drawn: np.ndarray, mark: np.ndarray) -> bool:
+    return len(drawn) >= len(mark) and bool((drawn[-len(mark) :] == mark).all())
+
+
+def _ids(draw: Draw) -> tuple[int, ...]:
+    if draw.tokens is None:
+        raise NeedsError("the model returned a draw without token ids")
+    tokens: Any = draw.tokens.tolist()
+    return tuple(tokens)

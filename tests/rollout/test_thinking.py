@@ -1,0 +1,191 @@
+"""Thinking, its close and the answer: budgets, cuts on token ids, what is never read off an open trace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.protocol import Draw, Identity, Sampling
+from ramify.model.scripted import CharTokenizer, ScriptedModel
+from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.thinking import Marks, NoRoomError, Thinker, cut_at, tokens_up_to
+
+OPEN, CLOSE, END = 10, 11, 12
+MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))
+PROMPT = (1, 2, 3)
+
+
+def network(context: int = 64) -> LocalModel:
+    module = TinyLM(TinyConfig(13, 24, 2, 2, 1, 12, 24, context, eos=(END,)), seed=3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return LocalModel(module)
+
+
+def thinker(temperature: float = 1.0, think: int = 12, answer: int = 3, context: int = 64, **options: Any) -> Thinker:
+    model = network(context)
+    return Thinker(
+        model, None, MARKS, Sampling(temperature, max_tokens=think), Sampling(temperature, max_tokens=answer), **options
+    )
+
+
+class Spelling:
+    """Says one text, character by character, whatever it is asked; fails where it has none."""
+
+    capabilities = frozenset({"tokens", "continue"})
+    identity = Identity("spelling", "")
+    tokenizer = CharTokenizer()
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.seen = list(texts), []
+
+    async def sample(self, prefix: Any, n: int, sampling: Sampling, keys: Any) -> list[Draw]:
+        self.seen.append(self.tokenizer.decode(prefix.tokens.tolist()))
+        text = self.texts.pop(0)
+        if not text:
+            raise BoundaryError("provider", "the line is down")
+        ids: list[int] = []
+        stop = "length"
+        for token in self.tokenizer.encode(text)[: sampling.max_tokens]:
+            ids.append(token)
+            if token in sampling.stop_tokens or (sampling.until is not None and sampling.until(np.array(ids))):
+                stop = "stop"
+                break
+        return [Draw(self.tokenizer.decode(ids), stop, np.array(ids, np.int32))] * n
+
+
+def spelled(*texts: str, think: int = 40, force: bool = True) -> Thinker:
+    model: Any = Spelling(*texts)
+    marks = Marks.of(model.tokenizer, "<think>\n", "</think>\n")
+    return Thinker(
+        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), force=force, eos=[4],
+        policy=FailurePolicy({}),
+    )  # fmt: skip
+
+
+def one(thinker: Thinker, prompt: str = "Q ") -> Any:
+    return asyncio.run(thinker.think(CharTokenizer().encode(prompt), 1, ("p",)))[0]
+
+
+def test_a_marker_of_many_tokens_ends_the_thinking() -> None:
+    found = spelled("hm, so</think>never read", "\nNo.<|end|>")
+    thought = one(found)
+    assert (found.text(thought.thinking), thought.closed) == ("hm, so", "own")
+    assert (thought.answer.text, thought.answer.stop) == ("\nNo.", "stop")
+    assert found.model.seen == ["Q <think>\n", "Q <think>\nhm, so</think>"]  # its own marker, no line break added
+
+
+def test_thinking_over_its_budget_is_closed_by_force_or_left_open() -> None:
+    found = spelled("x" * 100, "Yes<|end|>", think=5)
+    thought = one(found)
+    assert (len(thought.thinking), thought.closed, thought.answer.text) == (5, "forced", "Yes")
+    assert found.model.seen[1].endswith("xxxxx</think>\n")
+    thought = one(spelled("x" * 100, think=5, force=False))
+    assert (thought.closed, thought.answer) == ("never", None)
+
+
+def test_a_turn_that_ends_inside_the_thinking_has_no_answer() -> None:
+    thought = one(spelled("I refuse to answer this.<|end|>"))
+    assert (thought.closed, thought.answer) == ("never", None)
+
+
+def test_a_template_that_opens_thinking_itself_is_not_opened_twice() -> None:
+    for prompt in ("Q <think>", "Q <think>\n"):
+        found = spelled("a</think>", "b<|end|>")
+        one(found, prompt)
+        assert found.model.seen[0] == prompt
+    with pytest.raises(UserError, match="must not be empty"):
+        Marks.of(CharTokenizer(), "  ")
+
+
+def test_a_failure_is_counted_and_its_siblings_go_on() -> None:
+    found = spelled("")
+    assert one(found) is None
+    assert (found.failures, found.first_failure) == (1, "provider: the line is down")
+    found = spelled("a</think>", "")
+    assert one(found).answer is None
+
+
+def test_a_model_of_messages_is_refused_before_anything_runs() -> None:
+    with pytest.raises(NeedsError, match="continues inside a message"):
+        Thinker(ScriptedModel(["x"], tokens=False), CharTokenizer(), MARKS, Sampling(), Sampling())
+
+
+def test_greedy_answers_behind_all_of_the_thinking_are_the_trace_s_own() -> None:
+    found = thinker(temperature=0.0, think=20)
+    for prompt in [(1, 2, 3), (4, 4), (7, 8, 9, 1), (5,), (6, 2)]:
+        (thought,) = asyncio.run(found.think(prompt, 1, ("p",)))
+        if thought is None or thought.answer is None:
+            continue
+        again = asyncio.run(found.answers(found.closed_prefix(prompt, thought.thinking, thought.closed), 2, ("q",)))
+        assert [a.tokens for a in again if a] == [thought.answer.tokens] * 2
+
+
+def test_no_thinking_is_a_cut_at_nothing() -> None:
+    found = thinker()
+    np.testing.assert_array_equal(found.closed_prefix(PROMPT, ()), [*PROMPT, OPEN, CLOSE])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_a_cut_is_a_prefix_of_its_parent(length: int, share: float) -> None:
+    kept = cut_at(length, share)
+    assert kept <= length
+    assert (kept == 0) == (share == 0)
+    assert share == 0 or kept == max(1, int(np.floor(share * length + 1e-9)))
+    assert cut_at(length, 1.0) == length
+
+
+def test_going_on_keeps_the_head_and_its_budget() -> None:
+    found = thinker(think=10)
+    head = (4, 5, 6)
+    thoughts = asyncio.run(found.think(PROMPT, 6, ("p",), head))
+    assert all(t is not None and t.thinking[:3] == head and len(t.thinking) <= 10 for t in thoughts)
+    (used,) = asyncio.run(found.think(PROMPT, 1, ("p",), (*range(1, 10), 1)))
+    assert used is not None
+    assert used.closed == "forced"
+    assert len(used.thinking) == 10
+
+
+def test_extended_thinking_never_closes() -> None:
+    found = thinker()
+    longer = asyncio.run(found.extend(PROMPT, (4, 5), 30, ("p",)))
+    assert longer is not None
+    assert longer[:2] == (4, 5)
+    assert len(longer) == 32
+    assert not {CLOSE, END} & set(longer)
+
+
+def test_draws_depend_on_their_place_alone() -> None:
+    async def both(found: Thinker) -> Any:
+        return await asyncio.gather(found.think(PROMPT, 3, ("a",)), found.think(PROMPT, 3, ("b",)))
+
+    first, second = asyncio.run(both(thinker()))
+    assert asyncio.run(thinker().think(PROMPT, 3, ("b",))) == second
+    assert asyncio.run(thinker().think(PROMPT, 1, ("a",), start=2)) == first[2:]
+    assert first != second
+
+
+def test_an_answer_that_does_not_fit_is_not_asked_for() -> None:
+    found = thinker(context=20)
+    with pytest.raises(NoRoomError, match="do not fit the context"):
+        asyncio.run(found.answers(np.ones(18, np.int32), 1, ("p",)))
+    (thought,) = asyncio.run(found.think(tuple(range(1, 9)), 1, ("p",), (1,) * 9))
+    assert thought is None or thought.answer is None
+
+
+def test_characters_to_tokens() -> None:
+    ends = np.array([2, 5, 9])
+    assert [tokens_up_to(ends, at) for at in (1, 2, 3, 9, 20)] == [1, 1, 2, 3, 3]
+    with pytest.raises(UserError, match="between 0 and 1"):
+        cut_at(10, 1.2)
