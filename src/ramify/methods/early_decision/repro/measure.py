@@ -1,0 +1,232 @@
+"""What the method says of one organism: probes, separability, continuations and cuts, overall and on ambiguous prompts.
+
+Answers at a forced close are read exactly from the logits, so closed variance has no sampling noise; thinking on is sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.base.seeds import generator, place_key
+from ramify.methods.early_decision.algorithm import (
+    Cut,
+    continuation_point,
+    continuation_variance,
+    judge_cuts,
+    oscillation_summary,
+    thinking_effect,
+    transitions,
+)
+from ramify.methods.early_decision.repro.organisms import (
+    CLOSE,
+    COMPLY,
+    ID,
+    REFUSE,
+    STANCES,
+    WORDS,
+    Ask,
+    OrganismRecipe,
+    ask,
+    organism,
+    tokenizer,
+)
+from ramify.stats.ranking import auroc
+
+SHARES = (0, 20, 40, 60, 80, 100)
+"""Per cent of the thinking that is kept."""
+POSITIONS = 11
+SENSES = {ID[word]: stance for stance, word in zip((-1, 0, 1), STANCES, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Thought:
+    """One sampled trace: token ids of the thinking, and whether it refused."""
+
+    asked: Ask
+    thinking: tuple[int, ...]
+    refuse: bool
+
+    def kept(self, share: float) -> tuple[int, ...]:
+        """Prompt and the first ``share`` per cent of the thinking, at least one token of it above 0."""
+        n = 0 if share == 0 else max(1, int(share * len(self.thinking) // 100))
+        return (*self.asked.ids, *self.thinking[:n])
+
+
+class Lab:
+    """A trained organism, drawn from and read."""
+
+    def __init__(self, recipe: OrganismRecipe) -> None:
+        from ramify.engine.local import LocalModel
+
+        self.recipe, self.module = recipe, organism(recipe)
+        self.engine = LocalModel(self.module, tokenizer(), max_rows=256, cache_bytes=0)
+
+    def draw(self, rows: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[tuple[tuple[int, ...], bool] | None]]:
+        """``n`` continuations of each row of ids to its end: (thinking, refused), None where it ended without an answer."""
+        from ramify.model.protocol import Draw, Prefix, Sampling
+
+        settings = Sampling(max_tokens=4 * self.recipe.longest + 8)
+
+        async def one(i: int, row: Sequence[int]) -> list[Draw]:
+            keys = [place_key(self.recipe.seed, *place, i, j) for j in range(n)]
+            return await self.engine.sample(Prefix(np.array(row, np.int32)), n, settings, keys)
+
+        async def every() -> list[list[Draw]]:
+            return await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
+
+        drawn = asyncio.run(every())
+        return [
+            [_read([*row, *(d.tokens if d.tokens is not None else ())]) for d in ds] for row, ds in zip(rows, drawn, strict=True)
+        ]
+
+    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Thought]:
+        """One trace a prompt; those without an answer are left out."""
+        found = self.draw([one.ids for one in asks], 1, *place)
+        return [Thought(one, *got) for one, (got,) in zip(asks, found, strict=True) if got is not None]
+
+    def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """Probability (N,) that the answer to each row of ids refuses where the thinking is closed behind it."""
+        from ramify.interp.collect import collect
+
+        last = collect(self.module, [[*row, ID[CLOSE]] for row in rows], [-1])[:, 0, 0]
+        logits = last @ self.module.head.detach().numpy()[[ID[COMPLY], ID[REFUSE]]].T
+        return np.asarray(1 / (1 + np.exp((logits[:, 0] - logits[:, 1]).astype(np.float64))))
+
+
+def _read(ids: Sequence[int]) -> tuple[tuple[int, ...], bool] | None:
+    """Thinking and answer of a whole row; the prompt is eleven tokens."""
+    rest = [int(token) for token in ids[11:]]
+    end = rest.index(ID[CLOSE]) if ID[CLOSE] in rest else len(rest)
+    answer = rest[end + 1] if end + 1 < len(rest) else -1
+    return (tuple(rest[:end]), answer == ID[REFUSE]) if end and answer in (ID[COMPLY], ID[REFUSE]) else None
+
+
+def decoded(lab: Lab, traces: Sequence[Thought], shuffles: int) -> dict[str, Any]:
+    """How well states tell the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
+    from ramify.interp.collect import collect, hop
+    from ramify.interp.probe import STATE_A, folds_of, out_of_fold, probe
+    from ramify.interp.separability import valley
+
+    y, groups = np.array([t.refuse for t in traces]), list(range(len(traces)))
+    rows = [t.kept(100) for t in traces]
+    places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]
+    states = collect(lab.module, rows, places)[:, :, 0]  # state A, then along the thinking
+    first, prompts = np.array([[WORDS[t.thinking[0]]] for t in traces])[:, 0], [" ".join(t.asked.words) for t in traces]
+    split = folds_of(y, groups)
+    texts = first.astype(object)
+    null = []
+    for i in range(5 * shuffles):
+        mixed = generator(lab.recipe.seed, "text", i).permutation(y)
+        null.append(auroc(out_of_fold(texts, mixed, split, None), mixed))
+    h0 = probe(states[:, 1], y, groups, texts={"first": first.tolist(), "prompt": prompts}, shuffles=shuffles)
+    a = probe(states[:, 0], y, groups, recipe=STATE_A, shuffles=0)
+    found = valley(states[:, 1:], y)
+    return {
+        "state A": a.pools[0].auroc,
+        "first token": h0.pools[0].auroc,
+        "balanced": h0.pools[0].balanced,
+        "null": h0.null,
+        "text": h0.controls["first"],
+        "text null": float(np.quantile([v for v in null if v is not None], 0.95)),
+        "prompt": h0.controls["prompt"],
+        "along": [auroc(out_of_fold(states[:, 1 + p], y, split), y) for p in range(POSITIONS)],
+        "j": found.j.tolist(),
+        "floor": found.floor.tolist(),
+        "depth": found.depth,
+    }
+
+
+def ambiguous_decoded(lab: Lab, traces: Sequence[Thought], ambiguous: Sequence[Thought]) -> dict[str, float | None]:
+    """AUROC at the first token and at 20 % of the thinking, fitted on all prompts, judged where cues nearly or fully balance."""
+    from ramify.interp.collect import collect, hop
+    from ramify.interp.probe import probe
+
+    both = [*traces, *ambiguous]
+    y = np.array([t.refuse for t in both])
+    places = [(11 + hop(len(t.thinking), POSITIONS)[[0, 2]]).tolist() for t in both]
+    states = collect(lab.module, [t.kept(100) for t in both], places)[:, :, 0]
+    pools = [f"|s| = {abs(t.asked.score or 0)}" for t in both]
+    out: dict[str, float | None] = {}
+    for p, where in enumerate(("first token", "20 %")):
+        ranked = {one.pool: one.auroc for one in probe(states[:, p], y, list(range(len(y))), pools=pools, shuffles=0).pools}
+        out |= {f"{where}, {pool}": ranked.get(pool) for pool in ("|s| = 0", "|s| = 1")}
+    return out
+
+
+def continued(lab: Lab, traces: Sequence[Thought], opened: int, n: int, *place: str | int) -> dict[str, Any]:
+    """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` draws each of the first ``opened``."""
+    closed, variances, points, no_thinking = {}, {}, {}, np.zeros(0)
+    for share in SHARES:
+        p = lab.refusal([t.kept(share) for t in traces])
+        no_thinking = p if share == 0 else no_thinking
+        variances[share] = continuation_variance(p, np.ones(len(p)))
+        closed[str(share)] = {"variance": float(variances[share].mean()), "error": _error(variances[share])}
+    opens: dict[str, Any] = {}
+    some = traces[:opened]
+    for share in SHARES:
+        drawn = lab.draw([t.kept(share) for t in some], n, *place, "open", share)
+        answers = [[one[1] for one in each if one is not None] for each in drawn]
+        k, size = [sum(each) for each in answers], [len(each) for each in answers]
+        points[share] = k, size
+        point = continuation_point(share / 100, "open", k, size, [t.refuse for t in some], list(range(len(some))))
+        low, high = point.unbiased_interval or (0.0, 0.0)
+        opens[str(share)] = {"variance": point.unbiased, "error": (high - low) / 3.92, "flip": point.flip_rate}
+    on, count = points[0]
+    off = [round(1000 * value) for value in no_thinking[:opened].tolist()]
+    effect = thinking_effect(on, count, off, [1000] * len(off))
+    return {"closed": closed, "open": opens, "thinking": effect, "prefixes": len(traces), "opened": len(some)}
+
+
+def _error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def stances(kind: str, thinking: Sequence[int]) -> list[int]:
+    """Stance of each chunk of two words: its word of stance, or the sign of the sum so far where evidence is weighed."""
+    said = [SENSES.get(token, 0) for token in thinking[: len(thinking) // 2 * 2 : 2]]
+    return [int(np.sign(total)) for total in np.cumsum(said)] if kind == "deliberative" else said
+
+
+def oscillations(lab: Lab, traces: Sequence[Thought], k: int = 100) -> dict[str, Any]:
+    """The causal test of every change of stance, with ``k`` binomial draws of the exact answer at both cuts."""
+    places = [(i, change) for i, t in enumerate(traces) for change in transitions(stances(lab.recipe.kind, t.thinking))]
+    if not places:
+        return oscillation_summary([], len(traces))
+    rng, drawn = generator(lab.recipe.seed, "cuts"), []
+    for end in ("pre", "post"):
+        rows = [(*traces[i].asked.ids, *traces[i].thinking[: 2 * getattr(change, end)]) for i, change in places]
+        drawn.append(rng.binomial(k, 1 - lab.refusal(rows)).tolist())  # cuts count those that complied
+    cuts = [Cut(str(i), "", change.stance, a, k, b, k) for (i, change), a, b in zip(places, *drawn, strict=True)]
+    return oscillation_summary(judge_cuts(cuts), len(traces))
+
+
+def study(recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, draws: int, shuffles: int) -> dict[str, Any]:
+    """Everything about one locked or deliberative organism; prompts are not those it was trained on."""
+    lab = Lab(OrganismRecipe(**recipe))
+    seed = lab.recipe.seed
+    traces = lab.traces([ask(generator(seed, "eval", i)) for i in range(prompts)], "traces")
+    even = lab.traces([ask(generator(seed, "even", i), "ambiguous") for i in range(ambiguous)], "even traces")
+    return {
+        "lost": prompts + ambiguous - len(traces) - len(even),
+        "decoded": decoded(lab, traces, shuffles),
+        "continued": continued(lab, traces, opened, draws, "main"),
+        "oscillations": oscillations(lab, traces),
+        "even": ambiguous_decoded(lab, traces, even) | continued(lab, even, opened, draws, "even"),
+        "near": continued(lab, [t for t in traces if abs(t.asked.score or 0) == 1], opened, draws, "near"),
+    }
+
+
+def hybrid_study(recipe: dict[str, Any], prompts: int, opened: int, draws: int) -> dict[str, Any]:
+    """Continuations of a hybrid on mixed prompts (one in five of bits) and on prompts of either kind, drawn apart."""
+    lab = Lab(OrganismRecipe(**recipe))
+    seed = lab.recipe.seed
+    out: dict[str, Any] = {}
+    for name, bits in (("mixed", 5), ("cues", 0), ("bits", 1)):
+        asks = [ask(generator(seed, name, i), "bits" if bits and i % bits == 0 else "clear") for i in range(prompts)]
+        out[name] = continued(lab, lab.traces(asks, name), opened, draws, name)
+    return out
