@@ -242,6 +242,12 @@ def train_summariser(agent: TurnNet, seed: int, share: float, steps: int = 260, 
     return _fit(net, loss, steps)
 
 
+def worths(summariser: TurnNet, turns: np.ndarray) -> np.ndarray:
+    """:func:`scores` of a trained summariser."""
+    with torch.no_grad():
+        return np.asarray(scores(summariser, turns).numpy())
+
+
 def scores(summariser: TurnNet, turns: np.ndarray) -> Tensor:
     """(B, T): how much each turn is worth keeping, from the history alone."""
     out: Tensor = summariser(turns, np.ones(turns.shape[:-1], np.bool_), last=False)[..., 0]
@@ -298,33 +304,36 @@ def measure(
 
 def folds(h: Histories, summariser: TurnNet, seed: int) -> dict[str, np.ndarray]:
     """Every way to fold ``h`` that is compared, bool (B, T) each; at every one the request and nothing else comes after."""
-    with torch.no_grad():
-        score = scores(summariser, h.turns).numpy()
+    score = worths(summariser, h.turns)
     rule, everything, place = h.are(RULE), np.ones(score.shape, np.bool_), np.arange(TURNS)
     return {
         "floor": ~rule,
         "control": everything,
         **{f"summary, b = {b}": top(score, b) for b in BUDGETS},
         "pin, b = 8": top(score, 8) | rule,
+        "pin inside the budget, b = 8": top(np.where(rule, np.inf, score), 8),
         "recency, b = 8": everything & (place >= TURNS - 8),
         "head_tail, b = 4 + 4": everything & ((place < HEAD) | (place >= TURNS - 4)),
         "random turns, b = 8": top(generator(seed, "random turns").random(score.shape), 8),
     }
 
 
-def rounds(summariser: TurnNet, h: Histories, budget: int, count: int, seed: int) -> list[float]:
-    """Share of rules alive after 0 to ``count`` folds, when other turns (no second rule) fill up what each fold freed."""
-    turns, alive = h.turns, [1.0]
-    rows = np.arange(len(turns))[:, None]
+def rounds(worth: Callable[[np.ndarray], np.ndarray], turns: np.ndarray, budget: int, count: int, seed: int) -> list[float]:
+    """Share of rules alive after 0 to ``count`` folds by ``worth`` (B, T, 3) -> (B, T), each filled up with turns of no second rule."""
+    alive, rows = [1.0], np.arange(len(turns))[:, None]
     for r in range(count):
-        with torch.no_grad():
-            kept = turns[rows, np.argsort(~top(scores(summariser, turns).numpy(), budget), axis=1, kind="stable")[:, :budget]]
+        kept = turns[rows, np.argsort(-worth(turns), axis=1, kind="stable")[:, :budget]]
         fresh = histories(len(turns), generator(seed, "round", r)).turns[:, HEAD : HEAD + TURNS - budget]
         known = (fresh[:, :, None, 1] == kept[:, None, :, 1]).any(axis=2) & (fresh[:, :, 0] == FACT)
         fresh = np.where(known[:, :, None], [NOTE, WORD, WORD], fresh)  # a key has one value in this world
         turns = np.concatenate((kept, fresh), axis=1)
         alive.append(float((kept[:, :, 0] == RULE).any(axis=1).mean()))
     return alive
+
+
+def ideal(turns: np.ndarray) -> np.ndarray:
+    """What the closed form ranks by, (B, T): facts, rule, notes."""
+    return np.asarray(2.0 * (turns[:, :, 0] == FACT) + (turns[:, :, 0] == RULE))
 
 
 def learn(seed: int, episodes: int = 3000, agent_steps: int = 550, steps: int = 260, whole: bool = True) -> dict[str, Any]:
@@ -340,8 +349,7 @@ def learn(seed: int, episodes: int = 3000, agent_steps: int = 550, steps: int = 
     if not whole:
         return {"folds": found}
     flooded = decoys(h, generator(seed, "decoys")).turns
-    with torch.no_grad():
-        best = top(scores(summariser, flooded).numpy(), 12)
+    best = top(worths(summariser, flooded), 12)
     found |= measure(agent, h, {"volume attack, b = 12": best, "volume attack, b = 12, pin": best | h.are(RULE)}, seed, flooded)
     half, never = (train_summariser(agent, seed, share, steps) for share in (0.5, 0.0))
     kept_half = folds(h, half, seed)
@@ -353,7 +361,11 @@ def learn(seed: int, episodes: int = 3000, agent_steps: int = 550, steps: int = 
         "99 %": train_agent(seed, agent_steps, caution=0.99),
     }
     crossing = crossed(h, {name: row["summary, b = 8"] for name, row in rows.items()}, agents, seed)
-    return {"folds": found, "rounds": rounds(summariser, h, 16, 4, seed), "crossing": crossing}
+    alive = {
+        name: rounds(worth, h.turns, 16, 4, seed)
+        for name, worth in (("learned", lambda t: worths(summariser, t)), ("ideal", ideal))
+    }
+    return {"folds": found, "rounds": alive, "crossing": crossing}
 
 
 def crossed(
@@ -394,7 +406,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         raise UserError(f"governance has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     seeds = (0,) if quick else (0, 1, 2, 3, 4)
-    less = {"episodes": 500, "agent_steps": 250, "steps": 100, "whole": False} if quick else {}
+    less = {"episodes": 400, "agent_steps": 220, "steps": 80, "whole": False} if quick else {}
     done = list(cells.map(learn, {f"fold {seed}": {"seed": seed, **less} for seed in seeds}).values())
     shown, judged = [shares(one) for one in done], [verdict(one) for one in done]
     checks = []
@@ -432,7 +444,8 @@ def shares(one: Mapping[str, Any]) -> dict[str, float]:
             ("malformed", "malformed"),
         ):
             out[f"{name}: {text}"] = cell[what] / n
-    out |= {f"rule survived {r} folds, b = 16": alive for r, alive in enumerate(one.get("rounds", []))}
+    for name, alive in one.get("rounds", {}).items():
+        out |= {f"rule survived {r} rounds, b = 16, {name} summariser": share for r, share in enumerate(alive)}
     for row, rates in one.get("crossing", {}).items():
         out |= {f"crossing, summariser {row} actions, agent {name} caution: violation": rate for name, rate in rates.items()}
     return out
