@@ -68,7 +68,7 @@ def ask(port: int, raw: bytes, leave: bool = False) -> bytes:
                 link.shutdown(socket.SHUT_WR)
             while piece := link.recv(1 << 16):
                 answer += piece
-        except (ConnectionError, TimeoutError):
+        except OSError:  # reset, timed out, or gone before the shutdown (ENOTCONN)
             pass
         return answer
 
