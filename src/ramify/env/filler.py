@@ -20,7 +20,7 @@ OPEN_NOTE: dict[str, Any] = {
     "function": {
         "name": "open_note",
         "description": "Open one note of the catalogue.",
-        "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+        "parameters": {"type": "object", "properties": {"place": {"type": "integer"}}, "required": ["place"]},
     },
 }
 
@@ -55,7 +55,7 @@ def filler(language: str, turns: int, *place: str | int, seed: int = 0, sentence
         call = {
             "id": name,
             "type": "function",
-            "function": {"name": "open_note", "arguments": json.dumps({"number": int(number)})},
+            "function": {"name": "open_note", "arguments": json.dumps({"place": int(number)})},
         }
         made += [
             {"role": "user", "content": str(rng.choice(texts["ask"])).format(n=number)},

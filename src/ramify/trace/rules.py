@@ -163,7 +163,7 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
             place += len(said)
             continue
         if kind == "word":
-            if said not in _FUNCTION:
+            if said not in _FUNCTION and len(said) > 1:
                 found.append(("word", _stem(said), place))
         else:
             found.append((kind, _number(said) if kind == "number" else said.rstrip("."), place))
