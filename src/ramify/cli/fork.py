@@ -22,7 +22,12 @@ def fork(
     run: RunArgument,
     node: Annotated[str, typer.Argument(metavar="NODE[:OFFSET]", help="Id of a node or its start, and a token inside it.")],
     edit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='What to change, e.g. {"append": " wait,"}; nothing by default.')
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help='What to change, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; nothing by default. Several files are '
+            "compared with one control.",
+        ),
     ] = None,
     n: Annotated[int, typer.Option(help="Continuations to draw.", min=1)] = 32,
     after: Annotated[
@@ -33,11 +38,15 @@ def fork(
     """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
     folder = find_played(run)
     name, offset = parse_place(node)
-    from ramify.rollout.fork import AFTER, check_edit, fork
+    from ramify.rollout.fork import AFTER, check_edit, compare, fork
 
     if after not in AFTER:
         raise UserError(f"--after: must be one of {', '.join(AFTER)}, not '{after}'")
-    change = None if edit is None else check_edit(read_edit(edit))
+    changes = {file.name: check_edit(read_edit(file)) or {} for file in edit or []}
+    if len(changes) < len(edit or []):
+        raise UserError("--edit: two files have one name, which would name two rows of the table")
+    if len(changes) > 1 and after != "resample":
+        raise UserError(f"--after {after} goes with one --edit")
     from ramify.jobs.play import open_episodes
     from ramify.trace.db import Run
 
@@ -45,11 +54,19 @@ def fork(
         found = opened.node(name)
     with open_episodes(folder, found) as (episodes, task):
         try:
-            result = asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))
+            if len(changes) > 1:
+                forks, rows = asyncio.run(compare(episodes, found.tree, task, found.id, changes, offset, n))
+            else:
+                change = next(iter(changes.values()), None)
+                forks, rows = [asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
         except KeyboardInterrupt:
             raise InterruptedRunError(f"interrupted; the continuations played so far stay in {folder}") from None
-    record = result.to_json()
-    terminal.emit(record, as_json, table(record))
+    records = [one.to_json() for one in forks]
+    if not rows:
+        terminal.emit(records[0], as_json, table(records[0]))
+        return
+    told = [row.to_json() for row in rows]
+    terminal.emit({"forks": records, "evidence": told}, as_json, compared(records, told))
 
 
 def find_played(text: str) -> Path:
@@ -85,6 +102,35 @@ def read_edit(file: Path) -> Any:
         raise UserError(f"{file}: not readable as JSON: {error}") from None
 
 
+def compared(records: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """Several edits against one control: the table of evidence and the diff of each."""
+    control = records[0]["control"]
+    base = ("unedited", f"{control['successes']}/{control['n']}", *_ends(control["success"], control["interval"]), "", "", "")
+    lines = [base]
+    for row in rows:
+        ends = f"[{100 * row['difference_interval'][0]:+.1f}, {100 * row['difference_interval'][1]:+.1f}]"
+        share = _ends(row["share"], row["share_interval"])
+        lines.append(
+            (
+                row["intervention"],
+                f"{row['hits']}/{row['n']}",
+                *share,
+                f"{100 * row['difference']:+.1f}",
+                ends,
+                f"{row['p_corrected']:.2g}",
+            )
+        )
+    columns = ["edit", "successes", "success", "95 % interval", "points", "95 % interval of it", "p, corrected"]
+    diffs = "\n\n".join(
+        f"{row['intervention']}:\n{record['diff']}" for row, record in zip(rows, records, strict=True) if record["diff"]
+    )
+    return terminal.table(columns, lines) + (f"\n\n{diffs}" if diffs else "")
+
+
+def _ends(share: float | None, interval: Any) -> tuple[str, str]:
+    return "-" if share is None else f"{share:.1%}", f"[{interval[0]:.1%}, {interval[1]:.1%}]"
+
+
 def table(record: dict[str, Any]) -> str:
     """Outcomes of both arms and their difference as text."""
     if record["after"] == "keep":
@@ -92,14 +138,15 @@ def table(record: dict[str, Any]) -> str:
     rows = []
     for name, arm in (("unedited", record.get("control")), ("edited" if record["edit"] else "forked", record["fork"])):
         if arm is not None:
-            low, high = arm["interval"]
-            rate = None if arm["success"] is None else f"{arm['success']:.1%}"
-            rows.append((name, arm["successes"], arm["n"], rate, f"[{low:.1%}, {high:.1%}]", arm["failed"]))
+            rows.append((name, arm["successes"], arm["n"], *_ends(arm["success"], arm["interval"]), arm["failed"]))
     text = terminal.table(["", "successes", "of", "success", "95 % interval", "failed"], rows)
     if "difference" in record:
         low, high = record["difference"]["interval"]
         text += (
             f"\n\nThe edit changed success by {100 * record['difference']['success']:+.1f} points, "
-            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}."
+            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}, p = {record['evidence']['p']:.2g}. These counts would have shown a "
+            f"change of {100 * record['evidence']['detectable']:.0f} points 4 times in 5."
         )
+    if record["diff"]:
+        text += f"\n\n{record['diff']}"
     return f"fork at {record['node']}:{record['offset']}, after: {record['after']}\n\n{text}"

@@ -59,6 +59,10 @@ class RolloutConfig(Config):
     """Draw from the most likely tokens with this much probability in all."""
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
+    compactor: str | None = None
+    """What shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or factory:MODULE:ATTRIBUTE."""
+    window: int = Field(0, ge=0)
+    """Longest prompt in tokens (characters for a model that takes messages); goes with a compactor."""
     backend: str = "local"
     """Where attempts are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     concurrency: int = Field(64, ge=1)
@@ -67,6 +71,8 @@ class RolloutConfig(Config):
     """What the run may spend."""
 
 
+LATER = {"compactor": None, "window": 0}
+"""Settings that older runs do not have, as they then were."""
 FREE = {"attempts", "backend", "concurrency", "budget"}
 """Settings that may change between calls on one run: they change no attempt that is there."""
 
@@ -80,7 +86,7 @@ def resume(path: Path, progress: Progress | None = None) -> dict[str, Any]:
 
 def is_collection(config: Any) -> bool:
     """Whether a run with these stored settings was made by ``ramify rollout``."""
-    return isinstance(config, dict) and config.keys() == {*RolloutConfig.model_fields, "sampling"}
+    return isinstance(config, dict) and config.keys() | LATER.keys() == {*RolloutConfig.model_fields, "sampling"}
 
 
 class Collection:
@@ -96,7 +102,7 @@ class Collection:
         model, template = parts.find_model(config.model)
         stops = () if template is None else template.stop_tokens
         sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_reply, stop_tokens=stops)
-        self.agent = parts.make_agent(model, template, sampling)
+        self.agent = parts.make_agent(model, template, sampling, config.compactor, config.window)
         self.weights = model.identity.weights
         self.workers_lost = 0
         """Workers that died in the last call."""
@@ -145,7 +151,7 @@ class Collection:
 
     def _check_start(self, run: Run, stored: Mapping[str, Any]) -> None:
         """Refuse to mix parts: a run goes on only with the agent, world, tasks and sampling it began with."""
-        begun = run.meta["config"]
+        begun = LATER | run.meta["config"]
         if not is_collection(begun):
             raise UserError(f"{run.folder} was not made by `ramify rollout`: choose another --out")
         now = {name: value for name, value in stored.items() if name not in FREE}
@@ -169,7 +175,7 @@ class Collection:
             progress.begin(len(wanted), count)
         if not units:
             return None
-        with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency) as players:
+        with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
             episodes = Episodes(self.agent, self.world, run, c.seed)
             player = players.player(episodes, budget)
 

@@ -16,6 +16,7 @@ from ramify.env.protocol import Panel, World, read_panel
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Model, Sampling
+from ramify.rollout.compact import Compactor
 from ramify.rollout.run import Agent
 
 AGENT = "agent"
@@ -30,15 +31,24 @@ def find_world(spec: str) -> World:
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
+    world: World = _part("env", "world", spec, World, "name, make and panel")
+    return world
+
+
+def find_compactor(spec: str) -> Compactor:
+    """The compactor that ``NAME``, ``NAME:ARGUMENT`` or ``factory:MODULE:ATTRIBUTE`` names. Raises UserError where there is none."""
+    compactor: Compactor = _part("compactor", "compactor", spec, Compactor, "name, identity and compact")
+    return compactor
+
+
+def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
     name, colon, argument = spec.partition(":")
     if name == "factory":
-        own: World = _made(argument, World, "name, make and panel")
-        return own
-    make = registry.get("env", name)
+        return _made(argument, protocol, has)
+    make = registry.get(kind, name)
     if colon and not takes_text(make):
-        raise UserError(f"the world '{name}' takes no argument, so nothing can stand behind '{name}:'")
-    world: World = make(argument) if colon else make()
-    return world
+        raise UserError(f"the {word} '{name}' takes no argument, so nothing can stand behind '{name}:'")
+    return make(argument) if colon else make()
 
 
 def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
@@ -67,8 +77,14 @@ def _made(path: str, kind: type, has: str) -> Any:
     return made
 
 
-def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Sampling | None) -> Agent:
-    """An agent from an object or a name; template and sampling default to the model's own. Raises UserError or NeedsError."""
+def make_agent(
+    model: Model | str,
+    template: ChatTemplate | None,
+    sampling: Sampling | None,
+    compactor: Compactor | str | None = None,
+    window: int = 0,
+) -> Agent:
+    """An agent from objects or names; template and sampling default to the model's own. Raises UserError or NeedsError."""
     if isinstance(model, str):
         model, own = find_model(model)
     else:
@@ -77,7 +93,7 @@ def make_agent(model: Model | str, template: ChatTemplate | None, sampling: Samp
     sampling = sampling or Sampling(max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
     if isinstance(model, HttpModel):
         model.check(sampling)
-    return Agent(model, template, sampling)
+    return Agent(model, template, sampling, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)
 
 
 def read_sampling(record: Mapping[str, Any]) -> Sampling:
@@ -88,7 +104,8 @@ def read_sampling(record: Mapping[str, Any]) -> Sampling:
 
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
     """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
-    return make_agent(settings["model"], None, read_sampling(settings["sampling"])), find_world(settings["env"])
+    shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
+    return make_agent(settings["model"], None, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
 
 
 def panels(world: World, tasks: str | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:

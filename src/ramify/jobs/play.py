@@ -14,6 +14,7 @@ from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.backends import Players, Unit
+from ramify.rollout.compact import Compactor
 from ramify.rollout.fork import Fork, fork
 from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Agent, Attempt, Episodes
@@ -33,21 +34,27 @@ def play(
     template: ChatTemplate | None = None,
     backend: str = "local",
     concurrency: int = 64,
+    compactor: Compactor | str | None = None,
+    window: int = 0,
 ) -> list[Attempt]:
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` and ``world`` are objects of the protocols, or names as in ``ramify improve``. ``template`` lays chats out as tokens; by
     default the model's own (tags), or none for a model that takes messages. ``tasks`` default to eight of the world's own.
     ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
-    and world by name. At most ``concurrency`` attempts are under way. Raises UserError where ``out`` holds a run already.
+    and world by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
+    shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
     """
     place = parts.find_world(world) if isinstance(world, str) else world
     panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
-    agent = parts.make_agent(model, template, sampling)
+    agent = parts.make_agent(model, template, sampling, compactor, window)
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
-    config = {"model": model if isinstance(model, str) else None, "env": world if isinstance(world, str) else None, "seed": seed}
-    players = open_players(backend, config["model"], config["env"], agent, seed, concurrency)
+    config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", world))}
+    config |= {"seed": seed}
+    if compactor is not None:
+        config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
+    players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
@@ -58,13 +65,19 @@ def play(
         return players.run(attempted())
 
 
-def open_players(backend: str, model: Any, world: Any, agent: Agent, seed: int, concurrency: int) -> Players:
+def open_players(
+    backend: str, model: Any, world: Any, agent: Agent, seed: int, concurrency: int, compactor: Any = None
+) -> Players:
     """The back end of that name, with workers that make agent and world by their names. Raises UserError where one has none."""
     if backend != "local" and not (isinstance(model, str) and isinstance(world, str)):
         raise UserError(
             f"workers of the back end '{backend}' make model and world themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
         )
+    if backend != "local" and agent.compactor is not None and not isinstance(compactor, str):
+        raise UserError(f"workers of the back end '{backend}' make the compactor themselves: give it by name")
     settings = {"model": model, "env": world, "sampling": agent.sampling.to_json()}
+    if isinstance(compactor, str):
+        settings |= {"compactor": compactor, "window": agent.window}
     setup = setup_message("ramify.jobs.parts:worker_parts", settings, seed, agent.model.identity.weights)
     return Players(backend, setup, concurrency)
 
@@ -79,20 +92,21 @@ def fork_run(
     after: str = "resample",
     model: Model | None = None,
     world: World | None = None,
+    compactor: Compactor | None = None,
 ) -> Fork:
     """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
 
-    ``model`` and ``world`` are needed where the run was made with objects of one's own. Raises UserError.
+    ``model``, ``world`` and ``compactor`` are needed where the run was made with objects of one's own. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
-    with open_episodes(path, found, model, world) as (episodes, task):
+    with open_episodes(path, found, model, world, compactor) as (episodes, task):
         return asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
 
 
 @contextmanager
 def open_episodes(
-    path: Path | str, node: Node, model: Model | None = None, world: World | None = None
+    path: Path | str, node: Node, model: Model | None = None, world: World | None = None, compactor: Compactor | None = None
 ) -> Iterator[tuple[Episodes, Task]]:
     """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
 
@@ -104,6 +118,10 @@ def open_episodes(
         spec, env = config.get("model"), config.get("env")
         if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
             raise UserError(f"{path} was made with a model or world that ramify cannot load by name; pass model= and world=")
+        shortens: Any = compactor or config.get("compactor")
+        if shortens == "":
+            raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
+        window = int(config.get("window") or 0)
         settings = dict(
             config.get("sampling") or {"temperature": config.get("temperature"), "max_tokens": config.get("max_reply")}
         )
@@ -114,9 +132,9 @@ def open_episodes(
             if improved.is_dir() and model.identity.weights != drawn_by:
                 model, template = parts.find_model(f"hf:{improved}")
             settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = parts.make_agent(model, template, parts.read_sampling(settings))
+            agent = parts.make_agent(model, template, parts.read_sampling(settings), shortens, window)
         else:
-            agent = parts.make_agent(model, None, parts.read_sampling(settings))
+            agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window)
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
         yield episodes, Task(tree.task["id"], tree.task["data"])

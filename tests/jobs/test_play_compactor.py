@@ -1,0 +1,88 @@
+"""A compactor by name: through play(), the collection, workers' settings and a fork of what was stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramify
+from ramify.base.errors import UserError
+from ramify.jobs import parts
+from ramify.jobs.collect import Collection, RolloutConfig, resume
+from ramify.jobs.play import fork_run, play
+from ramify.rollout.compact import DropOldest
+from ramify.trace.db import Run
+
+TASKS = parts.find_world("household").panel("eval", 1)
+WALKER = "factory:ramify_test_walker:walker"
+
+
+@pytest.fixture(autouse=True)
+def walker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ramify_test_walker.py").write_text(
+        "from ramify.model.scripted import ScriptedModel\n\n\n"
+        "def said(messages, key):\n    return f'wait {len(messages)}'\n\n\n"
+        "def walker():\n    return ScriptedModel(said, tokens=False)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def counts(run: Path) -> list[str]:
+    with Run.open(run) as opened:
+        return [node.text for node in opened.nodes(opened.trees()[0].name) if node.role == "assistant"]
+
+
+def test_a_compactor_by_name_is_used_stored_and_used_again_by_a_fork(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    attempts = play(WALKER, "household", TASKS, out=out, compactor="drop-oldest", window=200)
+    said = counts(out)
+    assert max(int(text.split()[1]) for text in said) < 2 * len(said) - 1, "prompts were shortened"
+    with Run.open(out) as run:
+        assert (run.meta["config"]["compactor"], run.meta["config"]["window"]) == ("drop-oldest", 200)
+    step = attempts[0].turns[-2].node
+    forked = fork_run(out, step.id, n=1)
+    assert forked.arm.attempts[0].turns[0].node.text == step.text, "the fork is shown what the run was shown"
+    assert forked.arm.attempts[0].turns[0].node.producer == step.producer
+
+
+def test_a_compactor_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    attempts = play(WALKER, "household", TASKS, out=out, compactor=DropOldest(0.4), window=200)
+    step = attempts[0].turns[-2].node
+    with pytest.raises(UserError, match="pass compactor="):
+        fork_run(out, step.id, n=1)
+    forked = fork_run(out, step.id, n=1, compactor=DropOldest(0.4))
+    assert forked.arm.attempts[0].turns[0].node.text == step.text
+
+
+def test_a_collection_takes_one_and_goes_on_with_it(tmp_path: Path) -> None:
+    config = RolloutConfig(model=WALKER, panel=1, compactor="drop-oldest", window=200)
+    Collection(config).collect(tmp_path / "run")
+    assert resume(tmp_path / "run")["missing"] == 0
+    with pytest.raises(UserError, match="window was 200, is 300"):
+        Collection(config.model_copy(update={"window": 300})).collect(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"compactor": "drop-oldst", "window": 9}, "did you mean 'drop-oldest'"),
+        ({"compactor": "drop-oldest"}, "a compactor and a window of at least 1 go together"),
+        ({"window": 9}, "a compactor and a window of at least 1 go together"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Collection(RolloutConfig(model=WALKER, panel=1, **words))
+
+
+def test_a_run_of_before_the_setting_goes_on(tmp_path: Path) -> None:
+    config = RolloutConfig(model=WALKER, panel=1)
+    collection = Collection(config)
+    stored = {**config.to_json(), "sampling": collection.agent.sampling.to_json()}
+    with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in ("compactor", "window")}):
+        pass
+    assert collection.collect(tmp_path / "run")["missing"] == 0
+    assert ramify.play is play
