@@ -17,7 +17,6 @@ from ramify.methods.governance import repro
 from ramify.methods.governance.repro import DO, FACT, REFUSE, RULE, TURNS, UNKNOWN, Histories
 from ramify.stats.checks import Cells
 
-
 UNTRAINED: dict[str, Any] = {"seed": 3, "episodes": 40, "agent_steps": 1, "steps": 1, "whole": False}
 
 
