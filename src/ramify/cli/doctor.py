@@ -42,6 +42,10 @@ EXTRAS = {
     "worlds": "Gymnasium, TextWorld, reasoning-gym and MCP worlds",
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
     "ray": "--backend ray",
+    "interp": "probes of hidden states",
+    "governance": "graders of SQL, of languages and of mail addresses",
+    "forensics": "sentences of a text, the type checker of the pre-commit world",
+    "harnesses": "pinned rules in LangChain, LangMem, the OpenAI Agents SDK and AutoGen",
     "docs": "building the documentation",
     "dev": "the test suite",
 }
