@@ -12,7 +12,7 @@ from scipy import stats
 from ramify.base.errors import UserError
 from ramify.stats.evidence import benjamini_hochberg, evidence, holm
 from ramify.stats.power import detectable_difference, draws_for_difference, power_of_difference
-from ramify.stats.tests import chi_square, fisher, paired_permutation, two_sample_permutation
+from ramify.stats.tests import chi_square, fisher, paired_permutation, sign_test, two_sample_permutation
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
@@ -99,3 +99,9 @@ def test_evidence_table() -> None:
     ]
     with pytest.raises(UserError, match="did you mean 'holm'"):
         evidence((1, 2), {}, correction="hol")
+
+
+def test_sign_test() -> None:
+    assert sign_test(47, 47) == pytest.approx(2 * 0.5**47)
+    assert sign_test(45, 47) == sign_test(2, 47) == pytest.approx(2 * (1 + 47 + 47 * 46 / 2) * 0.5**47)
+    assert sign_test(0, 0) == sign_test(3, 6) == 1.0

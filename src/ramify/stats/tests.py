@@ -105,3 +105,13 @@ def homogeneity(hits: Sequence[int], n: Sequence[int]) -> float:
     from scipy.stats import chi2_contingency
 
     return float(chi2_contingency([[k, m - k] for k, m in kept], correction=False).pvalue)
+
+
+def sign_test(up: int, n: int) -> float:
+    """Exact two-sided p-value of ``up`` of ``n`` pairs that differ going up, where either way is as likely; 1 of none.
+
+    On right and wrong answers to the same questions this is McNemar's exact test.
+    """
+    from scipy.stats import binomtest
+
+    return float(binomtest(up, n).pvalue) if n else 1.0
