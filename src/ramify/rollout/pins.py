@@ -144,16 +144,24 @@ class Pins:
         measure = count or self.count
         return measure(self.block()) - sum(measure(pin.text) for pin in self.active()) if self.block() else 0
 
-    def insert(self, messages: Chat) -> list[dict[str, Any]]:
-        """``messages`` with exactly one block, up to date, directly after the system's first messages. Nothing given is changed."""
-        kept = [dict(value) for value in messages if not _is_block(value)]
+    def insert(
+        self,
+        messages: Sequence[Any],
+        form: Callable[[Any], Mapping[str, Any]] = dict,
+        make: Callable[[dict[str, Any]], Any] = dict,
+    ) -> list[Any]:
+        """``messages`` with exactly one block, up to date, directly after the system's first messages. Nothing given is changed.
+
+        For messages that are a harness's own objects, ``form`` gives one in OpenAI's form and ``make`` makes one of that.
+        """
+        kept = [dict(value) if isinstance(value, Mapping) else value for value in messages if not is_block(form(value))]
+        at = next((i for i, value in enumerate(kept) if form(value).get("role") not in ("system", "developer")), len(kept))
         block = self.block()
-        at = next((i for i, value in enumerate(kept) if value.get("role") not in ("system", "developer")), len(kept))
-        return [*kept[:at], *([{"role": self.role, "content": block}] if block else []), *kept[at:]]
+        return [*kept[:at], *([make({"role": self.role, "content": block})] if block else []), *kept[at:]]
 
     def intact(self, messages: Chat) -> bool:
         """Whether ``messages`` hold exactly one block, and it is the registry's, byte for byte."""
-        blocks = [text_of(value) for value in messages if _is_block(value)]
+        blocks = [text_of(value) for value in messages if is_block(value)]
         return blocks == ([self.block()] if self.block() else [])
 
     def ensure(self, messages: Chat) -> list[dict[str, Any]]:
@@ -171,7 +179,7 @@ class Pins:
     def watch(self, messages: Chat) -> None:
         """Note messages that claim to change a pin: forged blocks, and texts that say a pinned rule changed or is over. They change nothing."""
         for value in messages:
-            text = text_of(value) if readable(value) and not _is_block(value) else ""
+            text = text_of(value) if readable(value) and not is_block(value) else ""
             key = stable_hash(text)
             if key in self._watched:
                 continue
@@ -189,7 +197,7 @@ class Pins:
 
     def survival(self, messages: Chat) -> dict[str, Survival]:
         """What ``messages`` alone, without a block, still say of each active rule."""
-        texts = said([value for value in messages if not _is_block(value)])
+        texts = said([value for value in messages if not is_block(value)])
         opaque = not all(map(readable, messages))
         return {pin.text: survival(pin.text, texts, opaque) for pin in self.active()}
 
@@ -223,7 +231,7 @@ class View:
 
     def __call__(self, messages: Chat, *args: Any, **options: Any) -> Any:
         """Call the harness's own function as before; awaitable where that is."""
-        stripped = [dict(value) for value in messages if not _is_block(value)]
+        stripped = [dict(value) for value in messages if not is_block(value)]
         work = functools.partial(self._whole, messages, None, call=lambda: self.compactor(stripped, *args, **options))
         return work() if inspect.iscoroutinefunction(self.compactor) else wait_for(work)
 
@@ -242,7 +250,7 @@ class View:
         pins = self.pins
         pins.watch(history)
         room = None if budget is None else _room(pins, budget, pins.count)
-        plain = [value for value in history if not _is_block(value)]
+        plain = [value for value in history if not is_block(value)]
         settings: dict[str, Any] = {"count": pins.count, "round": 1 + sum(record.fired for record in self.records)} | options
         shown, record = await compact_chat(self.compactor, plain, room, **settings)
         self.records.append(replace(record, budget=budget, rules=pins.survival(shown)))
@@ -305,7 +313,7 @@ def checksum(rules: str) -> str:
     return stable_hash("pins", rules)[:8]
 
 
-def _is_block(value: Mapping[str, Any]) -> bool:
+def is_block(value: Mapping[str, Any]) -> bool:
     """Whether a message is a block as a registry writes it, of any of its states: whole, of a role that it writes, with a right checksum."""
     if value.get("role") not in ("system", "user", "developer") or not isinstance(value.get("content"), str):
         return False
