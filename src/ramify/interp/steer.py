@@ -89,15 +89,16 @@ def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> Change:
     norm = float(np.linalg.norm(direction))
     if not norm > 0:
         raise UserError("a steering direction of length 0 points nowhere")
-    lengths = np.broadcast_to(np.asarray(lengths, dtype=np.float32), (n,))
-    return Change((lengths[:, None] * (direction / norm)).astype(np.float32), np.ones(n, dtype=bool))
+    each = np.broadcast_to(np.asarray(lengths, dtype=np.float32), (n,))
+    return Change(np.asarray(each[:, None] * (direction / norm), dtype=np.float32), np.ones(n, dtype=bool))
 
 
 def random_like(change: Change, seed: int, *place: str | int) -> Change:
     """The control: one random direction for all prompts, as long at each prompt as ``change`` is there."""
     n, width = change.delta.shape
     direction = generator(seed, "random direction", *place).normal(size=width)
-    return Change(along(direction, np.asarray(np.linalg.norm(change.delta, axis=1)), n).delta, change.fired)
+    lengths: np.ndarray = np.linalg.norm(change.delta, axis=1)
+    return Change(along(direction, lengths, n).delta, change.fired)
 
 
 def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain: float, target: int = 0) -> np.ndarray:

@@ -1,0 +1,274 @@
+"""What the verbs do: open two checkpoints, keep their states, score prompts under a change, export directions and fixed vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.files import write_whole
+from ramify.base.ids import stable_hash
+from ramify.engine.local import LocalModel
+from ramify.engine.named import find_continuing
+from ramify.engine.pairs import open_pair
+from ramify.interp.collect import collect
+from ramify.interp.dictionary import Dictionary
+from ramify.interp.steer import Change, draw, static_vector
+from ramify.methods.crosscoder.algorithm import tool_call
+from ramify.model.protocol import Sampling
+from ramify.rollout.token_forks import Problem, Verifier, read_problems
+from ramify.rollout.token_traces import TokenTrace
+from ramify.score.verifiers import find_verifier
+from ramify.trace.lines import read_lines
+
+
+@dataclass
+class Checkpoints:
+    """The tuned model and its base, and the layer after whose block (1: the first) their states are read and changed.
+
+    Raises UserError where their widths or tokenizers differ (``other_tokenizer`` allows the latter) or there is no such layer.
+    """
+
+    tuned: LocalModel
+    base: LocalModel
+    layer: int
+    other_tokenizer: bool = False
+
+    def __post_init__(self) -> None:
+        widths = [model.forward.width for model in self.models]
+        if widths[0] != widths[1]:
+            raise UserError(f"the models' hidden states differ in width ({widths[0]} and {widths[1]}): they share no dictionary")
+        layers = min(model.forward.layers for model in self.models)
+        if not 1 <= self.layer <= layers:
+            raise UserError(f"layer {self.layer} does not exist; the models' blocks are 1 to {layers}")
+        hashes = [model.identity.tokenizer for model in self.models]
+        if hashes[0] != hashes[1] and not self.other_tokenizer:
+            raise UserError(
+                "the models have different tokenizers, so one row of tokens is not one text (--other-tokenizer overrides)"
+            )
+
+    @property
+    def models(self) -> tuple[LocalModel, LocalModel]:
+        """Tuned, base: the order of a dictionary's models."""
+        return self.tuned, self.base
+
+    @classmethod
+    def open(cls, tuned: str, base: str, layer: int, other_tokenizer: bool = False) -> Checkpoints:
+        """By name: ``hf:FOLDER``, a folder, or the folder of a LoRA adapter. Raises NeedsError on a model without weights here."""
+        if other_tokenizer:
+            found = [find_continuing(name)[0] for name in (tuned, base)]
+        else:
+            pair = open_pair(tuned, base, together=True)
+            found = [pair.policy.model(), pair.reference.model()]
+        for name, model in zip((tuned, base), found, strict=True):
+            if not isinstance(model, LocalModel):
+                raise NeedsError(f"'{name}' is not in this process, and no endpoint shows or takes hidden states: name hf:FOLDER")
+        return cls(found[0], found[1], layer, other_tokenizer)  # type: ignore[arg-type]
+
+
+def capture(models: Checkpoints, rows: Sequence[Sequence[int] | np.ndarray], batch_tokens: int = 8192) -> np.ndarray:
+    """States of both models at the last token of each of N rows of token ids, float32 [N, 2, D]; each model runs once."""
+    found = [collect(model, rows, [-1], [models.layer], batch_tokens=batch_tokens)[:, 0, 0] for model in models.models]
+    return np.stack(found, axis=1)
+
+
+@dataclass
+class States:
+    """Hidden states [N, 2, D] of two models on two corpora, and where they came from."""
+
+    values: np.ndarray
+    tool: np.ndarray
+    """Whether a row is of the corpus of interest, bool [N]."""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write ``states.npy``, ``tool.npy`` and ``states.json``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in (("states", self.values), ("tool", self.tool)):
+            np.save(folder / f".{name}.npy", array, allow_pickle=False)
+            (folder / f".{name}.npy").replace(folder / f"{name}.npy")
+        write_whole(folder / "states.json", json.dumps(self.about, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> States:
+        """Memory-mapped. Raises UserError where the folder holds no states, or of one corpus only."""
+        try:
+            values = np.load(folder / "states.npy", mmap_mode="r", allow_pickle=False)
+            tool = np.load(folder / "tool.npy", allow_pickle=False)
+            about = json.loads((folder / "states.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder} holds no captured states: {error}") from error
+        if values.ndim != 3 or values.shape[1] != 2 or tool.shape != values.shape[:1] or tool.dtype != bool:
+            raise UserError(f"{folder}: states {values.shape} and marks {tool.shape} are not [rows, 2, width] and [rows]")
+        return cls(values, tool, about)
+
+
+class _Raw:
+    """Prompts as they are written, without a chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def render(self, role: str, text: str, after: str) -> tuple[list[int], list[int]]:
+        return self.tokenizer.encode(text), []
+
+    def open(self, role: str, after: str = "") -> list[int]:
+        return []
+
+
+def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[Problem]:
+    """Prompts of a file as :func:`ramify.rollout.token_forks.read_problems` reads them; ``template`` None leaves their text as it is.
+
+    ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.
+    """
+    if template is None and models.tuned.tokenizer is not None:
+        template = _Raw(models.tuned.tokenizer)
+    read = read_problems(path, template)
+    return [dataclasses.replace(one, prompt_ids=one.prompt_ids[:longest]) for one in read] if longest else read
+
+
+def find_score(name: str) -> Verifier:
+    """``call`` (a listed tool is called, by its exact name), ``toolrl`` (the paper's fuzzy rule) or any verifier by name.
+
+    The first two read the tools' names from ``data.tools`` of a prompt.
+    """
+    if name not in ("call", "toolrl"):
+        if not name.partition(":")[1] and name not in ("exact", "number", "boxed"):
+            raise UserError(f"unknown score '{name}': {nearest(name, ('call', 'toolrl', 'exact', 'number', 'boxed'))}")
+        return find_verifier(name)
+    rule: Any = "exact" if name == "call" else name
+
+    def called(text: str, trace: TokenTrace) -> bool:
+        names = trace.data.get("tools")
+        if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+            raise UserError(f"prompt '{trace.id}' lists no tools: the score '{name}' reads their names from data.tools")
+        return tool_call(text, names, rule)[1]
+
+    return called
+
+
+class Scores:
+    """Scores of N prompts under changes of one model, greedy, kept in a file of JSON lines: a change that was scored is not run again.
+
+    A reply is judged at each of ``budgets`` tokens; a call returns the scores at the largest, and :attr:`at` keeps them all.
+    """
+
+    def __init__(
+        self,
+        models: Checkpoints,
+        target: int,
+        problems: Sequence[Problem],
+        judge: Verifier,
+        budgets: Sequence[int] = (50, 100, 200),
+        file: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.models, self.target, self.problems, self.judge = models, target, list(problems), judge
+        self.budgets, self.file, self.seed = sorted(set(budgets)), file, seed
+        if not self.problems or not self.budgets or self.budgets[0] < 1:
+            raise UserError("scores need at least one prompt and one budget of at least one token")
+        self.at: dict[str, np.ndarray] = {}
+        """Key of a change -> scores [N, budgets]."""
+        model = models.models[target]
+        # what a kept score depends on beside the change itself
+        self._place = stable_hash(
+            model.identity.weights, str(models.layer), str(self.budgets), *(str(one.prompt_ids) for one in self.problems)
+        )
+        if file is not None and file.exists():
+            for _, record in read_lines(file, ended=True):
+                if record.get("place") == self._place:
+                    self.at[record["change"]] = np.asarray(record["scores"], np.float64)
+
+    def key(self, change: Change | None) -> str:
+        """The name of a change in the file."""
+        return "clean" if change is None else stable_hash(np.ascontiguousarray(change.delta).tobytes())
+
+    def __call__(self, change: Change | None) -> np.ndarray:
+        """Scores (N,) at the largest budget. Raises what the engine and the verifier raise."""
+        key = self.key(change)
+        if key not in self.at:
+            self.at[key] = asyncio.run(self._run(change))
+            if self.file is not None:
+                record = {"place": self._place, "change": key, "scores": self.at[key].tolist()}
+                with self.file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(record) + "\n")
+        return self.at[key][:, -1]
+
+    async def _run(self, change: Change | None) -> np.ndarray:
+        model = self.models.models[self.target]
+        if model.tokenizer is None:
+            raise NeedsError(f"'{model.name}' has no tokenizer, so replies cannot be read")
+        settings = Sampling(temperature=0.0, max_tokens=self.budgets[-1], stop_tokens=model.eos)
+        rows = [np.asarray(one.prompt_ids, np.int32) for one in self.problems]
+        drawn = await draw(model, rows, self.models.layer, change, settings, self.seed)
+        found = np.zeros((len(rows), len(self.budgets)))
+        for i, (problem, reply) in enumerate(zip(self.problems, drawn, strict=True)):
+            tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
+            for j, budget in enumerate(self.budgets):
+                trace = TokenTrace(
+                    problem.id, problem.id, problem.prompt_ids, tuple(tokens[:budget]), settings, data=problem.data
+                )
+                verdict: Any = self.judge(model.tokenizer.decode(tokens[:budget]), trace)
+                found[i, j] = float(bool(await verdict if inspect.isawaitable(verdict) else verdict))
+        return found
+
+
+scores = Scores
+
+
+def export(
+    dictionary: Dictionary, tool_codes: np.ndarray, features: Sequence[int], gain: float, target: int, folder: Path
+) -> None:
+    """Write what other tools read: ``directions.safetensors`` (``directions`` [F, D] of the target in its own units, ``steering`` [n, D], the
+    fixed vectors of ``features`` at ``gain``), ``directions.json``, and the dictionary as a TopK autoencoder over both models' states side by
+    side in the files of sae-lens (``cfg.json``, ``sae_weights.safetensors``), the normaliser folded in.
+    """
+    from safetensors.numpy import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vectors = np.stack([static_vector(dictionary, tool_codes, i, gain, target) for i in features])
+    tensors = {"directions": dictionary.directions(target).float().cpu().numpy(), "steering": vectors}
+    write_whole(folder / "directions.safetensors", save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
+    record = {
+        "target": "ab"[target],
+        "features": [int(i) for i in features],
+        "gain": gain,
+        "norms": np.linalg.norm(vectors, axis=1).tolist(),
+    }
+    write_whole(folder / "directions.json", json.dumps(record, indent=1) + "\n")
+    c = dictionary.config
+    mean, spread = (t.detach().cpu().numpy().reshape(-1) for t in (dictionary.mean, dictionary.scale))
+    encoder, decoder = (w.detach().cpu().numpy().reshape(c.features, -1) for w in (dictionary.encoder, dictionary.decoder))
+    bias = dictionary.decoder_bias.detach().cpu().numpy().reshape(-1)
+    inner = mean / spread + (bias if c.centred else 0)
+    weights = {
+        "W_enc": (encoder / spread).T,
+        "b_enc": dictionary.encoder_bias.detach().cpu().numpy() - encoder @ inner,
+        "W_dec": decoder * spread,
+        "b_dec": bias * spread + mean,
+    }
+    write_whole(
+        folder / "sae_weights.safetensors", save({k: np.ascontiguousarray(v, dtype=np.float32) for k, v in weights.items()})
+    )
+    cfg = {
+        "architecture": "topk", "d_in": c.models * c.width, "d_sae": c.features, "k": c.k, "dtype": "float32", "device": "cpu",
+        "apply_b_dec_to_input": False, "normalize_activations": "none", "rescale_acts_by_decoder_norm": False, "reshape_activations": "none",
+        "metadata": {"made_by": "ramify crosscoder", "input": "the states of model a, then of model b, at one position"},
+    }  # fmt: skip
+    write_whole(folder / "cfg.json", json.dumps(cfg, indent=1) + "\n")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.crosscoder.verbs import app
+
+        return app
+    raise AttributeError(name)
