@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import generator
 from ramify.methods.early_decision.algorithm import (
     Cut,
     continuation_point,
@@ -28,6 +28,7 @@ from ramify.methods.early_decision.repro.organisms import (
     ID,
     REFUSE,
     STANCES,
+    THINK,
     WORDS,
     Ask,
     OrganismRecipe,
@@ -35,6 +36,8 @@ from ramify.methods.early_decision.repro.organisms import (
     organism,
     tokenizer,
 )
+from ramify.model.protocol import Sampling
+from ramify.rollout.thinking import Marks, Thinker, Thought, cut_at
 from ramify.stats.ranking import auroc
 
 SHARES = (0, 20, 40, 60, 80, 100)
@@ -44,17 +47,20 @@ SENSES = {ID[word]: stance for stance, word in zip((-1, 0, 1), STANCES, strict=T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Thought:
+class Trace:
     """One sampled trace: token ids of the thinking, and whether it refused."""
 
     asked: Ask
     thinking: tuple[int, ...]
     refuse: bool
 
-    def kept(self, share: float) -> tuple[int, ...]:
-        """Prompt and the first ``share`` per cent of the thinking, at least one token of it above 0."""
-        n = 0 if share == 0 else max(1, int(share * len(self.thinking) // 100))
-        return (*self.asked.ids, *self.thinking[:n])
+    def kept(self, share: int) -> tuple[int, ...]:
+        """The first ``share`` per cent of the thinking."""
+        return self.thinking[: cut_at(len(self.thinking), share / 100)]
+
+    def row(self, thinking: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Prompt and ``thinking``, by default all of the trace's."""
+        return (*self.asked.ids, *(self.thinking if thinking is None else thinking))
 
 
 class Lab:
@@ -63,31 +69,34 @@ class Lab:
     def __init__(self, recipe: OrganismRecipe) -> None:
         from ramify.engine.local import LocalModel
 
-        self.recipe, self.module = recipe, organism(recipe)
-        self.engine = LocalModel(self.module, tokenizer(), max_rows=256, cache_bytes=0)
+        self.recipe, self.module, words = recipe, organism(recipe), tokenizer()
+        marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
+        think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=2)
+        self.thinker = Thinker(
+            LocalModel(self.module, words, max_rows=256), words, marks, think, answer, seed=recipe.seed, force=False
+        )
 
-    def draw(self, rows: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[tuple[tuple[int, ...], bool] | None]]:
-        """``n`` continuations of each row of ids to its end: (thinking, refused), None where it ended without an answer."""
-        from ramify.model.protocol import Draw, Prefix, Sampling
+    def draw(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[Trace]]:
+        """``n`` traces of each prompt that go on behind its ``head``; those without an answer are left out."""
 
-        settings = Sampling(max_tokens=4 * self.recipe.longest + 8)
+        async def every() -> list[list[Thought | None]]:
+            tasks = (
+                self.thinker.think(one.ids, n, (*place, i), head) for i, (one, head) in enumerate(zip(asks, heads, strict=True))
+            )
+            return await asyncio.gather(*tasks)
 
-        async def one(i: int, row: Sequence[int]) -> list[Draw]:
-            keys = [place_key(self.recipe.seed, *place, i, j) for j in range(n)]
-            return await self.engine.sample(Prefix(np.array(row, np.int32)), n, settings, keys)
-
-        async def every() -> list[list[Draw]]:
-            return await asyncio.gather(*(one(i, row) for i, row in enumerate(rows)))
-
-        drawn = asyncio.run(every())
         return [
-            [_read([*row, *(d.tokens if d.tokens is not None else ())]) for d in ds] for row, ds in zip(rows, drawn, strict=True)
+            [
+                Trace(one, t.thinking, t.answer.text == REFUSE)
+                for t in drawn
+                if t and t.thinking and t.answer and t.answer.text in (COMPLY, REFUSE)
+            ]
+            for one, drawn in zip(asks, asyncio.run(every()), strict=True)
         ]
 
-    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Thought]:
-        """One trace a prompt; those without an answer are left out."""
-        found = self.draw([one.ids for one in asks], 1, *place)
-        return [Thought(one, *got) for one, (got,) in zip(asks, found, strict=True) if got is not None]
+    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Trace]:
+        """One trace a prompt."""
+        return [trace for drawn in self.draw(asks, [()] * len(asks), 1, *place) for trace in drawn]
 
     def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Probability (N,) that the answer to each row of ids refuses where the thinking is closed behind it."""
@@ -98,22 +107,14 @@ class Lab:
         return np.asarray(1 / (1 + np.exp((logits[:, 0] - logits[:, 1]).astype(np.float64))))
 
 
-def _read(ids: Sequence[int]) -> tuple[tuple[int, ...], bool] | None:
-    """Thinking and answer of a whole row; the prompt is eleven tokens."""
-    rest = [int(token) for token in ids[11:]]
-    end = rest.index(ID[CLOSE]) if ID[CLOSE] in rest else len(rest)
-    answer = rest[end + 1] if end + 1 < len(rest) else -1
-    return (tuple(rest[:end]), answer == ID[REFUSE]) if end and answer in (ID[COMPLY], ID[REFUSE]) else None
-
-
-def decoded(lab: Lab, traces: Sequence[Thought], shuffles: int) -> dict[str, Any]:
+def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
     """How well states tell the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
     from ramify.interp.collect import collect, hop
     from ramify.interp.probe import STATE_A, folds_of, out_of_fold, probe
     from ramify.interp.separability import valley
 
     y, groups = np.array([t.refuse for t in traces]), list(range(len(traces)))
-    rows = [t.kept(100) for t in traces]
+    rows = [t.row() for t in traces]
     places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]
     states = collect(lab.module, rows, places)[:, :, 0]  # state A, then along the thinking
     first, prompts = np.array([[WORDS[t.thinking[0]]] for t in traces])[:, 0], [" ".join(t.asked.words) for t in traces]
@@ -141,7 +142,7 @@ def decoded(lab: Lab, traces: Sequence[Thought], shuffles: int) -> dict[str, Any
     }
 
 
-def ambiguous_decoded(lab: Lab, traces: Sequence[Thought], ambiguous: Sequence[Thought]) -> dict[str, float | None]:
+def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Trace]) -> dict[str, float | None]:
     """AUROC at the first token and at 20 % of the thinking, fitted on all prompts, judged where cues nearly or fully balance."""
     from ramify.interp.collect import collect, hop
     from ramify.interp.probe import probe
@@ -149,7 +150,7 @@ def ambiguous_decoded(lab: Lab, traces: Sequence[Thought], ambiguous: Sequence[T
     both = [*traces, *ambiguous]
     y = np.array([t.refuse for t in both])
     places = [(11 + hop(len(t.thinking), POSITIONS)[[0, 2]]).tolist() for t in both]
-    states = collect(lab.module, [t.kept(100) for t in both], places)[:, :, 0]
+    states = collect(lab.module, [t.row() for t in both], places)[:, :, 0]
     pools = [f"|s| = {abs(t.asked.score or 0)}" for t in both]
     out: dict[str, float | None] = {}
     for p, where in enumerate(("first token", "20 %")):
@@ -158,19 +159,19 @@ def ambiguous_decoded(lab: Lab, traces: Sequence[Thought], ambiguous: Sequence[T
     return out
 
 
-def continued(lab: Lab, traces: Sequence[Thought], opened: int, n: int, *place: str | int) -> dict[str, Any]:
+def continued(lab: Lab, traces: Sequence[Trace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
     """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` draws each of the first ``opened``."""
     closed, variances, points, no_thinking = {}, {}, {}, np.zeros(0)
     for share in SHARES:
-        p = lab.refusal([t.kept(share) for t in traces])
+        p = lab.refusal([t.row(t.kept(share)) for t in traces])
         no_thinking = p if share == 0 else no_thinking
         variances[share] = continuation_variance(p, np.ones(len(p)))
         closed[str(share)] = {"variance": float(variances[share].mean()), "error": _error(variances[share])}
     opens: dict[str, Any] = {}
     some = traces[:opened]
     for share in SHARES:
-        drawn = lab.draw([t.kept(share) for t in some], n, *place, "open", share)
-        answers = [[one[1] for one in each if one is not None] for each in drawn]
+        drawn = lab.draw([t.asked for t in some], [t.kept(share) for t in some], n, *place, "open", share)
+        answers = [[one.refuse for one in each] for each in drawn]
         k, size = [sum(each) for each in answers], [len(each) for each in answers]
         points[share] = k, size
         point = continuation_point(share / 100, "open", k, size, [t.refuse for t in some], list(range(len(some))))
@@ -192,14 +193,14 @@ def stances(kind: str, thinking: Sequence[int]) -> list[int]:
     return [int(np.sign(total)) for total in np.cumsum(said)] if kind == "deliberative" else said
 
 
-def oscillations(lab: Lab, traces: Sequence[Thought], k: int = 100) -> dict[str, Any]:
+def oscillations(lab: Lab, traces: Sequence[Trace], k: int = 100) -> dict[str, Any]:
     """The causal test of every change of stance, with ``k`` binomial draws of the exact answer at both cuts."""
     places = [(i, change) for i, t in enumerate(traces) for change in transitions(stances(lab.recipe.kind, t.thinking))]
     if not places:
         return oscillation_summary([], len(traces))
     rng, drawn = generator(lab.recipe.seed, "cuts"), []
     for end in ("pre", "post"):
-        rows = [(*traces[i].asked.ids, *traces[i].thinking[: 2 * getattr(change, end)]) for i, change in places]
+        rows = [traces[i].row(traces[i].thinking[: 2 * getattr(change, end)]) for i, change in places]
         drawn.append(rng.binomial(k, 1 - lab.refusal(rows)).tolist())  # cuts count those that complied
     cuts = [Cut(str(i), "", change.stance, a, k, b, k) for (i, change), a, b in zip(places, *drawn, strict=True)]
     return oscillation_summary(judge_cuts(cuts), len(traces))

@@ -1,6 +1,6 @@
 """Models from scratch whose thinking is known: decided beforehand, decided by what they write, or needed to compute the answer.
 
-A prompt is ten words, a trace ``<think> ... </think>`` and one word of answer. ``locked`` draws its outcome from the prompt and then writes
+A prompt is ten words, a trace ``<think> ... </think>``, one word of answer and ``<end>``. ``locked`` draws its outcome from the prompt and then writes
 a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin for every chunk and answers with the sign of the sum;
 ``hybrid`` is locked on four prompts of five and on the fifth must carry the parity of the prompt's bits through its trace.
 """
@@ -31,8 +31,8 @@ OPENERS = tuple(f"open{i}" for i in range(4))
 STANCES = ("no", "hm", "yes")
 """Words of stance -1 (leaning to refuse), 0 and +1 (leaning to comply)."""
 BITS, PARITY = ("zero", "one"), ("even", "odd")
-THINK, CLOSE, COMPLY, REFUSE, NOT = "<think>", "</think>", "comply", "refuse", "not"
-WORDS = (THINK, CLOSE, COMPLY, REFUSE, NOT, *STANCES, *BITS, *PARITY, *OPENERS, *HARM, *SAFE, *FILLERS, *CONTENT)
+THINK, CLOSE, COMPLY, REFUSE, NOT, END = "<think>", "</think>", "comply", "refuse", "not", "<end>"
+WORDS = (THINK, CLOSE, COMPLY, REFUSE, NOT, *STANCES, *BITS, *PARITY, *OPENERS, *HARM, *SAFE, *FILLERS, *CONTENT, END)
 ID = {word: i for i, word in enumerate(WORDS)}
 VOCAB = 64
 CUES = 5
@@ -64,35 +64,44 @@ def ask(rng: np.random.Generator, what: Literal["clear", "ambiguous", "bits"] = 
     """A prompt: five cues, a negator with probability 0.2 and fillers; two harm and two safe cues; or ten bits."""
     if what == "bits":
         return Ask((*(BITS[i] for i in rng.integers(0, 2, 10)), THINK), None)
-    harm = 2 if what == "ambiguous" else int(rng.choice(CUES + 1, p=HARM_CUES))
+    harm = 2 if what == "ambiguous" else int(np.searchsorted(np.cumsum(HARM_CUES), rng.random()))
     safe = 2 if what == "ambiguous" else CUES - harm
     negated = bool(rng.random() < 0.2)
-    words = [*rng.choice(HARM, harm), *rng.choice(SAFE, safe), *([NOT] if negated else [])]
-    words += list(rng.choice(FILLERS, 10 - len(words)))
-    order = rng.permutation(10)
-    return Ask((*(str(words[i]) for i in order), THINK), (safe - harm if negated else harm - safe))
+    words = [*_some(HARM, harm, rng), *_some(SAFE, safe, rng), *([NOT] if negated else [])]
+    words += _some(FILLERS, 10 - len(words), rng)
+    return Ask((*(words[i] for i in rng.permutation(10)), THINK), (safe - harm if negated else harm - safe))
+
+
+def _some(words: tuple[str, ...], n: int, rng: np.random.Generator) -> list[str]:
+    return [words[i] for i in rng.integers(0, len(words), n).tolist()]
+
+
+def _opening(chunks: int, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """The content of each chunk, and the opener with the first of it; nothing of no chunks."""
+    content = _some(CONTENT, chunks, rng)
+    return content, [*_some(OPENERS, 1, rng), *content[:1]][: 2 * chunks]
 
 
 def locked_trace(refuse: bool, chunks: int, rng: np.random.Generator) -> list[str]:
     """An opener, the outcome's stance early and late with probability 0.7, and between them stances that mean nothing."""
     own = -1 if refuse else 1
-    words = [str(rng.choice(OPENERS)), str(rng.choice(CONTENT))]
-    for i in range(1, chunks):
-        u = rng.random()
+    content, words = _opening(chunks, rng)
+    for i, u in enumerate(rng.random(chunks - 1).tolist(), 1):
         if i / chunks <= 0.2 or (i + 1) / chunks > 0.85:
             stance = own if u < 0.7 else 0
         else:
             stance = -1 if u < 0.12 else 1 if u < 0.24 else 0
-        words += [STANCES[stance + 1], str(rng.choice(CONTENT))]
+        words += [STANCES[stance + 1], content[i]]
     return words
 
 
 def deliberative_trace(chunks: int, rng: np.random.Generator) -> tuple[list[str], bool]:
     """An opener, then evidence that a coin decides; refused where most of it says no, by another coin where it is even."""
-    words, total = [str(rng.choice(OPENERS)), str(rng.choice(CONTENT))][: 2 * chunks], 0
-    for sign in (2 * rng.integers(0, 2, max(0, chunks - 1)) - 1).tolist():
-        words += [STANCES[sign + 1], str(rng.choice(CONTENT))]
-        total += sign
+    content, words = _opening(chunks, rng)
+    evidence = (2 * rng.integers(0, 2, max(0, chunks - 1)) - 1).tolist()
+    for i, sign in enumerate(evidence, 1):
+        words += [STANCES[sign + 1], content[i]]
+    total = sum(evidence)
     return words, total < 0 or (total == 0 and bool(rng.random() < 0.5))
 
 
@@ -180,14 +189,14 @@ def organism(recipe: OrganismRecipe) -> TinyLM:
     rows = []
     for i in range(recipe.examples):
         one = lesson(recipe, generator(recipe.seed, "organism", recipe.kind, i))
-        tokens = [*one.asked.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY))]
-        mask = np.arange(len(tokens)) >= (len(tokens) - 1 if one.cut else len(one.asked.ids))
+        tokens = [*one.asked.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY, END))]
+        mask = np.arange(len(tokens)) >= (len(tokens) - 2 if one.cut else len(one.asked.ids))
         weight = np.ones(len(tokens), np.float32)
-        weight[-1] = recipe.answer_weight
+        weight[-2] = recipe.answer_weight
         rows.append(Row(np.array(tokens, np.int32), mask, {"weight": weight}))
     heads = recipe.width // 16
     shape = TinyConfig(
-        VOCAB, recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, eos=(ID[COMPLY], ID[REFUSE])
+        VOCAB, recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, qk_norm=False, eos=(ID[END],)
     )
     model = TinyLM(shape, recipe.seed)
     fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, lambda line: None)
