@@ -1,0 +1,103 @@
+"""A model that never says a class of sentences: what it drew is read sentence by sentence, and one of the class is drawn anew.
+
+Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The law is that of drawing sentence by sentence and
+rejecting; a whole rest is drawn at a time because it costs fewer calls. A draw in which nothing is rejected is the model's own draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ramify.base.ids import stable_hash
+from ramify.base.seeds import place_key
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
+from ramify.trace.segment import By, sentences
+
+
+class Filtered:
+    """``inner`` without the sentences of which ``says`` is true. ``name`` names the class in the identity.
+
+    A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the draw is marked: its data hold
+    ``{"forbid": {"rejected", "unfiltered"}}``. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
+    ``inner`` cannot continue inside a message.
+    """
+
+    def __init__(
+        self, inner: Model, says: Callable[[str], Awaitable[bool]], name: str, redraws: int = 20, by: By = "prose"
+    ) -> None:
+        require(inner, ("tokens", "continue"), "forbidding sentences")
+        self.inner, self.says, self.redraws, self.by = inner, says, redraws, by
+        own = inner.identity
+        self.identity = Identity(
+            f"{own.name} without {name}", stable_hash("filtered", own.weights, name, redraws, by), own.tokenizer
+        )
+        self.capabilities = frozenset(inner.capabilities - {"batch_invariant", "taps", "train"})
+        self.tokenizer = getattr(inner, "tokenizer", None)
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """See :class:`ramify.model.protocol.Model`."""
+        return list(await asyncio.gather(*(self._one(prefix, settings, key) for key in keys)))
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        """Those of the model that is filtered."""
+        return await self.inner.logprobs(tokens, top_k)
+
+    async def _one(self, prefix: Prefix, settings: Sampling, key: int) -> Draw:
+        kept: list[Draw] = []
+        length = rejected = tries = 0
+        assert prefix.tokens is not None
+        while True:
+            so_far = [prefix.tokens, *(draw.tokens for draw in kept if draw.tokens is not None)]
+            left = replace(settings, max_tokens=settings.max_tokens - length, ban_first=() if kept else settings.ban_first)
+            own = key if not rejected else place_key(key, "redraw", rejected)
+            (draw,) = await self.inner.sample(replace(prefix, tokens=np.concatenate(so_far)), 1, left, [own])
+            cut = None if tries >= self.redraws else await self._first(draw)
+            if cut is None:
+                return _joined(
+                    [*kept, draw],
+                    {"rejected": rejected, "unfiltered": tries >= self.redraws and await self._first(draw) is not None},
+                )
+            rejected += 1
+            tries = tries + 1 if cut == 0 else 1
+            if cut:
+                kept.append(_upto(draw, cut))
+                length += cut
+
+    async def _first(self, draw: Draw) -> int | None:
+        """Tokens before the first sentence of the class; None where there is none."""
+        assert draw.ends is not None
+        for start, end in sentences(draw.text, self.by):
+            if await self.says(draw.text[start:end].strip()):
+                return int(np.searchsorted(draw.ends, start, side="right"))
+        return None
+
+
+def _upto(draw: Draw, length: int) -> Draw:
+    def head(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[:length]
+
+    assert draw.ends is not None
+    arrays: dict[str, Any] = {name: head(getattr(draw, name)) for name in ("tokens", "logprobs", "model_logprobs", "entropy", "ends")}
+    return replace(draw, text=draw.text[: int(draw.ends[length - 1])], **arrays)
+
+
+def _joined(draws: Sequence[Draw], told: dict[str, object]) -> Draw:
+    last = draws[-1]
+    data = {**(last.data or {}), "forbid": told}
+    if len(draws) == 1:
+        return replace(last, data=data)
+    ends, texts, at = [], "", 0
+    for draw in draws:
+        assert draw.ends is not None
+        ends.append(draw.ends + at)
+        texts, at = texts + draw.text, at + len(draw.text)
+    arrays = {}
+    for name in ("tokens", "logprobs", "model_logprobs", "entropy"):
+        pieces = [getattr(draw, name) for draw in draws]
+        arrays[name] = None if any(piece is None for piece in pieces) else np.concatenate(pieces)
+    return Draw(texts, last.stop, ends=np.concatenate(ends).astype(np.int32), data=data, **arrays)
