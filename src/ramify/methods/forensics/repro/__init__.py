@@ -220,8 +220,8 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         for seed in seeds
     }  # fmt: skip
     done = cells.map(organism_cell, plan)
-    worlds = cells.map(scripted, {f"world {name}": {"name": name} for name in (WORLDS[1:] if quick else WORLDS)}, workers=1)
     found = _Found({seed: done[f"seed {seed}"] for seed in seeds}, known)
+    worlds = cells.map(scripted, {f"world {name}": {"name": name} for name in (WORLDS[1:] if quick else WORLDS)}, workers=1)
     return [*_worlds(worlds), *_organisms(found), *_tests(found, quick), *_sentence(found, quick), *_verdicts(found, quick)]
 
 
