@@ -42,28 +42,29 @@ def filler(language: str, turns: int, *place: str | int, seed: int = 0, sentence
 
     Raises UserError on a language there is none in.
     """
+    _of(language)
+    return [dict(message) for turn in range(turns) for message in _turn(language, sentences, seed, turn, *place)]
+
+
+@lru_cache(maxsize=4096)
+def _turn(language: str, sentences: int, seed: int, turn: int, *place: str | int) -> tuple[dict[str, Any], ...]:
     texts = _of(language)
-    made: list[dict[str, Any]] = []
-    for turn in range(turns):
-        rng = generator(seed, "filler", language, *place, turn)
-        slots = {name: str(rng.choice(texts[name])) for name in ("item", "place", "person", "state")}
-        others = [item for item in texts["item"] if item != slots["item"]]
-        slots |= {"item2": str(rng.choice(others)), "n": str(2 + int(rng.integers(95)))}
-        number = slots["n"]
-        body = [str(line).format(**slots) for line in rng.permutation(texts["body"])[:sentences]]
-        name = f"call_{turn}_{number}"
-        call = {
-            "id": name,
-            "type": "function",
-            "function": {"name": "open_note", "arguments": json.dumps({"place": int(number)})},
-        }
-        made += [
-            {"role": "user", "content": str(rng.choice(texts["ask"])).format(n=number)},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": name, "content": " ".join(sentence[:1].upper() + sentence[1:] for sentence in body)},
-            {"role": "assistant", "content": str(rng.choice(texts["line"])).format(**slots)},
-        ]
-    return made
+    rng = generator(seed, "filler", language, *place, turn)
+
+    def one(name: str) -> str:
+        return str(texts[name][int(rng.integers(len(texts[name])))])
+
+    slots = {name: one(name) for name in ("item", "item2", "place", "person", "state")} | {"n": str(2 + int(rng.integers(95)))}
+    number = slots["n"]
+    body = [texts["body"][i].format(**slots) for i in rng.permutation(len(texts["body"]))[:sentences]]
+    name = f"call_{turn}_{number}"
+    call = {"id": name, "type": "function", "function": {"name": "open_note", "arguments": json.dumps({"place": int(number)})}}
+    return (
+        {"role": "user", "content": one("ask").format(n=number)},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": name, "content": " ".join(sentence[:1].upper() + sentence[1:] for sentence in body)},
+        {"role": "assistant", "content": one("line").format(**slots)},
+    )
 
 
 def _of(language: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ What is shortened is the view that goes to a model. The history is never changed
 
 from __future__ import annotations
 
+import copy
 import inspect
-import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -74,6 +74,9 @@ class Compaction:
 
 def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
     """All that can be read of a message: its text and the calls it makes. Raises UserError naming ``spot`` on what is no message."""
+    content = value.get("content")
+    if isinstance(content, str) and content and not value.get("tool_calls") and isinstance(value.get("role"), str):
+        return content  # nearly all messages; the rest are looked at closely
     _, text, data = message(value, spot)
     calls = [call.get("function") or {} for call in data.get("tool_calls") or () if isinstance(call, Mapping)]
     return "\n".join([*([text] if text else []), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)])
@@ -81,6 +84,8 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
 
 def readable(value: Mapping[str, Any]) -> bool:
     """Whether a message is text and calls; a provider's own item (an encrypted summary) is not."""
+    if isinstance(value.get("content"), str) and value["content"] and isinstance(value.get("role"), str):
+        return True
     try:
         _, text, data = message(value, "a message")
     except UserError:
@@ -123,12 +128,13 @@ async def compact_chat(
         if isinstance(compactor, Compactor):
             if budget is None:
                 raise UserError(f"the compactor '{name}' needs a budget")
-            shown = given if before <= budget else await _family(compactor, given, texts, budget, count, ask)
+            if before <= budget:
+                return given, record
+            shown, evicted, new = await _family(compactor, given, texts, budget, count, ask)
         else:
-            found = (
-                call or (lambda: compactor(json.loads(json.dumps(given)) if _is_json(given) else [dict(v) for v in given]))
-            )()
+            found = (call or (lambda: compactor(copy.deepcopy(given))))()
             shown = [dict(value) for value in (await found if inspect.isawaitable(found) else found)]
+            evicted, new = _difference(given, shown)
     except UserError:
         raise
     except Exception as error:  # a stranger's function or model may raise anything; the messages are kept
@@ -136,20 +142,11 @@ async def compact_chat(
         return given, replace(record, failure=why)
     if not shown and given:
         return given, replace(record, failure="it left nothing")
-    evicted, new = _difference(given, shown)
     after = sum(count(text_of(value) if readable(value) else canonical_json(plain(value))) for value in shown)
     opaque = not all(map(readable, new))
     return shown, replace(
         record, after=after, evicted=evicted, inserted=tuple(text_of(v) for v in new if readable(v)), opaque=opaque
     )
-
-
-def _is_json(values: Any) -> bool:
-    try:
-        json.dumps(values)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 async def _family(
@@ -159,7 +156,9 @@ async def _family(
     budget: int,
     count: Callable[[str], int],
     ask: Callable[[Sequence[Message], int], Awaitable[str]] | None,
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], tuple[int, ...], list[Mapping[str, Any]]]:
+    """What one of the family shows, the places it evicts and the messages it makes up."""
+
     async def nobody(asked: Sequence[Message], length: int) -> str:
         raise UserError(f"the compactor '{compactor.name}' asks a model: give it one (model=), or an `ask`")
 
@@ -173,7 +172,11 @@ async def _family(
     broken = faults(entries, shown, window)
     if broken:
         raise RamifyError(f"'{compactor.name}' {broken[0]}")
-    return [given[item.place] if isinstance(item, Entry) else {"role": item.role, "content": item.text} for item in shown]
+    made: list[Mapping[str, Any]] = [{"role": item.role, "content": item.text} for item in shown if isinstance(item, Message)]
+    kept = {item.place for item in shown if isinstance(item, Entry)}
+    parts = iter(made)
+    view = [given[item.place] if isinstance(item, Entry) else dict(next(parts)) for item in shown]
+    return view, tuple(at for at in range(len(given)) if at not in kept), made
 
 
 def _difference(given: Chat, shown: Chat) -> tuple[tuple[int, ...], list[Mapping[str, Any]]]:

@@ -112,19 +112,19 @@ def _best(rule: str, text: str) -> Survival:
     need = {*wanted, *bound}
     if not need:
         return Survival("dropped", 0.0)
-    best, best_key = (0, 0), (-1, -1)
+    hits = [at for at, (_, key, _) in enumerate(tokens) if key in need]
+    best, most = (hits[0] if hits else 0), (-1, -1)
     inside: Counter[str] = Counter()
     start = 0
-    for end, (_, key, _) in enumerate(tokens):
-        inside[key] += key in need
-        while tokens[end][2] - tokens[start][2] >= WINDOW:
-            inside[tokens[start][1]] -= tokens[start][1] in need
+    for at in hits:
+        inside[tokens[at][1]] += 1
+        while tokens[at][2] - tokens[hits[start]][2] >= WINDOW:
+            inside -= Counter([tokens[hits[start]][1]])
             start += 1
-        held = sum(inside[value] > 0 for value in bound)
-        words = sum(inside[word] > 0 for word in wanted)
-        if (words + held, held) > best_key:
-            best, best_key = (start, end), (words + held, held)
-    window = [token for token in tokens[best[0] :] if token[2] - tokens[best[0]][2] < WINDOW]
+        held = len(bound.keys() & inside.keys())
+        if (len(inside), held) > most:
+            best, most = hits[start], (len(inside), held)
+    window = [token for token in tokens[best : best + WINDOW] if token[2] - tokens[best][2] < WINDOW]
     seen = {key for _, key, _ in window}
     share = len(wanted & seen) / len(wanted) if wanted else float(bool(bound.keys() & seen))
     missing = tuple(sorted(bound.keys() - seen))
@@ -151,7 +151,7 @@ def _around(text: str, need: Iterable[str]) -> str:
     return " ".join(s for s in re.split(r"(?<=[.!?])\s+|[\n。！？]", text) if any(key in wanted for _, key, _ in _tokens(s)))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _tokens(text: str) -> list[tuple[str, str, int]]:
     """(kind, key, place in tokens) of the words and values of a text; function words are counted and left out."""
     found: list[tuple[str, str, int]] = []
@@ -177,6 +177,7 @@ def _number(said: str) -> str:
     return f"{Decimal(whole).normalize():f}" if whole.count(".") < 2 else said
 
 
+@lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
     bare = "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
     for end in ("ations", "ation", "ings", "ing", "ers", "ed", "es", "s", "ly"):
