@@ -79,6 +79,22 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
         )
 
 
+@register("assertion", "survives")
+def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int = 4, **options: Any) -> None:
+    """Assert that ``rules`` stated in a conversation are all in the context after each of ``rounds`` compactions.
+
+    ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's doors makes one of what LangChain,
+    LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins. ``options``
+    are those of :func:`ramify.methods.governance.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``.
+    """
+    from ramify.methods.governance.algorithm import survives
+
+    lost = survives(compactor, rules, rounds, **options)
+    if lost:
+        listed = "; ".join(f"'{one.rule}' ({one.kind} in round {one.round})" for one in lost)
+        raise AssertionError(f"compaction lost {len(lost)} rules: {listed}")
+
+
 @register("assertion", "no-step-below")
 def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> None:
     """Assert that no step of any attempt is graded below ``floor``, in nats times beta.

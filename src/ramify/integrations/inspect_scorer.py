@@ -25,7 +25,7 @@ def inspect_scorer(scorer: Scorer) -> Any:
 
     def made() -> Any:
         async def score(state: TaskState, target: Target) -> Score:
-            said = [_message(message) for message in state.messages]
+            said = [as_openai(message) for message in state.messages]
             path = path_of([], said, f"sample {state.sample_id!r}")
             data = {**plain(dict(state.metadata or {})), "answer": target.text}
             found = await score_path(scorer, path, Task(str(state.sample_id), data))
@@ -41,7 +41,7 @@ def inspect_scorer(scorer: Scorer) -> Any:
     return judge()
 
 
-def _message(message: Any) -> dict[str, Any]:
+def as_openai(message: Any) -> dict[str, Any]:
     """A message of inspect in OpenAI's form: role, text, tool calls."""
     calls = [
         {"type": "function", "id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
