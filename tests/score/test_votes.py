@@ -9,7 +9,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.model.scripted import ScriptedModel
-from ramify.score.panel import Panel, count, find_panel, find_stance_judge, find_voter, stances
+from ramify.score.votes import Panel, count, find_panel, find_stance_judge, find_voter, stances
 
 
 def test_votes() -> None:
