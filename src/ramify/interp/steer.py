@@ -96,8 +96,8 @@ def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> Change:
 def random_like(change: Change, seed: int, *place: str | int) -> Change:
     """The control: one random direction for all prompts, as long at each prompt as ``change`` is there."""
     n, width = change.delta.shape
-    direction = generator(seed, "random direction", *place).normal(size=width)
-    lengths: np.ndarray = np.linalg.norm(change.delta, axis=1)
+    direction = generator(seed, "random direction", *place).normal(size=(width,))
+    lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
     return Change(along(direction, lengths, n).delta, change.fired)
 
 
