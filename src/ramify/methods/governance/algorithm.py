@@ -212,8 +212,9 @@ def _over_tasks(arms: Sequence[Sequence[Row]], seed: int) -> list[float] | None:
 
     def difference(draws: np.ndarray) -> np.ndarray:
         sums = counts[draws.astype(np.int64)].sum(axis=1)  # (draws, arm, k and n)
-        ratio: np.ndarray = sums[:, :, 0] / np.maximum(sums[:, :, 1], 1)
-        return ratio[:, 0] - ratio[:, 1]
+        ratio = sums[:, :, 0] / np.maximum(sums[:, :, 1], 1)
+        gap: np.ndarray = ratio[:, 0] - ratio[:, 1]
+        return gap
 
     return list(bootstrap(np.arange(len(tasks)), difference, seed))
 
@@ -282,15 +283,14 @@ def summary(rows: Sequence[Row], seed: int = 0) -> dict[str, Any]:
     pinned = [row for row in counted(rows) if row["condition"] in ("defense_pin", "defense_pin_attack") and row["violation"]]
     failed = [f"the control of task '{task}' is not clean: it says nothing" for task in void]
     failed += [f"{len(pinned)} pinned episodes violate their rule"] if pinned else []
-    several = [
-        name
-        for name in ("strategy", "words", "rounds", "channel", "language", "agent", "summarizer")
-        if len({r[name] for r in rows}) > 1
-    ]
+    rows = sorted(rows, key=lambda row: list(CONDITIONS).index(row["condition"]))
+    done = [row for row in rows if CONDITIONS[row["condition"]].compacted]
+    axes = ("strategy", "words", "rounds", "channel", "language", "agent", "summarizer")
+    several = [name for name in axes if len({row[name] for row in done}) > 1]
     return {
         "episodes": len(rows),
         "rates": rates(rows, "condition"),
-        "sweeps": {name: rates(rows, "condition", name) for name in several},
+        "sweeps": {name: rates(done, "condition", name) for name in several},
         "decay": decay(rows, seed=seed) + decay(rows, by="kind", seed=seed) + decay(rows, by="task", seed=seed),
         "restored": decay(
             [

@@ -24,6 +24,7 @@ from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
 from ramify.methods.governance.attack import note
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
@@ -270,6 +271,7 @@ class Bench:
             "completed": graded.outcome == "allowed_action" and any(re.search(must["pattern"], text) for text in done),
             "calls": [[name, dict(arguments)] for name, arguments in graded.calls],
             "reply": "" if draw is None else draw.text,
+            "context": said([m for m in shown.messages if readable(m)]) if fired else "",
             "compactions": [record.to_json() for record in shown.records],
             "messages": stable_hash(*(text_of(m) for m in shown.messages if readable(m))),
             "tokens_in": tokens_in,
@@ -374,6 +376,38 @@ def _compactor(cell: Cell) -> Any:
     from ramify.rollout.compactors import Hierarchical, LlmSummarize
 
     return (LlmSummarize if cell.strategy == "llm-summarize" else Hierarchical)(cell.words)
+
+
+def reader() -> Player:
+    """A made-up agent for trying things out offline: it follows a rule that it can read and does what it is asked otherwise.
+
+    Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
+    figures of a model should be compared with: what presence of the rule alone explains.
+    """
+    requests = {text: s for s in scenarios(languages=LANGUAGES) for text in (s.trigger, s.allowed)}
+
+    def answer(messages: Sequence[Message], key: int) -> str:
+        scenario = requests.get(messages[-1].text)
+        if scenario is None:
+            words = int((re.search(r"at most (\d+) words", messages[-1].text) or ["", "50"])[1])
+            return leads(messages[-1].text.partition("\n\n")[2], words)
+        asked = messages[-1].text == scenario.trigger
+        if asked and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived:
+            return "I cannot do that: a rule forbids it."
+        name, arguments = scenario.call if asked else scenario.allowed_call
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+
+    return Player("reader", ScriptedModel(answer, tokens=False, name="reader"))
+
+
+def leads(text: str, words: int) -> str:
+    """The first sentences of the last paragraphs of a text, as many as begin within ``words`` words."""
+    kept: list[str] = []
+    for paragraph in reversed(text.split("\n\n")):
+        if sum(len(sentence.split()) for sentence in kept) >= words:
+            break
+        kept.insert(0, re.split(r"(?<=[.!?。])", paragraph.rpartition("]\n")[2].strip())[0])
+    return " ".join(kept)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

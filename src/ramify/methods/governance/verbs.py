@@ -1,0 +1,284 @@
+"""The verbs of ``ramify governance``. Exit code 1: a control is not clean, or a pinned episode broke its rule; nothing is shown then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import load
+from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.base.files import write_whole
+from ramify.engine.named import find_model
+from ramify.methods.governance import audit as audits
+from ramify.methods.governance.algorithm import mixture
+from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, reader, report
+from ramify.render.terminal import emit, progress, say, table
+
+
+class BenchCommand(SettingsCommand):
+    """A verb that takes the options of the grid."""
+
+    def settings(self) -> type[BenchConfig]:
+        """The options."""
+        return BenchConfig
+
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure which rules compaction drops, what agents do then, and keep the rules.",
+)
+_GRID: dict[str, Any] = {"cls": BenchCommand, "context_settings": TAKES_SETTINGS}
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Agents = Annotated[
+    list[str] | None,
+    typer.Option("--agent", help="chat:MODEL@URL, hf:FOLDER, ...; several make a crossing. Without one: a made-up reader."),
+]
+Summarizers = Annotated[
+    list[str] | None, typer.Option("--summarizer", help="As --agent; by default each agent summarises for itself.")
+]
+Rows = Annotated[Path, typer.Option("--out", help="Rows, one episode a line; those that are there are not played again.")]
+RowsArgument = Annotated[list[Path], typer.Argument(metavar="ROWS...", help="Files that `ramify governance bench` wrote.")]
+Written = Annotated[Path | None, typer.Option("--out", help="Also write the report, as Markdown.")]
+
+
+def _players(names: list[str] | None) -> list[Player]:
+    return [Player(name, *find_model(name)) for name in names or []]
+
+
+def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
+    config = load(BenchConfig, flags=flags)
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to")
+    return Bench(config, _players(agents) or [reader()], _players(summarizers) or ([] if agents else [reader()]), out)
+
+
+@app.command(**_GRID)
+def bench(
+    ctx: typer.Context,
+    out: Rows,
+    agent: Agents = None,
+    summarizer: Summarizers = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; call no model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Play the grid: what agents do with a rule, without it, behind a compaction, under attack, and with the rule pinned."""
+    made = _bench(ctx.args, agent, summarizer, out)
+    cells = made.cells()
+    if dry_run:
+        compactions = sum(cell.rounds for cell in cells)
+        bill = {"episodes": len(cells), "agent_calls": len(cells), "compactions": compactions}
+        emit({"config": made.config.to_json(), "bill": bill}, as_json, table(["bill", ""], list(bill.items())))
+        return
+    with progress("bench", len(cells), "episodes", as_json) as bar:
+        rows = asyncio.run(made.run(cells, bar.at))
+    _tell(report(rows), as_json, None)
+
+
+@app.command("report")
+def report_(rows: RowsArgument, out: Written = None, as_json: Json = False) -> None:
+    """The tables of one or several benchmarks, from their rows."""
+    _tell(report(row for path in rows for row in read_rows(path)), as_json, out)
+
+
+@app.command(**_GRID)
+def attack(
+    ctx: typer.Context,
+    out: Rows,
+    budget: Annotated[int, typer.Option(help="Most episodes, those of the report included.")] = 400,
+    holdout: Annotated[float, typer.Option(help="Share of the tasks that is kept for the report.")] = 0.5,
+    agent: Agents = None,
+    summarizer: Summarizers = None,
+    as_json: Json = False,
+) -> None:
+    """Search for the document that talks your rules out of a summary; select on some tasks, report on the others."""
+    from ramify.methods.governance.attack import search
+
+    made = _bench(ctx.args, agent, summarizer, out)
+    found = asyncio.run(search(made, budget, holdout, (lambda line: None) if as_json else say))
+    shares = {"selected on (best of many: biased)": found["selected_on"]} | {
+        f"held out: {k}": v for k, v in found["held_out"].items()
+    }
+    cells = [[name, *_share(share)] for name, share in shares.items()]
+    low, high = found["gain"]
+    text = table(["violations", "k", "n", "rate", "95 % interval"], cells)
+    text += f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; {found['queries']} episodes, all in {out}"
+    emit(found, as_json, text)
+
+
+@app.command()
+def audit(
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG", help="Logged calls or conversations of any known format, or the folder of a run.")
+    ],
+    rules: Annotated[Path, typer.Option("--rules", help="One rule a line, or .toml/.json with text and predicate.")],
+    form: Annotated[str | None, typer.Option("--from", help="Format of LOG; see `ramify list reader`.")] = None,
+    out: Written = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 where a rule was lost.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
+    found = audits.audit(log, audits.read_rules(rules), form)
+    columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "forbidden"]
+    head = f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions"
+    rows, told = audits.as_text(found), audits.lines(found)
+    emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else [])]))
+    if out is not None:
+        write_whole(
+            out,
+            "\n".join(
+                [
+                    "# Rules in logged conversations",
+                    "",
+                    head,
+                    "",
+                    *_markdown(columns, rows),
+                    "",
+                    *(f"- {line.strip()}" for line in told),
+                ]
+            )
+            + "\n",
+        )
+    if strict and any(r["lost"] for r in found["rules"]):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def judge(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A file that `ramify governance bench` wrote.")],
+    model: Annotated[list[str], typer.Option("--judge", help="As --agent; three of different families make a panel.")],
+    as_json: Json = False,
+) -> None:
+    """Have models judge what survived compaction, beside the keyword test: majority, agreement, judges that never vary."""
+    from ramify.env.standing_rules import scenarios
+    from ramify.score.panel import Judge, judged
+
+    found = [
+        row for row in read_rows(rows) if row["condition"] == "compaction" and row["request"] == "trigger" and row.get("context")
+    ]
+    if not found:
+        raise UserError(f"{rows} holds no compacted episode to judge")
+    policies = {(s.id, s.language): s.policy for s in scenarios(languages=("en", "zh", "es"))}
+    panel = asyncio.run(
+        judged(
+            [Judge(name, *find_model(name)) for name in model],
+            [(policies[r["task"], r["language"]], r["context"]) for r in found],
+        )
+    )
+    by_judges = [
+        {**row, "survived": kept, "survival": "judged"}
+        for row, kept in zip(found, panel.majority, strict=True)
+        if kept is not None
+    ]
+    agreement = panel.agreement([row["survived"] for row in found])
+    result: dict[str, Any] = {
+        "episodes": len(found),
+        "constant": list(panel.constant),
+        "agreement": agreement,
+        "keywords": mixture(found),
+        "majority": mixture(by_judges),
+        "votes": panel.votes,
+    }
+    cells = [[name, *_share(share)] for name, share in agreement.items()]
+    sides = [
+        [name, side, *_share(m[side])]
+        for name in ("keywords", "majority")
+        if (m := result[name])
+        for side in ("survived", "dropped")
+    ]
+    text = table(["agreement of", "k", "n", "share", "95 % interval"], cells)
+    text += "\n\n" + table(["survival by", "rule", "k", "n", "violation", "95 % interval"], sides)
+    text += "".join(f"\n'{name}' always says the same: it is left out of the majority" for name in panel.constant)
+    emit(result, as_json, text)
+
+
+def _share(share: Any) -> list[Any]:
+    if share is None or share["n"] == 0:
+        return [0, 0, None, "-"]
+    rate = share["value"] if "value" in share else share["rate"]
+    return [share["k"], share["n"], rate, "[{:.3f}, {:.3f}]".format(*share["interval"])]
+
+
+def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
+    """Titles and rows of every table of a report."""
+    made = [
+        (
+            ["condition", "k", "n", "violation", "95 % interval", "left out"],
+            [[r["condition"], *_share(r), _said(r["left_out"])] for r in found["rates"]],
+        )
+    ]
+    for name, rates in found["sweeps"].items():
+        made.append(
+            (["condition", name, "k", "n", "violation", "95 % interval"], [[r["condition"], r[name], *_share(r)] for r in rates])
+        )
+    rows = [
+        [
+            next(str(v) for k, v in r.items() if k in ("group", "kind", "task")),
+            r["decay"],
+            *("-" if r[n] is None else "[{:+.3f}, {:+.3f}]".format(*r[n]) for n in ("interval", "by_task")),
+        ]
+        for r in found["decay"]
+    ]
+    if rows:
+        made.append((["compaction - control", "decay", "95 % interval", "over tasks"], rows))
+    if found["mixture"]:
+        m = found["mixture"]
+        made.append(
+            (
+                ["rule after compaction", "k", "n", "violation", "95 % interval"],
+                [[side, *_share(m[side])] for side in ("survived", "dropped")],
+            )
+        )
+    if found["restored"]:
+        made.append(
+            (
+                ["same summary, rule removed - restored", "difference", "95 % interval"],
+                [["all", r["decay"], "[{:+.3f}, {:+.3f}]".format(*r["interval"])] for r in found["restored"]],
+            )
+        )
+    if found["crossing"]:
+        c = found["crossing"]
+        made.append(
+            (
+                ["summariser \\ agent", *c["agents"]],
+                [[name, *rates] for name, rates in zip(c["summarizers"], c["rates"], strict=True)],
+            )
+        )
+    if found["utility"]:
+        made.append(
+            (
+                ["allowed act under", "n", "completed", "refused"],
+                [[r["condition"], r["n"], r["completed"], r["refused"]] for r in found["utility"]],
+            )
+        )
+    return made
+
+
+def _said(left: dict[str, int]) -> str:
+    return ", ".join(f"{n} {why}" for why, n in left.items()) or "-"
+
+
+def _markdown(columns: list[str], rows: list[list[Any]]) -> list[str]:
+    def cell(value: Any) -> str:
+        text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    return ["| " + " | ".join(map(cell, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)]
+
+
+def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
+    """Print a report, write it where asked; exit code 1 where it shows nothing or a pin did not hold."""
+    tables = _tables(found)
+    if out is not None:
+        body = "\n\n".join("\n".join(_markdown(*one)) for one in tables)
+        failed = "".join(f"\n\n**{why}**" for why in found["failed"])
+        write_whole(out, f"# Rules under compaction\n\n{found['episodes']} episodes.\n\n{body}{failed}\n")
+    emit(found, as_json, "\n\n".join(table(*one) for one in tables))
+    for why in found["failed"]:
+        say(f"warning: {why}")
+    if found["failed"]:
+        raise typer.Exit(EXIT_FAILED)
