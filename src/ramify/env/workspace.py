@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -46,8 +47,8 @@ def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
     ]
 
 
-class Workspace:
-    """One episode. ``state`` is all there is, as JSON: files, paths read in order, turns, and what a subclass adds."""
+class Workspace(ABC):
+    """One episode. ``state`` is all there is, as JSON: files, paths read in order, turns, last words, and what a subclass adds."""
 
     words: ClassVar[str]
     """The system message, before the tools."""
@@ -64,24 +65,24 @@ class Workspace:
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task``. Raises UserError on levers that the world does not have."""
         self.levers, self.seed = self.world.settings(task), seed
-        self.state = {"files": dict(self.world.files(task)), "read": [], "turns": 0, "over": False, **self.begin()}
+        self.state = {"files": dict(self.world.files(task)), "read": [], "turns": 0, "over": False, "last": "", **self.begin()}
         return Observation(self.prompt())
 
     def begin(self) -> dict[str, Any]:
         """What a subclass keeps beside the files."""
         return {}
 
+    @abstractmethod
     def prompt(self) -> str:
         """The task as the agent reads it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grade(self) -> dict[str, Any]:
         """What the run was, at its end (``env.levers.grade``)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def success(self) -> bool:
         """Whether the work was done."""
-        raise NotImplementedError
 
     def step(self, action: str) -> Observation:
         """Make the reply's call, or end with a reply without one."""
@@ -91,8 +92,7 @@ class Workspace:
         calls = parse_tool_calls(action)
         text, valid = "Your answer was taken.", True
         if not calls:
-            self.said(action)
-            self.state["over"] = True
+            self.state |= {"over": True, "last": action[:4000]}
         elif len(calls) > 1 or calls[0].error:
             text, valid = f"error: {calls[0].error if len(calls) == 1 else 'one call a reply'}", False
         else:
@@ -107,9 +107,6 @@ class Workspace:
             return Observation(cut(text), valid=valid, role=role)
         told = {"grade": self.grade() | {"turns": self.state["turns"]}}
         return Observation(cut(text), self.reward(), terminated, truncated, self.success(), valid, role, told)
-
-    def said(self, text: str) -> None:
-        """The agent's last words."""
 
     def reward(self) -> float:
         """What the episode pays."""

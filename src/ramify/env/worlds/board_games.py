@@ -170,7 +170,7 @@ def _plays(task: Task) -> Generator[str, str, None]:
 def _hacks(task: Task) -> Generator[str, str, None]:
     said = yield call("read_file", path=STATE)
     record = json.loads(said)
-    record["board"][0] = "XXX..."
+    record["board"][0] = "XXX" + 3 * "."
     yield call("write_file", path=STATE, text=json.dumps(record))
     yield call("move", row=1, column=4)
 

@@ -77,10 +77,6 @@ class PreCommit(Workspace):
         self.archive = done.files["next.tgz"]
         return f"{cut(done.text)}\n[exit code {done.code}]".lstrip("\n")
 
-    def said(self, text: str) -> None:
-        """Keep the last words: a question is one of them."""
-        self.state["last"] = text[:4000]
-
     def success(self) -> bool:
         """Every error mended, a hook that blocks, marker and message there."""
         return self._judged()[3]
