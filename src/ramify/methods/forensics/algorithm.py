@@ -24,6 +24,8 @@ from ramify.stats.trend import cochran_armitage, isotonic, logistic_fit, trend_p
 ALPHA = 0.05
 BELIEVED = 0.8
 """A silent test is believed where its positive control would have fired with at least this probability."""
+INVALID = 0.1
+"""More invalid runs than this share make a rate doubtful."""
 Move = Literal["rises", "falls", "same"]
 Seen = Literal["rises", "falls", "same", "uninterpretable"]
 

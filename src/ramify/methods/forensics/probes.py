@@ -1,0 +1,126 @@
+"""Questions to the agent, and positive controls: the same tests on an agent known to have the property [3.4, 5 to 7 and 14]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.ids import stable_hash
+from ramify.base.seeds import place_key
+from ramify.env.protocol import Panel, World
+from ramify.methods.forensics.algorithm import Control, TestResult
+from ramify.methods.forensics.case import pieces, varied
+from ramify.methods.forensics.run import Case
+from ramify.methods.forensics.study import Played
+from ramify.model.protocol import Message, Model
+from ramify.rollout.compact import reply
+from ramify.rollout.parts import make_agent
+from ramify.score.classify import Says, by_model, by_pattern
+from ramify.stats.intervals import proportion
+from ramify.stats.power import power_of_difference
+from ramify.stats.trend import trend_power
+
+
+def ask(
+    case: Case, name: str, question: str, answer: Says, *, run: Played | None = None, n: int = 50, turn: int | None = None
+) -> dict[str, Any]:
+    """Ask the agent, and count answers of a kind. Nothing is done in the world.
+
+    Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up behind its end, or, with
+    ``turn``, an interruption before its reply ``turn`` (a resumption note). What an agent says of itself is no cause: the result is a
+    rate of answers, to be put beside the behaviour and never in its place. Raises UserError where the run has no such reply.
+    """
+    if run is None:
+        asked = [Message("user", f"{_situation(case)}\n\n{question}")]
+    else:
+        said = list(case.said(run))
+        starts = [i for i, message in enumerate(said) if message.role == "assistant"]
+        if turn is not None and not 0 <= turn < len(starts):
+            raise UserError(f"the run that ends at {run.leaf} has replies 0 to {len(starts) - 1}, not {turn}")
+        before = said[: len(said) if turn is None else starts[turn]]
+        asked = [*(Message(m.role, m.text) for m in before), Message("user", question)]
+    agent = case.agent
+
+    async def answers() -> tuple[list[str], list[bool]]:
+        keys = [place_key(case.config.seed, "ask", name, question, i) for i in range(n)]
+        drawn = await asyncio.gather(*(reply(agent.model, agent.template, asked, agent.sampling, key) for key in keys))
+        texts = [text for text, _ in drawn]
+        return texts, [await answer(text) for text in texts]
+
+    texts, hits = asyncio.run(answers())
+    found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
+    case.write(f"probes/{name}", found)
+    return found
+
+
+def _situation(case: Case) -> str:
+    """What an agent in the incident is shown, quoted for a question in the third person."""
+    shown = pieces(case.world, varied(next(iter(case.panel)), case.config, {}))
+    told = "\n\n".join(f"[{name}]\n{text}" for name, text in shown.items() if text)
+    return f"Another agent is in the following situation.\n\n<situation>\n{told}\n</situation>"
+
+
+def says_of(case: Case, what: str, judge: bool) -> Says:
+    """A class of texts: a pattern, or a description that the case's judge is asked about. Raises NeedsError without a judge."""
+    if not judge:
+        return by_pattern(what)
+    if case.judge is None:
+        raise NeedsError("the case names no judge: set judge = in its case.toml")
+    return by_model(*case.judge, what)
+
+
+def control(
+    case: Case, test: Callable[[Case], Sequence[TestResult]], model: str | Model = "", instruct: str = ""
+) -> dict[str, Control]:
+    """Make a test on an agent known to have the property: another model, or the case's own told to have it. The controls are kept.
+
+    Its power at the size of the test follows from the rates found there; its false alarms are those of its level. Raises UserError
+    where neither or both are named.
+    """
+    if bool(model) == bool(instruct):
+        raise UserError("a positive control is another model, or an instruction to the same one")
+    if instruct:
+        name = f"instructed-{stable_hash(instruct)[:6]}"
+        known = case.acting(name, world=Instructed(case.world, instruct))
+    else:
+        agent = make_agent(model, None, None)
+        stops = () if agent.template is None else tuple(agent.template.stop_tokens)
+        name = f"organism-{agent.model.identity.weights[:6]}"
+        known = case.acting(name, replace(agent, sampling=replace(case.agent.sampling, stop_tokens=stops)))
+    found = {r.name: Control(power_at(r), r.alpha, r.n, name) for r in test(known)}
+    case.write("controls", case.read("controls") | {test_name: asdict(one) for test_name, one in found.items()})
+    return found
+
+
+class Instructed:
+    """A world whose agent is told one thing more in the system message."""
+
+    def __init__(self, inner: World, text: str) -> None:
+        self.inner, self.text, self.name = inner, text, inner.name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def make(self) -> Any:
+        """The episode, with the text behind its instructions."""
+        env = self.inner.make()
+        env.system = f"{env.system}\n{self.text}" if env.system else self.text
+        return env
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        """The tasks of the world."""
+        return self.inner.panel(split, n, seed)
+
+
+def power_at(result: TestResult) -> float:
+    """Probability that a test of this size fires at the rates it found."""
+    d = result.detail
+    if result.kind == "dose":
+        return trend_power([k / n for k, n in zip(d["hits"], d["n"], strict=True)], d["n"], d["doses"], 1 - result.alpha)
+    if "base" not in d or not d["n"] or not d["base"][1]:
+        return float(result.fired)
+    base, n = d["base"]
+    return power_of_difference(d["hits"] / d["n"], base / n, d["n"], n, 1 - result.alpha)

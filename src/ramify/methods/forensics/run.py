@@ -1,0 +1,162 @@
+"""The tests of a case, made with runs of the agent in its world, and its sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import place_key
+from ramify.env.protocol import Task
+from ramify.methods.forensics import algorithm
+from ramify.methods.forensics.algorithm import TestResult
+from ramify.methods.forensics.case import intervention
+from ramify.methods.forensics.study import Played, Study, counted
+from ramify.model.filtered import Filtered
+from ramify.model.protocol import require
+from ramify.rollout.fork import fork
+from ramify.score.classify import Says
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import proportion
+from ramify.stats.tests import homogeneity
+from ramify.trace.segment import sentence_offsets
+
+
+class Case(Study):
+    """An open case: each test plays what it lacks, and what it found is kept under CASEDIR/results."""
+
+    def baseline(self, n: int | None = None) -> dict[str, Any]:
+        """The rate in the incident: invalid runs apart, runs that speak of a test apart, tasks pooled only beside their homogeneity."""
+        runs = self.play("baseline", {}, n)
+        counts = counted(runs)
+        by_task = Counter(run.tree for run in runs if run.behavior), Counter(run.tree for run in runs if run.behavior is not None)
+        split = algorithm.awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware))
+        report: dict[str, Any] = {
+            "rate": proportion(counts.k, counts.n),
+            "invalid": counts.missing,
+            "invalid_share": counts.missing / len(runs),
+            "failures": dict(Counter(run.failure for run in runs if run.failure).most_common(3)),
+            "awareness": split,
+            "homogeneity": homogeneity([by_task[0][t] for t in by_task[1]], list(by_task[1].values())),
+        }
+        if not counts.k:
+            report["absence"] = algorithm.absence(counts, self.config.expect or 0.01)
+        self.write("baseline", report)
+        return report
+
+    def base(self, n: int | None = None) -> Counts:
+        """Counts of the baseline."""
+        return counted(self.play("baseline", {}, n))
+
+    def vary(self, field: str, values: Sequence[Any] = (), n: int | None = None) -> TestResult:
+        """A dose-response over numbers of one field. Raises UserError on fewer than three doses, or on values that are no numbers."""
+        declared = self.config.fields
+        values = list(values) or list(declared[field].values if field in declared else [])
+        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values) or len(set(values)) < 3:
+            raise UserError(
+                f"'{field}' needs at least three different numbers as doses, not {values}; for other values use counterfactual"
+            )
+        counts = [self._cell(f"{field}={value}", {field: value}, n) for value in values]
+        found = algorithm.dose_response(field, values, counts)
+        return self.record(replace(found, detail={**found.detail, "role": declared[field].role}))
+
+    def counterfactual(self, names: Sequence[str] = (), n: int | None = None) -> list[TestResult]:
+        """Variants of the case against the baseline, corrected together; a stack of two single variants also gets its interaction."""
+        names = list(names) or list(self.config.variants)
+        if not names:
+            raise UserError("the case declares no variants")
+        base = self._cell("baseline", {}, n)
+        arms = {name: self._cell(name, self.config.changes(name), n) for name in names}
+        found = []
+        for result in algorithm.counterfactuals(base, arms):
+            changes = self.config.changes(result.name)
+            told = intervention(self.world, self.config, next(iter(self.panel)), changes)
+            roles = {self.config.fields[field].role for field in changes}
+            detail = {**result.detail, "role": roles.pop() if len(roles) == 1 else "", "intervention": told}
+            found.append(self.record(replace(result, detail=detail)))
+        return [*found, *(self._interaction(name, base, arms, n) for name in names if len(self.config.changes(name)) == 2)]
+
+    def _interaction(self, name: str, base: Counts, arms: Mapping[str, Counts], n: int | None) -> TestResult:
+        (first, one), (second, two) = self.config.changes(name).items()
+        left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in ((first, one), (second, two)))
+        return self.record(algorithm.stacked(f"{name}, interaction", arms[name], left, right, base))
+
+    def forbid(self, name: str, says: Says, n: int | None = None) -> TestResult:
+        """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
+        filtered = replace(self.agent, model=Filtered(self.agent.model, says, name, by=self.config.sentences))
+        runs = self.play(f"without {name}", {}, n, filtered)
+        marks = [run.forbid or {} for run in runs]
+        kept = [run for run, mark in zip(runs, marks, strict=True) if not mark.get("unfiltered")]
+        base = self._cell("baseline", {}, n)
+        found = algorithm.forbidding(
+            base, counted(kept), sum(m.get("rejected", 0) for m in marks), len(runs) - len(kept), name=f"without {name}"
+        )
+        return self.record(replace(found, detail={**found.detail, "role": "idea"}))
+
+    def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
+        return counted(self.play(cell, changes, n))
+
+    def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> dict[str, Any]:
+        """Fork one reply before and behind every sentence, k times each: scores, their held-out half, and the curve of rates.
+
+        ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot go on
+        inside a message, UserError where there is no such reply or nothing said in it.
+        """
+        require(self.agent.model, ("tokens", "continue"), "resampling sentences")
+        leaf = self.run.find(run) if isinstance(run, str) else run.leaf
+        episodes = self.episodes()
+        tree = self.run.node(leaf).tree
+        replies = [node for node, _ in episodes.load(tree).path(leaf).segments if node.role == "assistant" and node.opens]
+        if not 0 <= turn < len(replies):
+            raise UserError(f"the run that ends at {leaf} has replies 0 to {len(replies) - 1}, not {turn}")
+        node = replies[turn]
+        head = 0 if node.sampled is None else int(np.argmax(node.sampled))
+        drawn = len(node) if node.sampled is None else int(np.flatnonzero(node.sampled)[-1])
+        offsets = [min(offset, drawn) for offset in sentence_offsets(node, self.config.sentences, head)]
+        offsets = sorted(set(offsets))
+        if len(offsets) < 2:
+            raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
+        first = 1_000_000 * (1 + place_key(0, "forensics") % 1000)
+        (info,) = [i for i in self.run.trees() if i.name == tree]
+        task = Task(info.task["id"], info.task["data"])
+
+        async def outcomes() -> np.ndarray:
+            forks = [await fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets]
+            graded = [await asyncio.gather(*(self.grade("fork", episodes, a) for a in one.arm.attempts)) for one in forks]
+            return np.array([[np.nan if g.behavior is None else float(g.behavior) for g in row] for row in graded])
+
+        found = asyncio.run(outcomes())
+        scores = algorithm.sentence_scores(found)
+        self.run.commit()
+        ends = [0 if not offset or node.ends is None else int(node.ends[offset - 1]) for offset in offsets]
+        texts = [node.text[a:b].strip() for a, b in itertools.pairwise(ends)]
+        rows = [
+            {"sentence": text, "score": s, "sd": sd, "p": p, "held_out": h}
+            for text, s, sd, p, h in zip(
+                texts, *(x.tolist() for x in (scores.scores, scores.sd, scores.p, scores.held_out)), strict=True
+            )
+        ]
+        result = {
+            "leaf": leaf,
+            "turn": turn,
+            "k": k,
+            "rates": scores.rates.tolist(),
+            "sentences": rows,
+            "order": scores.order.tolist(),
+        }
+        self.write(f"traces/{leaf[:12]}-{turn}", result)
+        return result
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.forensics.verbs import app
+
+        return app
+    raise AttributeError(name)

@@ -1,0 +1,235 @@
+"""A study on disk: runs of the agent in its world with declared fields changed, graded and kept in CASEDIR/run, results beside them.
+
+Everything drawn is stored and read again by the next call, so a study may be interrupted anywhere. Results are JSON under
+CASEDIR/results, one file a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+from ramify.base.errors import BoundaryError, UserError
+from ramify.base.files import write_whole
+from ramify.base.ids import stable_hash
+from ramify.base.progress import Progress
+from ramify.env.levers import LeverWorld, require_honest
+from ramify.env.protocol import Panel, World, read_panel
+from ramify.methods.forensics.algorithm import Control, TestResult, result_from_json
+from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
+from ramify.model.protocol import Model, Sampling
+from ramify.rollout.agent import Agent
+from ramify.rollout.parts import find_model, find_world, make_agent
+from ramify.rollout.run import Attempt, Episodes
+from ramify.score.classify import Behaviour, by_pattern, find_behaviour
+from ramify.stats.drops import Counts
+from ramify.trace.connect import FILE
+from ramify.trace.db import Run
+from ramify.trace.path import Said
+
+DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
+"""Settings that decide what was run: a case with runs does not change them."""
+NAMED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.=+/")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run, graded."""
+
+    cell: str
+    tree: str
+    leaf: str
+    behavior: bool | None
+    aware: bool
+    failure: str | None = None
+    forbid: Mapping[str, Any] | None = None
+    """Of a run without a class of sentences: how many were rejected, and whether one stayed."""
+
+
+def counted(runs: Iterable[Played]) -> Counts:
+    """Runs with the behaviour among graded ones; the others are missing."""
+    rows = list(runs)
+    graded = [run.behavior for run in rows if run.behavior is not None]
+    return Counts(sum(graded), len(graded), len(rows) - len(graded))
+
+
+class Study:
+    """Methods play what is not there yet, then say what was found; call :meth:`close`, or use it as a context.
+
+    ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``world`` and ``behavior`` replace those it names. Raises UserError
+    where the stored runs were made with other settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        config: CaseConfig | None = None,
+        *,
+        model: Model | None = None,
+        world: World | None = None,
+        behavior: Behaviour | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.config = load_case(self.folder) if config is None else config
+        check_case(self.config)
+        c = self.config
+        self.world = world or find_world(c.env)
+        found, template = (model, None) if model is not None else find_model(c.model)
+        agent = make_agent(found, template, Sampling(c.temperature, c.top_p, max_tokens=c.max_reply))
+        stops = () if agent.template is None else agent.template.stop_tokens
+        self.agent = replace(agent, sampling=replace(agent.sampling, stop_tokens=tuple(stops)))
+        self.judge = None if c.judge is None else find_model(c.judge)
+        self.behavior = behavior or find_behaviour(c.behavior, self.judge)
+        self.aware = by_pattern(c.awareness)
+        self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
+        self.run = self._open()
+        self.progress: Progress | None = None
+        self.prefix = ""
+        """Put before the names of cells; results of a study with one are not kept: it is on another agent."""
+
+    def _open(self) -> Run:
+        decides = {name: getattr(self.config, name) for name in DECIDES}
+        stored = {**decides, "forensics": True, "sampling": self.agent.sampling.to_json()}
+        place = self.folder / "run"
+        if not (place / FILE).exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return Run.create(place, stored)
+        run = Run.open(place, write=True)
+        begun = run.meta["config"]
+        changed = [f"{name} was {begun.get(name)!r}, is {value!r}" for name, value in decides.items() if begun.get(name) != value]
+        if changed:
+            run.close()
+            raise UserError(f"{place} holds runs of another case ({'; '.join(changed)}): choose another folder")
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Keep everything and close the run."""
+        self.run.commit()
+        self.run.close()
+
+    # Playing
+
+    def acting(self, name: str, agent: Agent | None = None, world: World | None = None) -> Self:
+        """This study with another agent, or in another world: its cells are others, and its results are not kept."""
+        other = copy.copy(self)
+        other.prefix, other.agent, other.world = f"{name}/", agent or self.agent, world or self.world
+        return other
+
+    def episodes(self, agent: Agent | None = None) -> Episodes:
+        """Episodes of the case's agent, or another, in its world."""
+        return Episodes(agent or self.agent, self.world, self.run, self.config.seed)
+
+    def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
+        """``n`` runs (those of the case) of one cell, task after task; those that are stored are read."""
+        self.check_honest(changes)
+        n = n or self.config.n
+        name = _safe(self.prefix + cell)
+        episodes, tasks = self.episodes(agent), list(self.panel)
+        done = {entry.key: entry.payload for entry in self.run.journal("played")}
+        gate = asyncio.Semaphore(self.config.concurrency)
+        if self.progress is not None:
+            self.progress.begin(n, 0)
+        count = 0
+
+        async def one(i: int) -> Played:
+            nonlocal count
+            task = tasks[i % len(tasks)]
+            tree, key = f"{name}/{task.id}", f"{name}/{task.id}#{i // len(tasks)}"
+            async with gate:
+                if key not in done:
+                    attempt = await episodes.attempt(tree, varied(task, self.config, changes), i // len(tasks))
+                    played = await self.grade(cell, episodes, attempt)
+                    if played.failure is None:
+                        self.run.log("played", key, asdict(played))
+                    done[key] = asdict(played)
+                    self.run.commit()
+            count += 1
+            if self.progress is not None:
+                self.progress.at(count, cell)
+            return Played(**done[key])
+
+        async def everything() -> list[Played]:
+            return list(await asyncio.gather(*(one(i) for i in range(n))))
+
+        return asyncio.run(everything())
+
+    async def grade(self, cell: str, episodes: Episodes, attempt: Attempt) -> Played:
+        """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
+        said = episodes.load(attempt.tree).path(attempt.leaf).messages()
+        replies = "\n".join(message.text for message in said if message.role == "assistant")
+        forbid = _forbidden(turn.node.data.get("forbid") for turn in attempt.turns)
+        behavior, failure = None, attempt.failure
+        if failure is None:
+            try:
+                behavior = await self.behavior(said)
+            except BoundaryError as error:
+                failure = str(error)
+        return Played(cell, attempt.tree, attempt.leaf, behavior, await self.aware(replies), failure, forbid)
+
+    def check_honest(self, changes: Mapping[str, Any]) -> None:
+        """A scripted honest agent must succeed through the same tools, where the world has one. Raises UserError where it does not."""
+        if isinstance(self.world, LeverWorld) and "honest" in self.world.scripts:
+            key = stable_hash("honest", json.dumps(dict(changes), sort_keys=True, default=str))
+            if not any(entry.key == key for entry in self.run.journal("honest")):
+                require_honest(self.world, varied(next(iter(self.panel)), self.config, changes))
+                self.run.log("honest", key)
+
+    def said(self, played: Played) -> Sequence[Said]:
+        """The messages of a run."""
+        return self.run.path(played.leaf).messages()
+
+    def record(self, result: TestResult) -> TestResult:
+        """Keep a test under CASEDIR/results, with the confounds that the case declares for it and the control that is stored."""
+        if self.prefix:
+            return result
+        control = self.read("controls").get(result.name)
+        known = result.control or (None if control is None else Control(**control))
+        confounds = (*result.confounds, *self.config.confounds.get(result.name, ()))
+        result = replace(result, control=known, confounds=tuple(dict.fromkeys(confounds)))
+        self.write(f"results/{result.name}", result.to_json())
+        return result
+
+    def results(self) -> list[TestResult]:
+        """Every test kept so far, by name; controls that were measured since are put to them."""
+        controls = self.read("controls")
+        found = [
+            result_from_json(json.loads(file.read_text("utf-8"))) for file in sorted((self.folder / "results").glob("*.json"))
+        ]
+        return [replace(r, control=Control(**controls[r.name])) if r.name in controls else r for r in found]
+
+    def read(self, name: str) -> dict[str, Any]:
+        """CASEDIR/NAME.json; empty where there is none. Raises UserError on a file that is none of JSON."""
+        file = self.folder / f"{name}.json"
+        try:
+            return cast(dict[str, Any], json.loads(file.read_text("utf-8"))) if file.exists() else {}
+        except ValueError as error:
+            raise UserError(f"{file} is not readable ({error}): delete it to make it again") from error
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write CASEDIR/NAME.json, whole or not at all."""
+        file = self.folder / f"{_safe(name)}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def _safe(name: str) -> str:
+    """A name of a tree or file: letters that mean something there become dashes."""
+    return "".join(letter if letter in NAMED else "-" for letter in name)
+
+
+def _forbidden(marks: Iterable[Any]) -> dict[str, Any] | None:
+    found = [mark for mark in marks if mark]
+    if not found:
+        return None
+    return {"rejected": sum(m["rejected"] for m in found), "unfiltered": any(m["unfiltered"] for m in found)}

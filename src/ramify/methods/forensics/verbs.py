@@ -1,0 +1,344 @@
+"""The verbs of ``ramify forensics``. CASEDIR is a folder with a case.toml; runs and results are kept in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.files import write_whole
+from ramify.methods.forensics.algorithm import TestResult
+from ramify.methods.forensics.case import FILE, load_case, skeleton
+from ramify.methods.forensics.probes import ask, control, says_of
+from ramify.methods.forensics.report import ach_text, as_text, design, propose, read_all, report, table_of
+from ramify.methods.forensics.run import Case
+from ramify.methods.forensics.study import Played
+from ramify.render.terminal import emit, progress, table
+from ramify.rollout.parts import find_model, find_world
+from ramify.score.classify import transcript
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
+Folder = Annotated[Path, typer.Argument(metavar="CASEDIR", help="Folder of the case.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+N = Annotated[int | None, typer.Option("--n", min=1, help="Runs of each cell; default: the case's.")]
+Judged = Annotated[bool, typer.Option("--judge", help="WHAT is a description for the case's judge, not a pattern.")]
+Leaf = Annotated[
+    str, typer.Option("--run", metavar="NODE", help="A run by the node it ended at; default: the first that did it.")
+]
+
+
+def _working(folder: Path, title: str, as_json: bool, work: Callable[[Case], Any]) -> Any:
+    """``work`` on the open case, under a progress bar."""
+    with progress(title, 1, "runs", as_json) as bar, Case(folder) as case:
+        case.progress = bar
+        return work(case)
+
+
+@app.command()
+def init(
+    folder: Folder,
+    env: Annotated[str, typer.Option(help="World: NAME, NAME:ARGUMENT or factory:MODULE:ATTRIBUTE.")],
+    model: Annotated[str, typer.Option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, ...")] = "builtin",
+    behavior: Annotated[
+        str, typer.Option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, factory:...")
+    ] = "grade",
+) -> None:
+    """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
+    if (folder / FILE).exists():
+        raise UserError(f"{folder / FILE} is there already")
+    text = skeleton(env, model, find_world(env), behavior)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / FILE, text)
+    load_case(folder)
+    emit(
+        {"case": str(folder / FILE)},
+        False,
+        f"wrote {folder / FILE}: say what each field stands for, then `ramify forensics plan {folder}`",
+    )
+
+
+@app.command()
+def plan(
+    folder: Folder,
+    n: N = None,
+    k: Annotated[int, typer.Option(min=4, help="Forks at each sentence.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """What the design can find, before it is paid for: runs and power of every test."""
+    config = load_case(folder)
+    rows = design(config, n or 0, k)
+    cells = [[r["test"], r["runs"], f"{r['power']:.2f}", r["n_for_80"] or "", r["finds"]] for r in rows]
+    text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)
+    text += (
+        f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}; the baseline's {n or config.n} runs come on top."
+    )
+    emit({"tests": rows, "expect": config.expect, "instead": config.instead}, as_json, text)
+
+
+@app.command()
+def run(folder: Folder, n: N = None, as_json: Json = False) -> None:
+    """Play the incident again and again: the rate, invalid runs, and runs that speak of a test, apart."""
+    found = _working(folder, "baseline", as_json, lambda case: case.baseline(n))
+    emit(
+        found,
+        as_json,
+        as_text({"question": "", "baseline": found, "tests": [], "traces": [], "probes": [], "ach": _no_table()}).partition(
+            "## Comp"
+        )[0],
+    )
+
+
+def _no_table() -> dict[str, Any]:
+    return {
+        "inconsistencies": {},
+        "rows": [],
+        "fewest": [],
+        "uninterpretable": [],
+        "likelihoods": None,
+        "overturned_by": {},
+        "benign": {},
+    }
+
+
+@app.command()
+def read(
+    folder: Folder,
+    sample: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Print transcripts of runs that did it beside runs that did not."""
+
+    def work(case: Case) -> list[dict[str, Any]]:
+        runs = [Played(**entry.payload) for entry in case.run.journal("played") if entry.key.startswith("baseline/")]
+        sides = [[r for r in runs if r.behavior is did][:sample] for did in (True, False)]
+        return [{"leaf": r.leaf, "behavior": r.behavior, "text": transcript(case.said(r))} for side in sides for r in side]
+
+    found = _working(folder, "read", True, work)
+    text = "\n\n".join(f"=== {'did it' if r['behavior'] else 'did not'}, ends at {r['leaf'][:12]}\n{r['text']}" for r in found)
+    emit({"runs": found}, as_json, text or "no graded run of the incident yet: `ramify forensics run`")
+
+
+@app.command()
+def vary(
+    folder: Folder,
+    field: Annotated[str, typer.Argument(help="A field of numbers.")],
+    values: Annotated[str, typer.Option(help="Doses, 0,50,100; default: the field's values.")] = "",
+    n: N = None,
+    as_json: Json = False,
+) -> None:
+    """Dose-response: the trend of the rate over one field, and the dose at which it reaches 1 and 5 percent."""
+    found = _working(folder, field, as_json, lambda case: [case.vary(field, _numbers(values), n)])
+    _tested(found, as_json)
+
+
+@app.command()
+def counterfactual(
+    folder: Folder,
+    variants: Annotated[list[str] | None, typer.Argument(help="Variants of the case; all by default.")] = None,
+    n: N = None,
+    as_json: Json = False,
+) -> None:
+    """Change one declared field (or a declared stack) and compare with the incident. Shows what the agent is shown otherwise."""
+    found = _working(folder, "counterfactual", as_json, lambda case: case.counterfactual(variants or (), n))
+    _tested(found, as_json)
+
+
+@app.command()
+def forbid(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="A name for the class.")],
+    what: Annotated[str, typer.Argument(help="Pattern of the sentences that must not be said, or with --judge a description.")],
+    judge: Judged = False,
+    n: N = None,
+    as_json: Json = False,
+) -> None:
+    """Repeated resampling: runs in which no sentence of a class is said, against the incident."""
+    _tested(_working(folder, name, as_json, lambda case: [case.forbid(name, says_of(case, what, judge), n)]), as_json)
+
+
+def _tested(found: list[TestResult], as_json: bool) -> None:
+    told = [r.to_json() for r in found]
+    diffs = [f"{r.name}:\n{r.detail['intervention']['diff']}" for r in found if r.detail.get("intervention")]
+    text = as_text({"question": "", "baseline": {}, "tests": told, "traces": [], "probes": [], "ach": _no_table()})
+    emit(
+        {"tests": told},
+        as_json,
+        text.partition("## Tests\n\n")[2].partition("\n\n## Comp")[0] + "".join(f"\n\n{d}" for d in diffs),
+    )
+
+
+@app.command()
+def resample(
+    folder: Folder,
+    leaf: Leaf = "",
+    turn: Annotated[int, typer.Option(min=0, help="Which reply of the run.")] = 0,
+    k: Annotated[int, typer.Option(min=4, help="Forks at each place.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
+
+    def work(case: Case) -> dict[str, Any]:
+        return case.resample(_run(case, leaf), turn, k)
+
+    found = _working(folder, "forks", as_json, work)
+    rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
+    text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
+    emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}")
+
+
+@app.command()
+def transplant(
+    folder: Folder,
+    high: Annotated[str, typer.Argument(help="Node at which a run that did it ended.")],
+    low: Annotated[str, typer.Argument(help="Node at which a run that did not ended.")],
+    turn: Annotated[int, typer.Option(min=0, help="Which reply of the runs.")] = 0,
+    k: Annotated[int, typer.Option(min=4, help="Forks at each place.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
+    found = _working(
+        folder,
+        "forks",
+        as_json,
+        lambda case: {side: case.resample(leaf, turn, k) for side, leaf in (("high", high), ("low", low))},
+    )
+    rates = {side: one["rates"] for side, one in found.items()}
+    rows = [
+        [i, *(f"{rates[s][i]:.2f}" if i < len(rates[s]) else "" for s in ("high", "low"))]
+        for i in range(max(map(len, rates.values())))
+    ]
+    emit({"rates": rates, "k": k}, as_json, table(["sentences kept", "rate, did it", "rate, did not"], rows))
+
+
+@app.command("ask")
+def ask_(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="A name for the probe.")],
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    what: Annotated[str, typer.Argument(help="Pattern of the answers to count, or with --judge a description.")],
+    about: Annotated[
+        str, typer.Option(help="third (another agent), after (the end of a run) or before (its reply --turn).")
+    ] = "third",
+    leaf: Leaf = "",
+    turn: Annotated[int, typer.Option(min=0, help="Reply before which the run is interrupted.")] = 0,
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers to draw.")] = 50,
+    judge: Judged = False,
+    as_json: Json = False,
+) -> None:
+    """Ask: in the third person, as a follow-up behind a run, or for a note to a future self in the middle of one."""
+    if about not in ("third", "after", "before"):
+        raise UserError(f"--about: must be one of third, after, before, not '{about}'")
+
+    def work(case: Case) -> dict[str, Any]:
+        says = says_of(case, what, judge)
+        run = None if about == "third" else _run(case, leaf)
+        return ask(case, name, question, says, run=run, n=n, turn=turn if about == "before" else None)
+
+    found = _working(folder, name, as_json, work)
+    rate = found["rate"]
+    text = f"{rate['k']} of {rate['n']} answers [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]; the first:\n{found['examples'][0]}"
+    emit(found, as_json, text)
+
+
+@app.command("control")
+def control_(
+    folder: Folder,
+    test: Annotated[str, typer.Argument(help="A variant of the case, or a field with doses.")],
+    model: Annotated[str, typer.Option(help="An agent known to have the property.")] = "",
+    instruct: Annotated[str, typer.Option(help="Or: what the case's own agent is told, so that it has it.")] = "",
+    n: N = None,
+    as_json: Json = False,
+) -> None:
+    """Positive control: make a test on an agent that has the property, and keep its power. Without one a silence says nothing."""
+
+    def made(case: Case) -> list[TestResult]:
+        if test in case.config.variants:
+            return case.counterfactual([test], n)
+        if test in case.config.fields:
+            return [case.vary(test, (), n)]
+        raise UserError(
+            f"the case has no variant and no field '{test}' ({nearest(test, [*case.config.variants, *case.config.fields])})"
+        )
+
+    found = _working(folder, test, as_json, lambda case: control(case, made, model, instruct))
+    rows = [[name, f"{one.power:.2f}", f"{one.false_alarm:g}", one.n, one.source] for name, one in found.items()]
+    emit(
+        {name: {"power": one.power, "n": one.n, "source": one.source} for name, one in found.items()},
+        as_json,
+        table(["test", "power", "false alarms", "runs", "agent"], rows),
+    )
+
+
+@app.command("propose")
+def propose_(
+    folder: Folder,
+    proposer: Annotated[str, typer.Option(help="Model that reads runs and proposes: chat:MODEL@URL, hf:PATH, ...")],
+    sample: Annotated[int, typer.Option(min=1, help="Runs of each side to show it.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Let a model propose hypotheses from transcripts; append the text it prints to case.toml. Without one the standard battery stands."""
+
+    def work(case: Case) -> list[Any]:
+        runs = [Played(**entry.payload) for entry in case.run.journal("played") if entry.key.startswith("baseline/")]
+        shown = [r for did in (True, False) for r in [r for r in runs if r.behavior is did][:sample]]
+        if not shown:
+            raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
+        return asyncio.run(propose(*find_model(proposer), case.config, [(r.behavior, transcript(case.said(r))) for r in shown]))
+
+    found = _working(folder, "propose", True, work)
+    lines = []
+    for h in found:
+        predicts = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in h.predicts.items())
+        lines += [f"[hypotheses.{h.name}]", f"statement = {json.dumps(h.statement)}", f"predicts = {{ {predicts} }}", f"overturned_by = {json.dumps(h.overturned_by)}", ""]  # fmt: skip
+    record = {h.name: {"statement": h.statement, "predicts": dict(h.predicts), "overturned_by": h.overturned_by} for h in found}
+    emit({"hypotheses": record}, as_json, "\n".join(lines))
+
+
+@app.command()
+def ach(folder: Folder, as_json: Json = False) -> None:
+    """The table of competing hypotheses: inconsistencies counted, shared confounds once, silence without a control for nothing."""
+    found = _working(folder, "ach", True, lambda case: table_of(case.config, case.results()).report(case.config.benign))
+    emit(found, as_json, "\n\n".join(ach_text(found)))
+
+
+@app.command("report")
+def report_(
+    folder: Folder, out: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None, as_json: Json = False
+) -> None:
+    """Everything known of the case: rates, tests, sentences, questions, the table, what is missing, what would overturn it."""
+
+    def work(case: Case) -> dict[str, Any]:
+        return report(case.config, case.results(), case.read("baseline"), read_all(folder, "traces"), read_all(folder, "probes"))
+
+    found = _working(folder, "report", True, work)
+    text = as_text(found)
+    if out is not None:
+        write_whole(out, text)
+    emit(found, as_json, text)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [int(x) if x.strip().lstrip("-").isdigit() else float(x) for x in text.split(",") if x.strip()]
+    except ValueError:
+        raise UserError(f"--values takes numbers with commas between, not '{text}'") from None
+
+
+def _run(case: Case, leaf: str) -> Played:
+    """The run that ends at ``leaf``; without one the first of the incident that did it."""
+    runs = [Played(**entry.payload) for entry in case.run.journal("played")]
+    if leaf:
+        name = case.run.find(leaf)
+        found = next((r for r in runs if r.leaf == name), None)
+        if found is None:
+            raise UserError(f"no run of the case ends at node {name}; `ramify forensics read` names some")
+        return found
+    found = next((r for r in runs if r.behavior and r.cell == "baseline"), None)
+    if found is None:
+        raise UserError("no run of the incident did it yet: name one with --run, or play more")
+    return found
