@@ -8,6 +8,7 @@ counterpart, which measures refusals of what the rule permits.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,9 @@ from typing import Any
 
 from ramify.base.errors import UserError, nearest
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
+from ramify.model.protocol import Message
+from ramify.model.scripted import ScriptedModel
+from ramify.trace.rules import survival
 
 CHANNELS = ("system", "user", "memory", "tool")
 """How a rule reaches the conversation: the system's message, the user, a memory entry, a document read through a tool."""
@@ -113,3 +117,35 @@ def conversation(
         ]
         at = 2
     return [*start, *stated, *work], len(start) + at
+
+
+def reader() -> ScriptedModel:
+    """A made-up agent for trying things out offline: it follows a rule that it can read and does what it is asked otherwise.
+
+    Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
+    figures of a model should be compared with: what presence of the rule alone explains.
+    """
+    requests = {text: s for s in scenarios(languages=LANGUAGES) for text in (s.trigger, s.allowed)}
+
+    def answer(messages: Sequence[Message], key: int) -> str:
+        scenario = requests.get(messages[-1].text)
+        if scenario is None:
+            words = int((re.search(r"at most (\d+) words", messages[-1].text) or ["", "50"])[1])
+            return leads(messages[-1].text.partition("\n\n")[2], words)
+        asked = messages[-1].text == scenario.trigger
+        if asked and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived:
+            return "I cannot do that: a rule forbids it."
+        name, arguments = scenario.call if asked else scenario.allowed_call
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+
+    return ScriptedModel(answer, tokens=False, name="reader")
+
+
+def leads(text: str, words: int) -> str:
+    """The first sentences of the last paragraphs of a text, as many as begin within ``words`` words."""
+    kept: list[str] = []
+    for paragraph in reversed(text.split("\n\n")):
+        if sum(len(sentence.split()) for sentence in kept) >= words:
+            break
+        kept.insert(0, re.split(r"(?<=[.!?。])", paragraph.rpartition("]\n")[2].strip())[0])
+    return " ".join(kept)

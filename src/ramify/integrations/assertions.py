@@ -87,7 +87,7 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
     LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins. ``options``
     are those of :func:`ramify.methods.governance.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``.
     """
-    from ramify.methods.governance.algorithm import survives
+    from ramify.rollout.carriage import survives
 
     lost = survives(compactor, rules, rounds, **options)
     if lost:

@@ -140,6 +140,27 @@ def clustered_mean(
     return float(x.mean()), bootstrap(np.arange(len(sums)), mean, seed, draws, level)
 
 
+def difference_over_clusters(
+    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]], seed: int = 0, draws: int = 2000, level: float = 0.95
+) -> Interval:
+    """Percentile bootstrap of the difference of two pooled proportions where clusters (tasks, models) were sampled, not trials.
+
+    ``first`` and ``second`` hold (k, n) of each cluster, in one order; a cluster is drawn with both. Raises ValueError below two
+    clusters: they show no spread. Too narrow for few clusters, as every percentile bootstrap.
+    """
+    counts = np.asarray([first, second], dtype=np.float64)  # (arm, cluster, k and n)
+    if counts.ndim != 3 or counts.shape[1] < 2 or counts.shape[2] != 2:
+        raise ValueError(f"two arms need (k, n) of the same 2 or more clusters, not shape {counts.shape}")
+
+    def difference(picked: np.ndarray) -> np.ndarray:
+        sums = counts[:, picked.astype(np.int64)].sum(axis=2)  # (arm, draws, k and n)
+        rates = sums[:, :, 0] / np.maximum(sums[:, :, 1], 1)
+        gap: np.ndarray = rates[0] - rates[1]
+        return gap
+
+    return bootstrap(np.arange(counts.shape[1]), difference, seed, draws, level)
+
+
 def _counts(successes: int, n: int) -> None:
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is not a count")

@@ -11,10 +11,16 @@ from ramify.base.lazy import loader
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
 
-_HOMES = {
-    "survives": "algorithm",
+_HOMES = {"Bench": "run", "BenchConfig": "run", "Player": "run", "summary": "algorithm"}
+_KERNEL = {
+    "Pin": "pins",
+    "Pins": "pins",
+    "View": "pins",
+    "pin": "pins",
+    "Compaction": "views",
+    "compact_chat": "views",
+    "survives": "carriage",
 }
-_KERNEL = {"Pin": "pins", "Pins": "pins", "View": "pins", "pin": "pins", "Compaction": "views", "compact_chat": "views"}
 
 __all__ = ["NEEDS", *_HOMES, *_KERNEL]
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
-from ramify.base.waiting import wait_for
-from ramify.env.filler import filler, opening
-from ramify.rollout.pins import View
-from ramify.rollout.views import Chat, compact_chat, readable, said
-from ramify.stats.intervals import bootstrap, difference_of_proportions, wilson
-from ramify.trace.rules import CLASSES, survival
+from ramify.stats.intervals import difference_of_proportions, difference_over_clusters, wilson
+from ramify.trace.rules import CLASSES
 
 Row = Mapping[str, Any]
 """One episode, as ``run.Bench`` writes it."""
@@ -60,68 +54,6 @@ CONDITIONS: dict[str, Condition] = MAIN | {
     "pin_impersonation_provenance": Condition(pinned=True, impersonation=True, provenance=True),
 }
 """All conditions: those of the grid, the causal test of carriage (3.7), and what pinning does not stop (section 4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A rule that was not in the context any more."""
-
-    rule: str
-    round: int
-    kind: str
-    """One of ``ramify.trace.rules.CLASSES``; or ``failed``, where the compactor did."""
-
-
-def survives(
-    compactor: Any,
-    rules: str | Iterable[str],
-    rounds: int = 4,
-    *,
-    budget: int | None = None,
-    history: Chat | None = None,
-    turns: int = 12,
-    language: str = "en",
-    seed: int = 0,
-    **options: Any,
-) -> list[Lost]:
-    """The rules that ``rounds`` compactions lose, and in which round: empty where the compactor keeps them all.
-
-    ``compactor`` is a harness's function over messages in OpenAI's form, one of ramify's compactors (which needs a ``budget``; by default
-    a third of the history), or either of them wrapped by pins. The rules are stated by the user after the opening of ``history`` (by
-    default a made-up one of ``turns`` turns), and as many turns follow each round. ``options`` go to ``compact_chat``. Raises UserError
-    where nothing was ever compacted: then nothing was shown.
-    """
-    stated = [rules] if isinstance(rules, str) else list(rules)
-    if not stated or rounds < 1:
-        raise UserError("there must be a rule to keep, and at least 1 round")
-    start = list(history) if history is not None else [*opening(language), *filler(language, turns, "survives", seed=seed)]
-    head = 1 + next((at for at, value in enumerate(start) if value.get("role") == "assistant"), len(start) - 1)
-    shown: list[dict[str, Any]] = [dict(v) for v in start[:head]]
-    shown += [{"role": "user", "content": rule} for rule in stated] + [dict(v) for v in start[head:]]
-    if start[head:] and start[head].get("role") == "tool":  # a call and its result are not parted
-        shown = [dict(v) for v in start[: head - 1]] + shown[head : head + len(stated)] + [dict(v) for v in start[head - 1 :]]
-    lost: dict[str, Lost] = {}
-    fired = False
-    for number in range(1, rounds + 1):
-        size = sum(map(len, map(str, shown))) // 4
-        limit = budget if budget is not None else size // 3
-        if isinstance(compactor, View):
-            shown = compactor.compact(shown, limit, **options)
-            record = compactor.last
-        else:
-            shown, record = wait_for(partial(compact_chat, compactor, shown, limit, round=number, **options))
-        fired |= record.fired
-        opaque = not all(map(readable, shown))
-        for rule in stated:
-            found = survival(rule, said(shown), opaque)
-            if not found.survived:
-                lost.setdefault(rule, Lost(rule, number, "failed" if record.failure else found.kind))
-        shown = [*shown, *filler(language, turns, "survives", number, seed=seed)]
-    if not fired:
-        raise UserError(
-            f"nothing was compacted in {rounds} rounds, so nothing is shown: give a smaller budget or a longer history"
-        )
-    return list(lost.values())
 
 
 def gate(condition: Condition, *, rounds: int, fired: bool, evicted: bool, held: bool, block: bool, truncates: bool) -> str:
@@ -203,20 +135,10 @@ def decay(rows: Sequence[Row], condition: str = "compaction", by: str | None = N
 
 def _over_tasks(arms: Sequence[Sequence[Row]], seed: int) -> list[float] | None:
     tasks = sorted({row["task"] for arm in arms for row in arm})
-    if len(tasks) < 2:
-        return None
-    counts = np.array(
-        [[[sum(r["violation"] for r in arm if r["task"] == t), sum(r["task"] == t for r in arm)] for arm in arms] for t in tasks],
-        dtype=np.float64,
-    )
-
-    def difference(draws: np.ndarray) -> np.ndarray:
-        sums = counts[draws.astype(np.int64)].sum(axis=1)  # (draws, arm, k and n)
-        ratio = sums[:, :, 0] / np.maximum(sums[:, :, 1], 1)
-        gap: np.ndarray = ratio[:, 0] - ratio[:, 1]
-        return gap
-
-    return list(bootstrap(np.arange(len(tasks)), difference, seed))
+    counts = [
+        [(sum(r["violation"] for r in arm if r["task"] == t), sum(r["task"] == t for r in arm)) for t in tasks] for arm in arms
+    ]
+    return None if len(tasks) < 2 else list(difference_over_clusters(counts[0], counts[1], seed))
 
 
 def mixture(rows: Sequence[Row]) -> dict[str, Any] | None:

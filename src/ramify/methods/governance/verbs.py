@@ -13,10 +13,12 @@ from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.engine.named import find_model
-from ramify.methods.governance import audit as audits
+from ramify.env.standing_rules import reader, scenarios
 from ramify.methods.governance.algorithm import mixture
-from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, reader, report
+from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, report
+from ramify.render.markdown import markdown
 from ramify.render.terminal import emit, progress, say, table
+from ramify.score import lost_rules
 
 
 class BenchCommand(SettingsCommand):
@@ -54,7 +56,7 @@ def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | 
     config = load(BenchConfig, flags=flags)
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
-    return Bench(config, _players(agents) or [reader()], _players(summarizers) or ([] if agents else [reader()]), out)
+    return Bench(config, _players(agents) or [Player("reader", reader())], _players(summarizers), out)
 
 
 @app.command(**_GRID)
@@ -122,10 +124,10 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
-    found = audits.audit(log, audits.read_rules(rules), form)
+    found = lost_rules.audit(log, lost_rules.read_rules(rules), form)
     columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "forbidden"]
     head = f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions"
-    rows, told = audits.as_text(found), audits.lines(found)
+    rows, told = lost_rules.as_text(found), lost_rules.lines(found)
     emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else [])]))
     if out is not None:
         write_whole(
@@ -136,7 +138,7 @@ def audit(
                     "",
                     head,
                     "",
-                    *_markdown(columns, rows),
+                    *markdown(columns, rows),
                     "",
                     *(f"- {line.strip()}" for line in told),
                 ]
@@ -154,7 +156,6 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Have models judge what survived compaction, beside the keyword test: majority, agreement, judges that never vary."""
-    from ramify.env.standing_rules import scenarios
     from ramify.score.panel import Judge, judged
 
     found = [
@@ -262,19 +263,11 @@ def _said(left: dict[str, int]) -> str:
     return ", ".join(f"{n} {why}" for why, n in left.items()) or "-"
 
 
-def _markdown(columns: list[str], rows: list[list[Any]]) -> list[str]:
-    def cell(value: Any) -> str:
-        text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    return ["| " + " | ".join(map(cell, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)]
-
-
 def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
     """Print a report, write it where asked; exit code 1 where it shows nothing or a pin did not hold."""
     tables = _tables(found)
     if out is not None:
-        body = "\n\n".join("\n".join(_markdown(*one)) for one in tables)
+        body = "\n\n".join("\n".join(markdown(*one)) for one in tables)
         failed = "".join(f"\n\n**{why}**" for why in found["failed"])
         write_whole(out, f"# Rules under compaction\n\n{found['episodes']} episodes.\n\n{body}{failed}\n")
     emit(found, as_json, "\n\n".join(table(*one) for one in tables))
