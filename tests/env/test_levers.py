@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.levers import PRINCIPLES, Lever, LeverWorld, Script, misjudged, play, require_honest
 from ramify.env.protocol import Task
 from ramify.env.workspace import call
+from ramify.env.worlds.pre_commit import PreCommitWorld
 from ramify.env.worlds.secret_number import SecretNumberWorld
 
 WORLDS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
@@ -21,7 +23,7 @@ SCRIPTS = [(name, script) for name in WORLDS for script in named("env", name).sc
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_battery_of_worlds(name: str) -> None:
-    assert check_env(named("env", name), tasks=2, turns=5) == []
+    assert check_env(named("env", name), tasks=1, turns=4) == []
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
@@ -37,6 +39,15 @@ def test_a_world_says_what_it_is_and_its_honest_agent_succeeds(name: str) -> Non
     assert tuple(world.principles) == PRINCIPLES
     assert set(world.principles.values()) <= {"yes", "partly", "no"}
     require_honest(world, world.task(2, **world.scripts["honest"].levers))
+
+
+def test_the_table_of_principles_in_the_docs_is_the_worlds_own() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "worlds.md").read_text(encoding="utf-8")
+    worlds: list[Any] = [*(named("env", name) for name in WORLDS), PreCommitWorld]
+    for world in worlds:
+        assert f"| `{world.kind}` | {' | '.join(world.principles[name] for name in PRINCIPLES)} |" in page
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{world.kind}` |"))
+        assert row.endswith("| " + ", ".join(f"`{lever}`" for lever in world.levers) + " |")
 
 
 def levers_of(world: LeverWorld) -> list[tuple[str, Any]]:

@@ -32,6 +32,8 @@ class Lever:
     options: tuple[Any, ...] = ()
     low: float = 0
     high: float = 0
+    doses: tuple[float, ...] = ()
+    """The values at which the paper measured a dose-response, if it did."""
 
     def check(self, name: str, value: Any) -> Any:
         """``value``, where the lever may take it. Raises UserError naming the nearest or the range."""

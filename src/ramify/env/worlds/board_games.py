@@ -197,7 +197,7 @@ class BoardGamesWorld(LeverWorld):
 
     kind = "board-games"
     levers: ClassVar[Any] = {
-        "price": Lever(3, "points that hints cost", low=0, high=11),
+        "price": Lever(3, "points that hints cost", low=0, high=11, doses=tuple(range(12))),
         "otherwise": Lever(-1, "points for a game that was not won", (-1, 0)),
         "practice": Lever("none", "what the task says of a practice game", tuple(PRACTICE)),
     }
