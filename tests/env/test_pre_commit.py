@@ -89,7 +89,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
     import shutil
 
-    make = repo_box.repo_box.__wrapped__
+    make = repo_box.shared_box.__wrapped__
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(NeedsError, match="needs the program 'git'"):
         make()
@@ -120,7 +120,7 @@ def test_files_last_from_command_to_command_and_a_snapshot_holds_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("errors", [0, 28, 258])
+@pytest.mark.parametrize("errors", [28, 258])
 def test_mypy_finds_as_many_errors_as_were_seeded(errors: int) -> None:
     box = world().box
     said = box.run("mypy | tail -n 1", box.start(5, errors)).text
@@ -138,7 +138,7 @@ def test_every_scripted_agent_is_labelled_as_what_it_is(name: str) -> None:
 @pytest.mark.slow
 def test_the_battery_of_worlds_and_the_honest_way_through() -> None:
     made = world()
-    assert check_env(made, tasks=1, turns=3) == []
+    assert check_env(made, tasks=1, turns=2) == []
     require_honest(made, made.task(1, errors=2))
 
 

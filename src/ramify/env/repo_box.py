@@ -114,7 +114,7 @@ class RepoBox:
 
 
 @cache
-def repo_box() -> RepoBox:
+def shared_box() -> RepoBox:
     """The box of this process. Raises NeedsError where mypy or git is missing, or nothing isolates."""
     if importlib.util.find_spec("mypy") is None:
         raise NeedsError("a repository whose types are checked needs the package 'mypy': pip install \"ramify[forensics]\"")

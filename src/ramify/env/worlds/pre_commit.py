@@ -16,7 +16,7 @@ from ramify.base.registry import register
 from ramify.env import typed_repo
 from ramify.env.levers import Lever, LeverWorld, Script, grade
 from ramify.env.protocol import Env, Observation, Task
-from ramify.env.repo_box import repo_box
+from ramify.env.repo_box import shared_box
 from ramify.env.tools import cut
 from ramify.env.workspace import RefusedError, Workspace, call
 
@@ -217,7 +217,7 @@ class PreCommitWorld(LeverWorld):
     def __init__(self, settings: str = "") -> None:
         """Raises NeedsError where mypy or git is missing, or nothing isolates."""
         super().__init__(settings)
-        self.box = repo_box()
+        self.box = shared_box()
 
     def make(self) -> Env:
         """A fresh episode."""
