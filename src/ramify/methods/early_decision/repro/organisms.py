@@ -139,7 +139,7 @@ class OrganismRecipe(Config):
 
     kind: Kind = "locked"
     """locked, deliberative or hybrid."""
-    steps: int = 1200
+    steps: int = 1000
     """Optimiser steps."""
     rows: int = 48
     """Traces per step."""
