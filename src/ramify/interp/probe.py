@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,8 @@ def probe(
     *,
     recipe: Recipe = TABLE,
     pools: Sequence[str] | None = None,
-    texts: dict[str, Sequence[str]] | None = None,
-    other_groups: dict[str, Sequence[Any]] | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
+    other_groups: Mapping[str, Sequence[Any]] | None = None,
     shuffles: int = 20,
     folds: int = 5,
     seed: int = 42,

@@ -125,11 +125,14 @@ class Thinker:
         context = getattr(self.model, "context", None)
         return context is None or len(prefix) + self.answer_settings.max_tokens <= int(context)
 
-    async def answers(self, prefix: np.ndarray, n: int, place: Place) -> list[Answer | None]:
-        """``n`` answers behind a closed prefix, which is computed once. Raises NoRoomError where none fits."""
+    async def answers(self, prefix: np.ndarray, n: int, place: Place, start: int = 0) -> list[Answer | None]:
+        """``n`` answers behind a closed prefix, which is computed once; ``start`` is the index of the first, which decides its draw.
+
+        Raises NoRoomError where none fits.
+        """
         if not self.fits(prefix):
             raise NoRoomError(f"{len(prefix)} tokens and an answer do not fit the context of '{self.model.identity.name}'")
-        draws = await self._draw(prefix, n, self.answer_settings, (*place, "answer"))
+        draws = await self._draw(prefix, n, self.answer_settings, (*place, "answer"), start)
         return [None if draw is None else self._answer(draw) for draw in draws]
 
     async def think(

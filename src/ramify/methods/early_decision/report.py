@@ -1,0 +1,277 @@
+"""What all stages of a study say together, the ambiguous prompts first, and the page that shows it. No model is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from typing import Any
+
+from pydantic import Field
+
+from ramify.base.config import Config
+from ramify.methods.early_decision.algorithm import (
+    Cut,
+    Family,
+    Locked,
+    continuation_point,
+    detectable,
+    judge_cuts,
+    oscillation_summary,
+    panel_agreement,
+    thinking_effect,
+)
+from ramify.methods.early_decision.run import Mode, Study
+from ramify.render.charts import Curve, curves_svg
+from ramify.render.escape import escape
+from ramify.render.page import html_table, page
+from ramify.stats.agreement import detection
+from ramify.stats.intervals import proportion
+from ramify.trace.growing import Growing
+
+AMBIGUOUS = (0.2, 0.8)
+"""Share of yes, among rollouts that no prefix is taken from, within which a prompt is ambiguous."""
+
+
+class ReportConfig(Config):
+    """How cuts are judged; where the published material disagrees, the default is that of its tables (8)."""
+
+    locked: Locked = "pre"
+    """locked: the share before the turn is saturated (the code), or both are (the documentation)"""
+    family: Family = "model"
+    """cuts that are corrected together"""
+    alpha: float = Field(0.05, gt=0, lt=1)
+    """of the tests of cuts"""
+    margin: float = Field(0.1, gt=0, lt=1)
+    """within which two shares are equivalent"""
+
+
+def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
+    """Everything the study's files say, as JSON."""
+    config = config or ReportConfig()
+    rows = list(study.traces.rows.values())
+    status = sorted({row["status"] for row in rows})
+    record: dict[str, Any] = {
+        "source": study.source,
+        "prompts": len(study.prompts),
+        "traces": {name: sum(row["status"] == name for row in rows) for name in status},
+        "forced": sum(row["closed"] == "forced" and row["mode"] == "thinking" for row in rows),
+        "pools": _pools(study),
+        "thinking": _effects(study),
+        "continuation": _curves(study),
+        "oscillation": _cuts(study, config),
+        "probe": study.load("probe.json"),
+        "valley": study.load("valley.json"),
+    }
+    return record
+
+
+def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, tuple[int, int]]:
+    """(yes, labelled) of each prompt's traces, but those whose key is in ``without``."""
+    ends: dict[str, list[bool]] = {name: [] for name in study.prompts}
+    for row in study.labelled(mode):
+        if row["key"] not in without:
+            ends[row["prompt"]].append(row["outcome"])
+    return {name: (sum(outcomes), len(outcomes)) for name, outcomes in ends.items()}
+
+
+def _pool_names(study: Study) -> list[str]:
+    return sorted({study.pool(name) for name in study.prompts})
+
+
+def _members(study: Study, pool: str) -> list[str]:
+    return [name for name in study.prompts if study.pool(name) == pool]
+
+
+def _pools(study: Study) -> dict[str, Any]:
+    """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are told apart."""
+    found: dict[str, Any] = {}
+    for mode in study.config.modes:
+        each = _tally(study, mode)
+        counts = {}
+        for pool in _pool_names(study):
+            pairs = [each[name] for name in _members(study, pool)]
+            counts[pool] = sum(k for k, _ in pairs), sum(n for _, n in pairs)
+        found[mode] = {pool or "all": proportion(*pair) for pool, pair in counts.items()}
+        if {"harmful", "benign"} <= counts.keys() and all(n for _, n in counts.values()):
+            (hit, n), (alarm, m) = counts["harmful"], counts["benign"]
+            d, c = detection(hit, n, alarm, m)
+            found[mode] |= {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
+    return found
+
+
+def _effects(study: Study) -> dict[str, Any]:
+    on, off = _tally(study, "thinking"), _tally(study, "none")
+    out = {}
+    for pool in _pool_names(study):
+        sides = [[side[name][i] for name in _members(study, pool)] for side in (on, off) for i in (0, 1)]
+        out[pool or "all"] = thinking_effect(sides[0], sides[1], sides[2], sides[3])
+    return out
+
+
+def slices(study: Study, m: int) -> dict[str, str]:
+    """The slice of each prompt: what it says itself (``slice``), else ambiguous or settled by rollouts that no prefix is taken from.
+
+    Prompts without such rollouts belong to none: a slice chosen on the draws it is judged by would look settled by selection.
+    """
+    taken = {row["key"] for rows in study.prefixes(m).values() for row in rows}
+    out = {}
+    for name, (k, n) in _tally(study, "thinking", taken).items():
+        own = study.prompts[name]["data"].get("slice")
+        if own or n > 1:
+            out[name] = str(own or ("ambiguous" if AMBIGUOUS[0] <= k / n <= AMBIGUOUS[1] else "settled"))
+    return out
+
+
+def _curves(study: Study) -> dict[str, Any] | None:
+    """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes, and the mean of the pools (the paper's)."""
+    drawn = list(Growing(study.folder / "continue.jsonl").rows.values())
+    if not drawn:
+        return None
+    parents = {row["key"]: row for row in study.labelled()}
+    used = sorted({row["trace"] for row in drawn})
+    slice_of = slices(study, max(Counter(parents[key]["prompt"] for key in used).values()))
+    on, off = _tally(study, "thinking"), _tally(study, "none")
+    points = [(row["way"], row["share"], row["trace"], row["k"], row["n"]) for row in drawn]
+    for key in used:  # nothing kept: the whole trace anew (its own draw left out), or no thinking
+        name = parents[key]["prompt"]
+        points.append(("open", 0.0, key, on[name][0] - parents[key]["outcome"], on[name][1] - 1))
+        points.append(("closed", 0.0, key, *off[name]))
+
+    def curve(way: str, names: Container[str]) -> list[dict[str, Any]]:
+        out = []
+        for share in sorted({s for w, s, *_ in points if w == way}):
+            here = [(parents[key], k, n) for w, s, key, k, n in points if (w, s) == (way, share) and n > 1]
+            here = [one for one in here if one[0]["prompt"] in names]
+            if here:
+                rows, k, n = zip(*here, strict=True)
+                ended, of = [row["outcome"] for row in rows], [row["prompt"] for row in rows]
+                out.append(continuation_point(share, way, k, n, ended, of).to_json())
+        return out
+
+    parts = sorted(set(slice_of.values()), key=lambda name: (name != "ambiguous", name))
+    groups: dict[str, Container[str]] = {part: {name for name in slice_of if slice_of[name] == part} for part in parts}
+    pools = {f"pool {pool}": set(_members(study, pool)) for pool in _pool_names(study) if pool}
+    ways = sorted({way for way, *_ in points})
+    curves = {
+        name: {way: curve(way, members) for way in ways} for name, members in (groups | pools | {"all": study.prompts}).items()
+    }
+    mean: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    for way in ways if pools else []:
+        for share in [p["share"] for p in curves["all"][way]]:
+            own = [p["variance"] for pool in pools for p in curves[pool][way] if p["share"] == share]
+            mean[way].append({"share": share, "variance": sum(own) / len(own)})
+    return {
+        "curves": curves,
+        "mean_of_pools": mean,
+        "slices": Counter(slice_of.values()),
+        "no_room": sum(row["status"] == "no_room" for row in drawn),
+        "missing": sum(row["missing"] for row in drawn),
+    }
+
+
+def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
+    """Turns of stance and what cutting there shows; traces of more than 120 chunks apart."""
+    rated = Growing(study.folder / "stances.jsonl").rows
+    if not rated:
+        return None
+    at = {(row["trace"], row["chunk"]): row for row in Growing(study.folder / "cuts.jsonl").rows.values()}
+    cuts, unanswered = [], 0
+    for key, row in rated.items():
+        for pre, post, stance in row["turns"]:
+            sides = [at[key, chunk] for chunk in (pre, post) if (key, chunk) in at and at[key, chunk]["n"]]
+            if len(sides) == 2:
+                counts = [value for side in sides for value in (side["n"] - side["k"], side["n"])]
+                cuts.append(Cut(key, study.pool(row["prompt"]), stance, *counts))
+            else:
+                unanswered += 1
+    judged = judge_cuts(cuts, alpha=config.alpha, family=config.family, locked=config.locked, margin=config.margin)
+
+    def summary(pool: str | None) -> dict[str, Any]:
+        inside = [row for row in rated.values() if pool is None or study.pool(row["prompt"]) == pool]
+        loops = sum(row["loop"] for row in inside)
+        return oscillation_summary([j for j in judged if pool in (None, j.cut.pool)], len(inside) - loops, loops)
+
+    n = min((cut.n_pre for cut in cuts), default=0)
+    sees = (
+        {f"from {base} of {n}": detectable(base, n, len(cuts), config.alpha) for base in sorted({0, n // 20, n // 2})}
+        if n
+        else {}
+    )
+    return summary(None) | {
+        "settings": config.to_json(),
+        "panel": panel_agreement([(key, row["ratings"]) for key, row in rated.items()]),
+        "unresolved_chunks": sum(row["stances"].count(None) for row in rated.values() if not row["loop"]),
+        "turns_without_answers": unanswered,
+        "smallest_significant": sees,
+        "by_pool": {pool: summary(pool) for pool in _pool_names(study) if pool},
+    }
+
+
+# -- the page
+
+
+def separability_svg(record: dict[str, Any]) -> str:
+    """J and the probe along the thinking in one picture, because they disagree: a dip of J is not a loss of decodability."""
+    found, probes = record["valley"], record["probe"]
+    x = [100 * share for share in found["share"]]
+    curves = [
+        Curve("probe, AUROC", x, probes["auroc"]),
+        Curve(
+            "J minus its floor", x, [j - f for j, f in zip(found["j"], found["floor"], strict=True)], found["low"], found["high"]
+        ),
+        Curve("probe on shuffled labels", x, probes["shuffled"]),
+    ]
+    return curves_svg(
+        curves, "Separability and decodability along the thinking", "share of the thinking, %", "AUROC, J", percent=False
+    )
+
+
+def continuation_svg(curves: dict[str, list[dict[str, Any]]], title: str) -> str:
+    """Unbiased variance and flips by share of the thinking kept, each way its own curve."""
+    drawn = []
+    for way, points in curves.items():
+        x = [100 * p["share"] for p in points]
+        ends = [p["unbiased_interval"] or (p["unbiased"],) * 2 for p in points]
+        drawn.append(Curve(f"{way}: variance", x, [p["unbiased"] for p in points], [e[0] for e in ends], [e[1] for e in ends]))
+        drawn.append(Curve(f"{way}: flips", x, [p["flip_rate"] for p in points]))
+    return curves_svg(drawn, title, "share of the thinking kept, %", "variance, share", percent=False)
+
+
+def html(record: dict[str, Any]) -> str:
+    """One self-contained page: outcomes, continuations (ambiguous prompts first), probes with their controls, the valley, oscillations."""
+    parts = [html_table("Traces", [record["traces"] | {"closed by force": record["forced"], "prompts": record["prompts"]}])]
+    parts += [
+        html_table(f"Share of yes, mode {mode}", [{"pool": pool} | _flat(value) for pool, value in rows.items()])
+        for mode, rows in record["pools"].items()
+    ]
+    parts.append(
+        html_table("With thinking against without", [{"pool": pool} | effect for pool, effect in record["thinking"].items()])
+    )
+    if record["continuation"]:
+        parts.append(
+            "<p>Closed: the thinking stops there and the answer is drawn anew. Open: it goes on. Only the two together tell a decided model from one that still weighs.</p>"
+        )
+        for name, curves in record["continuation"]["curves"].items():
+            parts += [f"<h2>Continuations: {escape(name)}</h2>", continuation_svg(curves, f"Continuations: {name}")]
+            parts += [html_table("", points) for points in curves.values()]
+    for one in record["probe"] or []:
+        parts.append(html_table(f"Probe at {one['at']} {one['place'] or ''}, layer {one['layer']}", one["pools"]))
+        within = {"control": "within pools", "AUROC": one["within_pools"]}
+        null = {"control": "shuffled labels, 95th percentile", "AUROC": one["null"]}
+        parts.append(
+            html_table("", [within, null, *({"control": name, "AUROC": value} for name, value in one["controls"].items())])
+        )
+    if record["valley"] and not record["valley"]["reason"]:
+        parts += ["<h2>Along the thinking</h2>", separability_svg(record["valley"])]
+        parts.append(
+            "<p>J falls where states carry the current token more than the outcome; the probe says whether the outcome is still there.</p>"
+        )
+    if record["oscillation"]:
+        shown = {key: value for key, value in record["oscillation"].items() if key not in ("settings", "by_pool")}
+        parts.append(html_table("Oscillations", [{"": key, "value": value} for key, value in shown.items()]))
+        parts.append("<p>Performative is only &quot;not significant&quot;; equivalent is what was shown.</p>")
+    return page("When was it decided?", str(record["source"].get("model", "")), parts)
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"value": value}

@@ -1,0 +1,390 @@
+"""The stages of a study of early decisions, each resumed from the JSON lines it writes: rollouts, continuations, oscillation cuts.
+
+Hidden states are collected by :mod:`ramify.methods.early_decision.states`, and what all stages say is put together in ``report.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.files import write_whole
+from ramify.base.seeds import place_key
+from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
+from ramify.model.protocol import Tokenizer
+from ramify.rollout.thinking import Answer, Thinker, Thought, cut_at, tokens_up_to
+from ramify.rollout.token_forks import Problem
+from ramify.score.votes import Panel, StanceJudge, stances
+from ramify.trace.growing import Growing
+
+Mode = Literal["thinking", "none"]
+Way = Literal["closed", "open"]
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+Tell = Callable[[int], None]
+
+
+class RolloutConfig(Config):
+    """How traces are drawn and what counts as yes."""
+
+    model: str = ""
+    """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
+    label: tuple[str, ...] = ()
+    """voters on the answer: regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL; a JSON list where a pattern holds a comma"""
+    ties: Literal["no", "yes"] = "no"
+    """what half of the votes for yes make"""
+    k: int = Field(8, ge=1)
+    """rollouts of each prompt and mode"""
+    modes: tuple[Mode, ...] = ("thinking", "none")
+    """with thinking, and with an empty thinking block"""
+    open: str = "<think>\n"
+    """text that opens thinking; left out where the prompt ends with it already"""
+    close: str = "</think>"
+    """text that closes it"""
+    think_tokens: int = Field(16384, ge=1)
+    """thinking is closed by force, or with --no-force left open, after so many tokens"""
+    answer_tokens: int = Field(1024, ge=1)
+    """the answer's own budget"""
+    force: bool = True
+    """close thinking that reaches its budget"""
+    temperature: float = Field(0.6, ge=0)
+    """of thinking and answer"""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """of thinking and answer"""
+    top_k: int = Field(0, ge=0)
+    """of thinking and answer; 0 keeps all"""
+    seed: int = 0
+    """decides every draw"""
+
+
+class Study:
+    """A folder with one study: its settings, prompts and traces, and what later stages found. The same settings open it again.
+
+    Raises UserError where the folder holds a study with other settings, prompts or another model.
+    """
+
+    def __init__(
+        self, folder: Path, config: RolloutConfig, problems: Sequence[Problem] = (), source: dict[str, Any] | None = None
+    ) -> None:
+        self.folder, self.config = folder, config
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+        if problems:
+            asked = [{"id": p.id, "prompt_ids": list(p.prompt_ids), "data": dict(p.data)} for p in problems]
+            self._keep("study.json", {"config": config.to_json(), "source": source or {}})
+            self._keep("prompts.json", asked)
+        self.prompts = {row["id"]: row for row in _read(folder / "prompts.json")}
+        self.traces = Growing(folder / "traces.jsonl")
+
+    @classmethod
+    def open(cls, folder: Path) -> Study:
+        """A study that is there. Raises UserError where there is none."""
+        return cls(folder, RolloutConfig(**_read(folder / "study.json")["config"]))
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The model and voters the traces are of."""
+        found: dict[str, Any] = _read(self.folder / "study.json")["source"]
+        return found
+
+    def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
+        """Traces whose answer was judged, in an order that does not depend on when they were drawn."""
+        rows = [row for row in self.traces.rows.values() if row["mode"] == mode and row["status"] == "labelled"]
+        place = {name: i for i, name in enumerate(self.prompts)}
+        return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
+
+    def prefixes(self, m: int) -> dict[str, list[dict[str, Any]]]:
+        """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
+        out: dict[str, list[dict[str, Any]]] = {}
+        for row in self.labelled():
+            out.setdefault(row["prompt"], []).append(row)
+        model = str(self.source.get("model", ""))
+        return {
+            name: sorted(
+                sorted(rows, key=lambda r: place_key(self.config.seed, model, name, r["sample"]))[:m], key=lambda r: r["sample"]
+            )
+            for name, rows in out.items()
+        }
+
+    def pool(self, prompt: str) -> str:
+        """The pool a prompt belongs to."""
+        return str(self.prompts[prompt]["data"].get("pool", ""))
+
+    def asked(self, prompt: str) -> str:
+        """A prompt as text: as it was given, else its ids."""
+        row = self.prompts[prompt]
+        return str(row["data"].get("prompt") or " ".join(map(str, row["prompt_ids"])))
+
+    def save(self, name: str, record: Any) -> None:
+        """Write the result of a stage, whole."""
+        write_whole(self.folder / name, json.dumps(record, indent=1) + "\n")
+
+    def load(self, name: str) -> Any:
+        """The result of a stage, None where it has not run."""
+        return _read(self.folder / name) if (self.folder / name).is_file() else None
+
+    def _keep(self, name: str, record: Any) -> None:
+        known = self.load(name)
+        if known is not None and known != json.loads(json.dumps(record)):
+            parts = (
+                [f"--{key.replace('_', '-')}" for key in record["config"] if known["config"].get(key) != record["config"][key]]
+                if name == "study.json"
+                else []
+            )
+            what = (
+                f"other settings ({', '.join(parts)})"
+                if parts
+                else "other prompts"
+                if name == "prompts.json"
+                else "another model"
+            )
+            raise UserError(f"{self.folder} holds a study with {what}; name another folder with --out")
+        if known is None:
+            self.save(name, record)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"{path.parent} holds no study of early decisions: there is no readable {path.name}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+
+
+# -- rollouts
+
+
+async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lambda done: None) -> None:
+    """Draw and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
+
+    async def one(name: str, mode: Mode) -> None:
+        missing = [i for i in range(study.config.k) if f"{name}/{mode}/{i}" not in study.traces]
+        if not missing:
+            return
+        ids, first = study.prompts[name]["prompt_ids"], missing[0]
+        n = study.config.k - first  # a draw is keyed by its index, so those in between are drawn again and left
+        drawn: list[Thought | None] = [Thought((), "forced", None)] * n
+        if mode == "thinking":
+            drawn = await thinker.think(ids, n, (name, mode), start=first)
+        elif thinker.fits(row := thinker.closed_prefix(ids, ())):
+            said = await thinker.answers(row, n, (name, mode), start=first)
+            drawn = [None if answer is None else Thought((), "forced", answer) for answer in said]
+        for i, thought in enumerate(drawn, first):
+            if thought is not None and i in missing:
+                record = await _labelled(study, thinker, panel, name, thought)
+                study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
+        tell(len(study.traces.rows))
+
+    await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
+
+
+async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought) -> dict[str, Any]:
+    """A trace's row. Only an answer is ever labelled: thinking that was never closed has none (``truncated``)."""
+    row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
+    if thought.answer is None:
+        fits = thinker.fits(thinker.closed_prefix(study.prompts[prompt]["prompt_ids"], thought.thinking, thought.closed))
+        return row | {"status": "truncated" if thought.closed == "never" else "failed" if fits else "no_room"}
+    vote = await panel.vote(study.asked(prompt), thought.answer.text)
+    row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
+    row |= {"votes": list(vote.votes), "soft": vote.soft}
+    return row | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
+
+
+async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, panel: Panel) -> None:
+    """Take over traces drawn elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
+
+    The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
+    its thinking is not labelled in place of it.
+    """
+    for i, given in enumerate(rows):
+        key = f"{given['prompt']}/thinking/{i}"
+        if key in study.traces:
+            continue
+        row: dict[str, Any] = {"thinking": tokenizer.encode(given["thinking"]), "closed": "own", "outcome": None}
+        if not given.get("response"):
+            row |= {"closed": "never", "status": "truncated"}
+        else:
+            vote = await panel.vote(study.asked(given["prompt"]), given["response"])
+            row |= {"answer": given["response"], "votes": list(vote.votes), "soft": vote.soft}
+            row |= {"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes}
+        study.traces.add(key, {"prompt": given["prompt"], "mode": "thinking", "sample": i, **row})
+
+
+# -- continuations
+
+
+class ContinueConfig(Config):
+    """Nested continuations of traces (3.6)."""
+
+    shares: tuple[float, ...] = SHARES
+    """how much of the thinking is kept; 0 is read off the rollouts, above 1 it is extended first"""
+    ways: tuple[Way, ...] = ("closed", "open")
+    """closed: close and answer, the paper's; open: think on to the end"""
+    m: int = Field(8, ge=1)
+    """traces of each prompt"""
+    n: int = Field(8, ge=2)
+    """continuations of each prefix"""
+
+
+async def continuations(
+    study: Study, thinker: Thinker, panel: Panel, config: ContinueConfig, tell: Tell = lambda done: None
+) -> Growing:
+    """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own."""
+    found = Growing(study.folder / "continue.jsonl")
+    if any(share < 0 for share in config.shares):
+        raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
+
+    async def one(trace: dict[str, Any], share: float, way: Way) -> None:
+        key = f"{trace['key']}|{way}|{share:g}|{config.n}"
+        if key in found:
+            return
+        ids = study.prompts[trace["prompt"]]["prompt_ids"]
+        length = len(trace["thinking"])
+        place = (trace["key"], way, f"{share:g}")
+        kept: Sequence[int] | None = trace["thinking"][: cut_at(length, min(share, 1.0))]
+        if share > 1:
+            kept = await thinker.extend(ids, trace["thinking"], max(1, round((share - 1) * length)), place)
+        if kept is None:
+            return
+        status = "done"
+        answers: list[Answer | None] = []
+        if way == "open":
+            thoughts = await thinker.think(ids, config.n, place, kept)
+            answers = [None if thought is None else thought.answer for thought in thoughts]
+        else:
+            row = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
+            if thinker.fits(row):
+                answers = await thinker.answers(row, config.n, place)
+            else:
+                status = "no_room"
+        yes, graded = await _votes(study, panel, trace["prompt"], answers)
+        record = {
+            "trace": trace["key"],
+            "prompt": trace["prompt"],
+            "share": share,
+            "way": way,
+            "tokens": len(kept),
+            "status": status,
+        }
+        found.add(key, record | {"k": yes, "n": graded, "missing": len(answers) - graded})
+        tell(len(found.rows))
+
+    todo = [
+        one(trace, share, way)
+        for rows in study.prefixes(config.m).values()
+        for trace in rows
+        if trace["thinking"]
+        for share in config.shares
+        for way in config.ways
+        if share and not (way == "open" and share >= 1)
+    ]
+    await asyncio.gather(*todo)
+    return found
+
+
+async def _votes(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> tuple[int, int]:
+    """(yes, judged) of answers; equal texts are judged once, answers that failed are not counted."""
+    texts = [answer.text for answer in answers if answer is not None]
+    votes = {text: await panel.vote(study.asked(prompt), text) for text in dict.fromkeys(texts)}
+    judged = [votes[text] for text in texts if not votes[text].flagged]
+    return sum(vote.yes for vote in judged), len(judged)
+
+
+# -- oscillations
+
+
+class OscillateConfig(Config):
+    """Stances along the thinking and cuts where they turn (3.8)."""
+
+    judges: tuple[str, ...] = ()
+    """who rates stances: judge:MODEL or factory:MODULE:ATTRIBUTE, three in the paper; the first decides ties"""
+    answers: int = Field(100, ge=2)
+    """answers at each cut"""
+    show_prompt: bool = True
+    """the judges see the prompt"""
+    limit: int = Field(200, ge=1)
+    """longest chunk in characters, but for a longer sentence"""
+    least: int = Field(20, ge=0)
+    """chunks of so few characters are dropped"""
+    before: int = Field(1, ge=1)
+    """least chunks before a turn"""
+    after: int = Field(1, ge=1)
+    """least chunks behind it"""
+    traces: int = Field(8, ge=1)
+    """traces of each prompt that are rated"""
+
+
+async def oscillations(
+    study: Study,
+    thinker: Thinker,
+    panel: Panel,
+    judges: Sequence[StanceJudge],
+    config: OscillateConfig,
+    tell: Tell = lambda done: None,
+) -> tuple[Growing, Growing]:
+    """Rate stances and draw answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
+
+    Raises UserError where the model has no tokenizer: stances are read off text.
+    """
+    if thinker.tokenizer is None:
+        raise UserError("stances are read off text, and this model has no tokenizer")
+    rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
+    tokenizer = thinker.tokenizer
+
+    async def one(trace: dict[str, Any]) -> None:
+        text, ends = thinker.text(trace["thinking"]), tokenizer.ends(trace["thinking"])
+        spans = chunk_spans(text, config.limit, config.least)
+        if trace["key"] not in rated:
+            chunks = [text[a:b] for a, b in spans]
+            loop = len(chunks) > LOOP
+            shown = study.asked(trace["prompt"]) if config.show_prompt else ""
+            said = [None if loop or not chunks else await stances(judge, shown, chunks) for judge in judges]
+            record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}
+            settled = settle(said, len(chunks))
+            turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
+            rated.add(trace["key"], record | {"stances": settled, "turns": turns})
+        for *both, _ in rated.rows[trace["key"]]["turns"]:
+            for chunk in both:
+                kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
+                key = f"{trace['key']}|{len(kept)}|{config.answers}"
+                if key not in cuts:
+                    prefix = thinker.closed_prefix(study.prompts[trace["prompt"]]["prompt_ids"], kept)
+                    room, answers = thinker.fits(prefix), []
+                    if room:
+                        answers = await thinker.answers(prefix, config.answers, (trace["key"], "cut", len(kept)))
+                    yes, graded = await _votes(study, panel, trace["prompt"], answers)
+                    status = "done" if room else "no_room"
+                    cuts.add(key, {"trace": trace["key"], "chunk": chunk, "status": status, "k": yes, "n": graded})
+        tell(len(rated.rows))
+
+    await asyncio.gather(*(one(trace) for rows in study.prefixes(config.traces).values() for trace in rows if trace["thinking"]))
+    return rated, cuts
+
+
+def bill(study: Study, config: ContinueConfig | OscillateConfig | None = None) -> dict[str, int]:
+    """Most answers a stage draws: rollouts, continuations, or at cuts (which are known only once stances are)."""
+    if config is None:
+        total = len(study.prompts) * len(study.config.modes) * study.config.k
+        return {"traces": total, "missing": total - len(study.traces.rows)}
+    traces = sum(len(rows) for rows in study.prefixes(config.m if isinstance(config, ContinueConfig) else config.traces).values())
+    if isinstance(config, OscillateConfig):
+        return {"traces": traces, "ratings": traces * len(config.judges), "answers_a_turn": 2 * config.answers}
+    points = sum(bool(share) and not (way == "open" and share >= 1) for share in config.shares for way in config.ways)
+    return {"prefixes": traces * points, "answers": traces * points * config.n}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.early_decision.verbs import app
+
+        return app
+    raise AttributeError(name)

@@ -1,0 +1,173 @@
+"""Hidden states of a study's traces, probes of them, and separability along the thinking. Needs the model in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator
+from ramify.engine.local import LocalModel
+from ramify.interp.collect import FINAL, Network, collect, hop
+from ramify.interp.probe import STATE_A, TABLE, Recipe, folds_of, near_duplicates, out_of_fold, probe, too_few
+from ramify.interp.separability import logit_measures, mahalanobis, valley
+from ramify.methods.early_decision.run import Study
+from ramify.rollout.thinking import Thinker
+from ramify.stats.ranking import auroc
+
+At = Literal["h0", "state_a", "hop", "prompt"]
+SHORTEST = 3
+"""Traces with less thinking are left out, and counted."""
+ANCHORS = 20
+
+
+class ProbeConfig(Config):
+    """Which states are probed, and how (3.3, 3.4)."""
+
+    at: tuple[At, ...] = ("h0", "state_a")
+    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt: 20 places spread over the prompt"""
+    layers: tuple[int, ...] = (FINAL,)
+    """-1 is after the final norm, 0 the embedding, l the output of block l"""
+    shuffles: int = Field(20, ge=0)
+    """shuffled labellings, of which the 95th percentile is what a probe must beat"""
+    duplicates: float = Field(0.8, gt=0, le=1)
+    """cosine from which two prompts count as one and are held out together in a control"""
+    dtype: Literal["float16", "float32"] = "float16"
+    """of the states that are kept on the disk"""
+
+
+class ValleyConfig(Config):
+    """Separability along the thinking (3.5)."""
+
+    points: int = Field(100, ge=6)
+    """positions along the thinking"""
+    draws: int = Field(200, ge=20)
+    """shuffled labellings for the floor, and random halves of the prompts for the intervals"""
+    textbook: bool = False
+    """the textbook's Bhattacharyya distance in place of the paper's, whose first term is twice as large"""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """States (N, P, K, D) of the labelled traces that are long enough, in the study's order, and their rows."""
+
+    rows: list[dict[str, Any]]
+    states: np.ndarray
+    skipped: int
+
+    @property
+    def y(self) -> np.ndarray:
+        """Outcomes bool (N,)."""
+        return np.array([row["outcome"] for row in self.rows], bool)
+
+
+def capture(
+    study: Study,
+    thinker: Thinker,
+    at: At,
+    layers: Sequence[int] = (FINAL,),
+    points: int = 100,
+    dtype: Literal["float16", "float32"] = "float32",
+) -> Captured:
+    """Teacher-force prompt, thinking and close of every labelled trace once and keep the states at the places asked for (3.3).
+
+    They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
+    where the model is not in this process.
+    """
+    model = thinker.model
+    if not isinstance(model, LocalModel):
+        raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
+    every = study.labelled()
+    rows = [row for row in every if len(row["thinking"]) >= SHORTEST]
+    if not rows:
+        raise UserError(f"{study.folder} holds no labelled trace with {SHORTEST} thinking tokens")
+    ids, where = [], []
+    for row in rows:
+        prompt = study.prompts[row["prompt"]]["prompt_ids"]
+        start = len(thinker.marks.start(prompt))
+        ids.append(thinker.closed_prefix(prompt, row["thinking"], row["closed"]))
+        spread = {"h0": [start], "state_a": [start - 1], "prompt": [*hop(len(prompt), ANCHORS), start]}
+        where.append(spread[at] if at != "hop" else (start + hop(len(row["thinking"]), points)).tolist())
+    file = study.folder / f"states-{at}.safetensors"
+    made = {
+        "traces": [row["key"] for row in rows],
+        "layers": list(layers),
+        "points": len(where[0]),
+        "model": model.identity.weights,
+        "dtype": dtype,
+    }
+    if file.is_file():
+        with safe_open(file, "np") as kept:
+            if json.loads((kept.metadata() or {}).get("made", "{}")) == made:
+                return Captured(rows, kept.get_tensor("states"), len(every) - len(rows))
+    states = collect(model, ids, where, layers, dtype=dtype)
+    save_file({"states": states}, file, {"made": json.dumps(made)})
+    return Captured(rows, states, len(every) - len(rows))
+
+
+def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
+    """Probes at each place and layer with every control; written to ``probe.json``."""
+    if isinstance(thinker.model, LocalModel):
+        for layer in config.layers:
+            Network(thinker.model).layer(layer)
+    found = []
+    for at in config.at:
+        got = capture(study, thinker, at, config.layers, dtype=config.dtype)
+        names = [row["prompt"] for row in got.rows]
+        asked = [study.asked(name) for name in names]
+        texts = {"prompt words": asked}
+        if at == "h0":
+            texts["first token"] = [thinker.text(row["thinking"][:1]) for row in got.rows]
+        pools = [study.pool(name) for name in names]
+        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(asked, config.duplicates).tolist()}
+        sources = [study.prompts[name]["data"].get("source") for name in names]
+        if None not in sources:
+            others["prompt sources"] = sources
+        recipe: Recipe = STATE_A if at == "state_a" else TABLE
+        for place in range(got.states.shape[1]):
+            for k, layer in enumerate(config.layers):
+                x = got.states[:, place, k].astype(np.float32)
+                result = probe(
+                    x,
+                    got.y,
+                    names,
+                    recipe=recipe,
+                    pools=pools if any(pools) else None,
+                    texts=texts,
+                    other_groups=others,
+                    shuffles=config.shuffles,
+                )
+                found.append({"at": at, "place": place, "layer": layer, "skipped": got.skipped, **result.to_json()})
+    study.save("probe.json", found)
+    return {"probes": found}
+
+
+def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[str, Any]:
+    """J and a probe at every position, with the floor of the one and shuffled labels for the other; written to ``valley.json``."""
+    got = capture(study, thinker, "hop", (FINAL,), config.points, "float16")
+    names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
+    record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}
+    if not record["reason"]:
+        record |= {"valley": valley(x.astype(np.float32), y, names, draws=config.draws).to_json()}
+        folds = folds_of(y, names)
+        mixed = generator(study.config.seed, "valley probe").permutation(y)
+        probes: dict[str, list[Any]] = {"auroc": [], "shuffled": [], "mahalanobis": []}
+        for p in range(config.points):
+            here = x[:, p].astype(np.float32)
+            scores = out_of_fold(here, y, folds, TABLE)
+            probes["auroc"].append(auroc(scores, y))
+            probes["shuffled"].append(auroc(out_of_fold(here, mixed, folds, TABLE), mixed))
+            probes["mahalanobis"].append(mahalanobis(here, y))
+            for name, value in logit_measures(scores, y, config.textbook).items():
+                probes.setdefault(name, []).append(value if np.isfinite(value) else None)
+        record["probe"] = probes
+    study.save("valley.json", record)
+    return record

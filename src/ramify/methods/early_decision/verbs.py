@@ -1,0 +1,275 @@
+"""The verbs of ``ramify early-decision``. RUN is a folder that ``ramify early-decision run`` made; every stage goes on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import Config, load
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.files import write_whole
+from ramify.engine.named import find_continuing, find_model
+from ramify.methods.early_decision.report import ReportConfig, build, html
+from ramify.methods.early_decision.run import (
+    ContinueConfig,
+    OscillateConfig,
+    RolloutConfig,
+    Study,
+    adopt,
+    bill,
+    continuations,
+    oscillations,
+    rollout,
+)
+from ramify.model.protocol import Sampling
+from ramify.render.terminal import emit, progress, say, table
+from ramify.rollout.thinking import Marks, Thinker
+from ramify.rollout.token_forks import read_problems
+from ramify.score.votes import Panel, find_panel, find_stance_judge
+from ramify.trace.lines import at_place, field, read_lines
+
+C = TypeVar("C", bound=Config)
+
+
+class RunCommand(SettingsCommand):
+    """A verb that takes the settings of rollouts."""
+
+    def settings(self) -> type[Config]:
+        """The settings."""
+        return RolloutConfig
+
+
+def _taking(options: Callable[[], type[Config]]) -> dict[str, Any]:
+    """What makes a command take the fields of a configuration as flags."""
+    command = type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options()})
+    return {"cls": command, "context_settings": TAKES_SETTINGS}
+
+
+def _probe_config() -> type[Config]:
+    from ramify.methods.early_decision.states import ProbeConfig
+
+    return ProbeConfig
+
+
+def _valley_config() -> type[Config]:
+    from ramify.methods.early_decision.states import ValleyConfig
+
+    return ValleyConfig
+
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="When in a thinking trace was the outcome decided, and does the rest matter?"
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the bill; draw nothing.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
+Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", help="Settings from a file; flags win.")]
+
+
+def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
+    """What draws, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
+    if config.model.partition(":")[0] == "chat":
+        raise NeedsError(
+            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
+        )
+    model, template = find_continuing(config.model)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise NeedsError(f"'{model.identity.name}' has no tokenizer, so answers cannot be read")
+    drawing = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
+    stops = () if template is None else tuple(template.stop_tokens)
+    answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
+    marks = Marks.of(tokenizer, config.open, config.close)
+    return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
+
+
+def _opened(path: Path) -> tuple[Study, Thinker, Panel]:
+    study = Study.open(path)
+    thinker, _ = _thinker(study.config)
+    if study.source.get("weights") != thinker.model.identity.weights:
+        raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
+    return study, thinker, _panel(study.config)
+
+
+def _panel(config: RolloutConfig, ties: bool = False) -> Panel:
+    if not config.label:
+        raise UserError("--label names who judges the answer: regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL")
+    return find_panel(config.label, find_model, ties or config.ties == "yes")
+
+
+@app.command("run", cls=RunCommand, context_settings=TAKES_SETTINGS)
+def run_(
+    ctx: typer.Context,
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to make, or to go on with.")],
+    traces: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Traces drawn elsewhere, JSON lines: prompt_id, thinking, response.")
+    ] = None,
+    config: Files = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Draw traces with and without thinking and label their answers. The same command goes on with an interrupted run."""
+    options = load(RolloutConfig, config or [], ctx.args)
+    panel = _panel(options)
+    thinker, template = _thinker(options)
+    problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
+    given = [] if traces is None else _given(traces, {problem.id for problem in problems})
+    identity = thinker.model.identity
+    study = Study(out, options, problems, {"model": identity.name, "weights": identity.weights, "voters": panel.names})
+    if dry_run:
+        _show(bill(study) | {"out": str(out)}, as_json)
+        return
+    if given:
+        asyncio.run(adopt(study, given, thinker.tokenizer, panel))  # type: ignore[arg-type]
+    else:
+        _work("run", "traces", bill(study)["traces"], as_json, lambda tell: rollout(study, thinker, panel, tell))
+    record = build(study)
+    status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
+    rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
+    counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
+    emit(
+        status | {"out": str(out)}, as_json, table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}"
+    )
+    _warn(thinker, panel)
+    if not study.traces.rows:
+        raise RamifyError(f"no trace could be drawn: {thinker.first_failure}")
+
+
+def _given(path: Path, known: set[str]) -> list[dict[str, Any]]:
+    """Traces drawn elsewhere. Raises UserError naming file, line and field."""
+    rows = []
+    for number, record in read_lines(path):
+        with at_place(f"{path}:{number}"):
+            row = {
+                name: field(record, name, str, "the trace", *rest)
+                for name, rest in (("prompt_id", ()), ("thinking", ()), ("response", ("",)))
+            }
+            if row["prompt_id"] not in known:
+                raise UserError(f"'prompt_id' names no prompt '{row['prompt_id']}' ({nearest(row['prompt_id'], known)})")
+            rows.append({"prompt": row["prompt_id"], "thinking": row["thinking"], "response": row["response"]})
+    if not rows:
+        raise UserError(f"{path} holds no trace")
+    return rows
+
+
+@app.command("probe", **_taking(_probe_config))
+def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+    """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
+    from ramify.methods.early_decision.states import ProbeConfig, probe_stage
+
+    options = load(ProbeConfig, flags=ctx.args)
+    study, thinker, _ = _opened(run)
+    found = probe_stage(study, thinker, options)
+    rows = [
+        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], one["null"], *(one["controls"].get(name) for name in ("prompt words", "first token"))]
+        for one in found["probes"] for pool in one["pools"]
+    ]  # fmt: skip
+    columns = [
+        "at",
+        "place",
+        "layer",
+        "pool",
+        "n",
+        "AUROC",
+        "95 % interval",
+        "BAcc",
+        "shuffled 95 %",
+        "prompt words",
+        "first token",
+    ]
+    emit(found, as_json, table(columns, rows))
+
+
+@app.command("valley", **_taking(_valley_config))
+def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+    """Separability of the outcomes along the thinking, beside a probe at the same positions."""
+    from ramify.methods.early_decision.states import ValleyConfig, valley_stage
+
+    options = load(ValleyConfig, flags=ctx.args)
+    study, thinker, _ = _opened(run)
+    record = valley_stage(study, thinker, options)
+    if record["reason"]:
+        emit(record, as_json, f"no curve: {record['reason']}")
+        return
+    found, probes = record["valley"], record["probe"]
+    at = range(0, options.points, max(1, options.points // 10))
+    rows = [[f"{found['share'][p]:.0%}", found["j"][p], found["floor"][p], probes["auroc"][p], probes["shuffled"][p]] for p in at]
+    depth = "no valley can be told: an end is not above its floor" if found["depth"] is None else f"V = {found['depth']:.2f} {found['depth_interval']}"  # fmt: skip
+    emit(record, as_json, table(["at", "J", "floor", "probe AUROC", "shuffled"], rows) + f"\n\n{depth}")
+
+
+@app.command("continue", **_taking(lambda: ContinueConfig))
+def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
+    options = load(ContinueConfig, flags=ctx.args)
+    if dry_run:
+        _show(bill(Study.open(run), options), as_json)
+        return
+    study, thinker, panel = _opened(run)
+    _work(
+        "continue",
+        "prefixes",
+        bill(study, options)["prefixes"],
+        as_json,
+        lambda tell: continuations(study, thinker, panel, options, tell),
+    )
+    found = build(study)["continuation"]
+    columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
+    rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
+    emit({"continuation": found}, as_json, table(["of", "way", *columns], rows))
+    _warn(thinker, panel)
+
+
+@app.command("oscillate", **_taking(lambda: OscillateConfig))
+def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, as_json: Json = False) -> None:  # fmt: skip
+    """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
+    options = load(OscillateConfig, flags=ctx.args)
+    if dry_run:
+        _show(bill(Study.open(run), options), as_json)
+        return
+    if not options.judges:
+        raise UserError("--judges names who rates stances: judge:MODEL or factory:MODULE:ATTRIBUTE, three in the paper")
+    judges = [find_stance_judge(spec, find_model) for spec in options.judges]
+    study, thinker, panel = _opened(run)
+    if ties:
+        panel = _panel(study.config, ties=True)
+    traces = bill(study, options)["traces"]
+    _work("oscillate", "traces", traces, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell))
+    found = build(study)["oscillation"]
+    emit(
+        {"oscillation": found}, as_json, table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
+    )
+    _warn(thinker, panel)
+
+
+@app.command("report", **_taking(lambda: ReportConfig))
+def report_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+    """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
+    options = load(ReportConfig, flags=ctx.args)
+    study = Study.open(run)
+    record = build(study, options)
+    study.save("report.json", record)
+    write_whole(run / "report.html", html(record))
+    emit(record, as_json, f"{run / 'report.html'} and {run / 'report.json'} are written")
+
+
+def _work(title: str, unit: str, total: int, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> None:
+    with progress(title, total, unit, as_json) as bar:
+        asyncio.run(work(bar.at))
+
+
+def _show(record: dict[str, Any], as_json: bool) -> None:
+    emit(record, as_json, table(["bill", ""], list(record.items())))
+
+
+def _warn(thinker: Thinker, panel: Panel) -> None:
+    if thinker.failures:
+        say(f"warning: {thinker.failures} draws failed ({thinker.first_failure}); the same command tries them again")
+    for name, why in panel.failed.items():
+        say(f"warning: the voter {name} failed: {why}")

@@ -1,0 +1,306 @@
+"""The verbs, from the command line, on a checkpoint of one's own: every stage resumes, what cannot be measured is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.cli.main import main
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.early_decision.report import build, html, slices
+from ramify.methods.early_decision.run import Study
+from ramify.model.tokenizer import HfTokenizer
+from ramify.trace.growing import Growing
+
+WORDS = ["<unk>", "<think>", "</think>", "gladly", "never", "perhaps", "so.", "then.", "hmm.", "well", "sorry", "sure"]
+WORDS += [f"word{i}" + "." * (i in (8, 9, 10)) for i in range(14)]
+
+
+def make_judge() -> Any:
+    def judge(prompt: str, chunks: Sequence[str]) -> list[int]:
+        return [np.sign(c.count("word13") - c.count("word11")).item() for c in chunks]
+
+    return judge
+
+
+def make_short_judge() -> Any:
+    return lambda prompt, chunks: [0] * (len(chunks) - 1)
+
+
+JUDGES = f'["factory:{__name__}:make_judge", "factory:{__name__}:make_judge", "factory:{__name__}:make_short_judge"]'
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("model")
+    module = TinyLM(TinyConfig(len(WORDS), 24, 2, 2, 1, 12, 24, 96), seed=3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    with torch.no_grad():  # the rarest token ends a turn, so that traces grow long
+        rows = torch.randint(len(WORDS), (64, 12), generator=torch.Generator().manual_seed(2))
+        rare = module(rows).softmax(-1).mean((0, 1)).argsort().tolist()
+    words = [WORDS[0], *WORDS[3:8], *WORDS[1:3], *WORDS[8:]]
+    raw = Tokenizer(models.WordLevel(dict(zip(words, rare, strict=True)), unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    module.save(folder, HfTokenizer(raw))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    rows = [
+        {
+            "id": f"p{i}",
+            "prompt_ids": [3 + i % 9, 3 + i // 9, 9],
+            "prompt": f"{WORDS[3 + i % 9]} {i}",
+            "pool": ["harmful", "benign"][i % 2],
+        }
+        for i in range(24)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def arguments(checkpoint: Path, prompts: Path, out: Path, *more: str) -> list[str]:
+    drawing = ["--k", "4", "--temperature", "1", "--top-p", "1", "--think-tokens", "24", "--answer-tokens", "3"]
+    named = ["--model", f"hf:{checkpoint}", "--label", "regex:word13|sorry", "--prompts", str(prompts), "--out", str(out)]
+    return ["early-decision", "run", *named, *drawing, *more]
+
+
+@pytest.fixture(scope="module")
+def study(checkpoint: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "x"
+    assert main(arguments(checkpoint, prompts, out)) == 0
+    return out
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    return found
+
+
+def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
+    rows = Study.open(study).traces.rows
+    assert len(rows) == 24 * 2 * 4
+    kinds = {(row["mode"], row["closed"]) for row in rows.values()}
+    assert {("thinking", "own"), ("thinking", "forced"), ("none", "forced")} <= kinds
+    for row in rows.values():
+        assert row["status"] == "labelled"
+        assert row["outcome"] is any(word in row["answer"] for word in ("sorry", "word13"))
+        assert row["soft"] == float(row["outcome"])
+
+
+def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    assert main(arguments(checkpoint, prompts, out, "--modes", "thinking", "--no-force")) == 0
+    rows = Study.open(out).traces.rows.values()
+    assert {row["status"] for row in rows} == {"labelled", "truncated"}
+    for row in rows:
+        if row["closed"] == "never":
+            assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
+
+
+def test_no_room_for_an_answer_is_said(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    assert main(arguments(checkpoint, prompts, out, "--answer-tokens", "80")) == 0
+    rows = Study.open(out).traces.rows.values()
+    assert {row["status"] for row in rows} >= {"labelled", "no_room"}
+    assert all(row["status"] == "labelled" for row in rows if row["mode"] == "none")
+
+
+def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    assert main(arguments(checkpoint, prompts, out, "--dry-run")) == 0
+    whole = (study / "traces.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (out / "traces.jsonl").write_bytes(b"".join(lines[3:90]) + lines[90][:20])
+    assert main(arguments(checkpoint, prompts, out)) == 0
+    assert Study.open(out).traces.rows == Study.open(study).traces.rows
+
+
+def test_another_setting_or_other_prompts_are_refused(
+    study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(arguments(checkpoint, prompts, study, "--seed", "3")) == 2
+    assert "other settings (--seed)" in capsys.readouterr().err
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text(prompts.read_text().splitlines()[0] + "\n")
+    assert main(arguments(checkpoint, fewer, study)) == 2
+    assert "other prompts" in capsys.readouterr().err
+
+
+def test_probe_and_valley(study: Path, capsys: Any) -> None:
+    pytest.importorskip("sklearn")
+    assert main(["early-decision", "probe", str(study), "--shuffles", "3", "--layers", "0,-1", "--json"]) == 0
+    found = said(capsys)["probes"]
+    assert [(one["at"], one["layer"]) for one in found] == [("h0", 0), ("h0", -1), ("state_a", 0), ("state_a", -1)]
+    pools = {pool["pool"]: pool for pool in found[0]["pools"]}
+    assert set(pools) == {"all", "harmful", "benign"}
+    assert 0.3 < pools["all"]["auroc"] < 1
+    assert {"prompt words", "first token", "near-duplicate prompts"} <= found[0]["controls"].keys()
+    assert len(found[0]["shuffled"]) == 3
+    assert found[0]["skipped"] >= 0
+    before = (study / "states-h0.safetensors").stat().st_mtime_ns
+    assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
+    assert (study / "states-h0.safetensors").stat().st_mtime_ns == before  # read back, not collected again
+    capsys.readouterr()
+    assert main(["early-decision", "valley", str(study), "--points", "8", "--draws", "20", "--json"]) == 0
+    record = said(capsys)
+    assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 8
+    assert all(abs(f - 0.5 * (1 / a + 1 / b)) < 0.02 for f in record["valley"]["floor"] for a, b in [record["valley"]["n"]])
+
+
+def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> None:
+    command = ["early-decision", "continue", str(study), "--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
+    assert main([*command, "--dry-run", "--json"]) == 0
+    planned = said(capsys)
+    assert main([*command, "--json"]) == 0
+    found = said(capsys)["continuation"]
+    rows = Growing(study / "continue.jsonl").rows
+    assert len(rows) <= planned["prefixes"]
+    assert {(row["way"], row["share"]) for row in rows.values()} == {
+        ("closed", 0.5),
+        ("open", 0.5),
+        ("closed", 1.0),
+        ("closed", 1.5),
+    }
+    traces = Study.open(study).traces.rows
+    for row in rows.values():
+        length = len(traces[row["trace"]]["thinking"])
+        assert row["tokens"] == {0.5: max(1, length // 2), 1.0: length, 1.5: length + max(1, round(0.5 * length))}[row["share"]]
+        assert row["k"] <= row["n"] <= 3
+    closed = {p["share"]: p for p in found["curves"]["all"]["closed"]}
+    opened = {p["share"]: p for p in found["curves"]["all"]["open"]}
+    assert set(closed) == {0.0, 0.5, 1.0, 1.5}
+    assert set(opened) == {0.0, 0.5}
+    assert next(iter(found["curves"])) == "ambiguous"
+    assert set(found["slices"]) <= {"ambiguous", "settled"}
+    assert found["mean_of_pools"]["closed"][1]["share"] == 0.5
+    before = (study / "continue.jsonl").read_bytes()
+    assert main([*command]) == 0
+    assert (study / "continue.jsonl").read_bytes() == before
+
+
+def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> None:
+    command = [
+        "early-decision",
+        "oscillate",
+        str(study),
+        "--judges",
+        JUDGES,
+        "--answers",
+        "4",
+        "--traces",
+        "2",
+        "--limit",
+        "40",
+        "--least",
+        "5",
+    ]
+    assert main([*command, "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    found = said(capsys)["oscillation"]
+    rated = Growing(study / "stances.jsonl").rows
+    assert found["traces"] == len(rated)
+    assert all(row["ratings"][2] is None for row in rated.values())  # a list of another length
+    assert found["panel"]["kappa"] is None  # no chunk was rated by all three
+    cuts = Growing(study / "cuts.jsonl").rows
+    assert found["cuts"] > 0
+    traces = Study.open(study).traces.rows
+    for key, row in cuts.items():
+        assert 0 < int(key.split("|")[1]) <= len(traces[row["trace"]]["thinking"])
+    assert sum(found["table"].values()) == found["cuts"]
+    assert found["smallest_significant"]
+    before = (study / "cuts.jsonl").read_bytes()
+    assert main(command) == 0
+    assert (study / "cuts.jsonl").read_bytes() == before
+
+
+def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None:
+    assert main(["early-decision", "report", str(study), "--locked", "both", "--json"]) == 0
+    record = said(capsys)
+    page = (study / "report.html").read_text()
+    assert page.index("ambiguous") < page.index("Continuations: all")
+    assert "probe, AUROC" in page
+    assert "J minus its floor" in page
+    assert record["thinking"]["harmful"]["prompts"] == 12
+    assert {"asr", "orr", "d", "c"} <= record["pools"]["thinking"].keys()
+    assert json.loads((study / "report.json").read_text()) == record
+
+
+def test_a_report_of_rollouts_alone(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+    out = tmp_path / "x"
+    assert main(arguments(checkpoint, short, out, "--modes", "thinking")) == 0
+    assert main(["early-decision", "report", str(out)]) == 0
+    record = build(Study.open(out))
+    assert (record["continuation"], record["oscillation"], record["probe"]) == (None, None, None)
+    assert "<h1>" in html(record)
+    assert slices(Study.open(out), 4) == {}  # every rollout would be a prefix
+
+
+def test_too_few_of_an_outcome_is_said(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("sklearn")
+    out = tmp_path / "x"
+    command = arguments(checkpoint, prompts, out, "--modes", "thinking")
+    command[command.index("regex:word13|sorry")] = "regex:no such word"
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["early-decision", "valley", str(out), "--points", "6"]) == 0
+    assert "all outcomes are the same" in capsys.readouterr().out
+    assert main(["early-decision", "probe", str(out), "--json"]) == 0
+    assert said(capsys)["probes"][0]["pools"][0]["reason"] == "all outcomes are the same"
+
+
+def test_traces_drawn_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    file, out = tmp_path / "traces.jsonl", tmp_path / "x"
+    rows = [
+        {"prompt_id": "p0", "thinking": "gladly so. sorry then. well", "response": "sure"},
+        {"prompt_id": "p1", "thinking": "sorry never never"},  # cut off before the close: the scratchpad is no answer
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
+    assert said(capsys)["traces"] == {"labelled": 1, "truncated": 1}
+    found = Study.open(out).traces.rows
+    assert found["p0/thinking/0"]["outcome"] is False
+    assert found["p1/thinking/1"]["outcome"] is None
+    for row, says in [
+        ({"prompt_id": "p99", "thinking": "x"}, ":1: 'prompt_id' names no prompt 'p99'"),
+        ({"prompt_id": "p0"}, ":1: the trace: 'thinking' must be text, and it is missing"),
+        ({}, "'prompt_id' must be text"),
+    ]:
+        file.write_text(json.dumps(row) + "\n")
+        assert main(arguments(checkpoint, prompts, tmp_path / "y", "--traces", str(file))) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_what_cannot_work_is_refused_in_a_sentence(
+    study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    command = arguments(checkpoint, prompts, tmp_path / "x")
+    command[command.index(f"hf:{checkpoint}")] = "chat:m@http://127.0.0.1:9/v1"
+    for words, code, says in [
+        (command, 4, "a chat endpoint cannot go on inside a reply"),
+        (arguments(checkpoint, prompts, tmp_path / "x", "--label", "regx:a"), 2, "did you mean 'regex'"),
+        (arguments(checkpoint, prompts, tmp_path / "x", "--close", " "), 2, "must not be empty"),
+        (arguments(checkpoint, prompts, tmp_path / "x", "--thinktokens", "3"), 2, "did you mean '--think-tokens'"),
+        (["early-decision", "probe", str(study), "--layers", "7"], 2, "layer 7 does not exist"),
+        (["early-decision", "continue", str(study), "--shares", "-0.5"], 2, "--shares lie at 0 or above"),
+        (["early-decision", "oscillate", str(study)], 2, "--judges names who rates stances"),
+        (["early-decision", "report", str(tmp_path / "none")], 2, "holds no study"),
+    ]:
+        assert main(words) == code, words
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
