@@ -85,7 +85,7 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
 
     ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's doors makes one of what LangChain,
     LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins. ``options``
-    are those of :func:`ramify.methods.governance.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``.
+    are those of :func:`ramify.rollout.carriage.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``.
     """
     from ramify.rollout.carriage import survives
 

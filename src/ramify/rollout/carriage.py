@@ -55,7 +55,7 @@ def survives(
     if start[head:] and start[head].get("role") == "tool":  # a call and its result are not parted
         shown = [dict(v) for v in start[: head - 1]] + shown[head : head + len(stated)] + [dict(v) for v in start[head - 1 :]]
     lost: dict[str, Lost] = {}
-    fired = False
+    fired, failure = False, ""
     for number in range(1, rounds + 1):
         size = sum(map(len, map(str, shown))) // 4
         limit = budget if budget is not None else size // 3
@@ -64,7 +64,7 @@ def survives(
             record = compactor.last
         else:
             shown, record = wait_for(partial(compact_chat, compactor, shown, limit, round=number, **options))
-        fired |= record.fired
+        fired, failure = fired or record.fired, failure or record.failure
         opaque = not all(map(readable, shown))
         for rule in stated:
             found = survival(rule, said(shown), opaque)
@@ -72,9 +72,8 @@ def survives(
                 lost.setdefault(rule, Lost(rule, number, "failed" if record.failure else found.kind))
         shown = [*shown, *filler(language, turns, "survives", number, seed=seed)]
     if not fired:
-        raise UserError(
-            f"nothing was compacted in {rounds} rounds, so nothing is shown: give a smaller budget or a longer history"
-        )
+        why = f"the compactor failed ({failure})" if failure else "give a smaller budget or a longer history"
+        raise UserError(f"nothing was compacted in {rounds} rounds, so nothing is shown: {why}")
     return list(lost.values())
 
 
