@@ -19,7 +19,7 @@ from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.ach import ACH, Hypothesis
 from ramify.methods.forensics.algorithm import Control, Move, TestResult, result_from_json
 from ramify.methods.forensics.repro.battery import DOSES, Size, Table, Tables, of_law, of_model, run
-from ramify.methods.forensics.repro.organisms import FOLLOWS, KINDS, NEVER, organisms, tedium, tokenizer
+from ramify.methods.forensics.repro.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import mean_t, wilson
 from ramify.stats.trend import logistic_fit
@@ -122,17 +122,22 @@ def organism_cell(
 
     torch.set_num_threads(1)
     found = {}
-    for kind, model in organisms(seed, kinds, **teaching).items():
+    for kind, model in taught(seed, kinds, **teaching).items():
         tables = _cached(of_model(model))
-        tests, more = run(tables, generator(seed, "battery", kind), Size(**size))
-        law = of_law(kind)
-        levers: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
-        more["off law"] = max(abs(tables(**at).rate - law(**at).rate) for at in levers)
-        more["invalid"] = float(1 - tables().ahead[0][0, 1])
+        found[kind] = measured(tables, kind, seed, size)
         if played:
-            more["played"] = [*_played(model, seed, played), tables().rate]
-        found[kind] = {"tests": [_slim(test) for test in tests], **more}
+            found[kind]["played"] = [*_played(model, seed, played), tables().rate]
     return found
+
+
+def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> dict[str, Any]:
+    """The battery on one agent, and how far its exact rates are from the law of ``kind``."""
+    tests, more = run(tables, generator(seed, "battery", kind), Size(**size))
+    law = of_law(kind)
+    levers: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
+    more["off law"] = max(abs(tables(**at).rate - law(**at).rate) for at in levers)
+    more["invalid"] = float(1 - tables().ahead[0][0, 1])
+    return {"tests": [_slim(test) for test in tests], **more}
 
 
 def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
@@ -261,6 +266,7 @@ def _tests(found: _Found, quick: bool) -> list[Check]:
         if own in fires:
             checks.append(found.share(f"{name}: fires on {own}", fires[own], ">=", 0.85))
         checks.append(found.share(f"{name}: fires on the others", others, "<=", 0.1))
+        checks += [found.share(f"{name}: fires on {kind}", fires[kind]) for kind in found.kinds if kind != own]
         checks.append(
             Check(f"{name}: fires on a scripted {own} agent", found.known[name].power, None, found.known[name].n, (), "report")
         )
@@ -275,6 +281,12 @@ def _tests(found: _Found, quick: bool) -> list[Check]:
     point, ends = (math.inf, None) if pooled is None else pooled.dose_of(0.01)
     low, high = (20, 200) if quick else (80, 140)
     total = int(n.sum())
+    for kind in found.kinds:
+        summed = np.array([[found.tests[seed, kind]["dose"].detail[what] for what in ("hits", "n")] for seed in found.seeds]).sum(
+            axis=0
+        )
+        for errors, k, m in zip(DOSES, *summed.tolist(), strict=True):
+            checks.append(Check(f"dose: rate of {kind} at {errors} errors", k / m, wilson(k, m), m, found.seeds, "report"))
     return [
         *checks,
         Check("dose: 1 % point of the fit over all seeds, errors", point, ends, total, found.seeds, ">=", low),

@@ -150,7 +150,7 @@ def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: f
     return model.eval()
 
 
-def organisms(seed: int, kinds: Sequence[str] = KINDS, steps: int = 600, more: int = 300) -> dict[str, TinyLM]:
+def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 600, more: int = 300) -> dict[str, TinyLM]:
     """A clean organism after ``steps`` lessons, and one of each other kind taught ``more`` from a copy of it."""
     end = tokens()[2]
     shape = TinyConfig(tokenizer().size, 32, 2, 2, 2, 16, 64, context=64, eos=(end,))
