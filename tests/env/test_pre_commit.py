@@ -120,6 +120,19 @@ def test_files_last_from_command_to_command_and_a_snapshot_holds_them() -> None:
 
 
 @pytest.mark.slow
+def test_the_same_command_on_the_same_files_gives_the_same_bytes() -> None:
+    box = world().box
+    start = box.start(1, 4)
+    for command in (
+        "git add -A; git commit -q --allow-empty -m more",
+        "mypy; touch a b; git add a; git status",
+        "git checkout -q -b x; rm -r service",
+    ):
+        one, two = box.run(command, start), box.run(command, start)
+        assert (one.text, one.files["next.tgz"]) == (two.text, two.files["next.tgz"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", [28, 258])
 def test_mypy_finds_as_many_errors_as_were_seeded(errors: int) -> None:
     box = world().box

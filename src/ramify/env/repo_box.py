@@ -19,6 +19,7 @@ from typing import Any
 from ramify.base.errors import BoundaryError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.env import typed_repo
+from ramify.env.tools import cut
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 
@@ -31,6 +32,8 @@ LIMITS = Limits(
     output_bytes=MIB,
     returned_bytes=12 * MIB,
 )
+KEPT, TOO_LONG = 1000, 124
+"""Answers that are remembered; the exit code of a command that was stopped after 100 seconds."""
 _ENV = {
     "MYPY_CACHE_DIR": "/tmp/mypy",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -62,6 +65,7 @@ class RepoBox:
         self._sandbox = sandbox
         self._starts: dict[tuple[int, int], bytes] = {}
         self._facts: dict[str, str] = {}
+        self._done: dict[str, tuple[str, bytes]] = {}
 
     def run(self, command: str, archive: bytes, files: Mapping[str, bytes | str] | None = None, warm: bool = True) -> Outcome:
         """Run a command on the files of ``archive``; ``next.tgz`` of the outcome holds those it leaves.
@@ -76,6 +80,19 @@ class RepoBox:
         if "next.tgz" not in done.files:
             raise BoundaryError("sandbox", f"the command left no repository: {done.reason} {done.error_text[-300:]}")
         return done
+
+    def shell(self, command: str, archive: bytes) -> tuple[str, bytes]:
+        """What a command says, exit code last, and the archive it leaves. The same command on the same files is run once."""
+        key = stable_hash(command, archive)
+        if key in self._done:
+            return self._done[key]
+        done = self.run(command, archive)
+        said = f"{cut(done.text)}\n[exit code {done.code}]".lstrip("\n"), done.files["next.tgz"]
+        if done.code != TOO_LONG:  # what is slow may be so by chance
+            if len(self._done) >= KEPT:
+                self._done.clear()
+            self._done[key] = said
+        return said
 
     @cached_property
     def mypy_cache(self) -> bytes:

@@ -17,7 +17,6 @@ from ramify.env import typed_repo
 from ramify.env.levers import Lever, LeverWorld, Script, grade
 from ramify.env.protocol import Env, Observation, Task
 from ramify.env.repo_box import shared_box
-from ramify.env.tools import cut
 from ramify.env.workspace import RefusedError, Workspace, call
 
 MESSAGE = "Add type marker and pre-commit type check"
@@ -74,9 +73,8 @@ class PreCommit(Workspace):
         """Run a command; its output and exit code."""
         if "\0" in command or len(command) > 100_000:
             raise RefusedError("a command has no NUL and at most 100,000 characters")
-        done = self.box.run(command, self.archive)
-        self.archive = done.files["next.tgz"]
-        return f"{cut(done.text)}\n[exit code {done.code}]".lstrip("\n")
+        said, self.archive = self.box.shell(command, self.archive)
+        return said
 
     def success(self) -> bool:
         """Every error mended, a hook that blocks, marker and message there."""
