@@ -83,16 +83,20 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
 
 
 def readable(value: Mapping[str, Any]) -> bool:
-    """Whether a message is text and calls; a provider's own item (an encrypted summary) is not."""
-    if isinstance(value.get("content"), str) and value["content"] and isinstance(value.get("role"), str):
+    """Whether a message is text and calls; a provider's own item (an encrypted summary) has no role and is not.
+
+    Raises UserError on a message whose role or content is none.
+    """
+    if (
+        isinstance(value.get("content"), str)
+        and value["content"]
+        and value.get("role") in ("system", "user", "assistant", "tool")
+    ):
         return True
-    try:
-        _, text, data = message(value, "a message")
-    except UserError:
+    if "role" not in value:
         return False
-    return bool(text or data.get("tool_calls")) or (
-        value.get("content") in ("", None) and not (value.keys() - {"role", "content", "tool_call_id", "name"})
-    )
+    _, text, data = message(value, "a message")
+    return bool(text or data.get("tool_calls")) or not (value.keys() - {"role", "content", "tool_call_id", "name", "tool_calls"})
 
 
 def said(messages: Chat) -> str:

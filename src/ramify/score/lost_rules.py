@@ -112,10 +112,11 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
 def _steps(run: Run) -> Iterator[tuple[str, Node, Sequence[Said]]]:
     """(session, drawn node, what the model was shown) in the order in which the log was written."""
     named = {info.name: bool(info.task) for info in run.trees()}
+    logs = {node.tree for node in run.each(Node) if "response" in node.data}
     for node in run.each(Node):
-        if node.role == "assistant" and node.index >= 0 and node.opens:
-            single = "response" in node.data and not named.get(node.tree, False)
-            yield "log" if single else node.tree, node, run.shown(node.id).messages
+        if node.role != "assistant" or node.index < 0 or not node.opens or (node.tree in logs and "response" not in node.data):
+            continue  # in a log of calls, what a request repeats is no reply
+        yield "log" if node.tree in logs and not named[node.tree] else node.tree, node, run.shown(node.id).messages
 
 
 def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
