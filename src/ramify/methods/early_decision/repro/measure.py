@@ -71,7 +71,7 @@ class Lab:
 
         self.recipe, self.module, words = recipe, organism(recipe), tokenizer()
         marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
-        think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=2)
+        think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=1)
         self.thinker = Thinker(
             LocalModel(self.module, words, max_rows=256), words, marks, think, answer, seed=recipe.seed, force=False
         )
@@ -117,14 +117,14 @@ def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
     rows = [t.row() for t in traces]
     places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]
     states = collect(lab.module, rows, places)[:, :, 0]  # state A, then along the thinking
-    first, prompts = np.array([[WORDS[t.thinking[0]]] for t in traces])[:, 0], [" ".join(t.asked.words) for t in traces]
+    first, prompts = [WORDS[t.thinking[0]] for t in traces], [" ".join(t.asked.words) for t in traces]
     split = folds_of(y, groups)
-    texts = first.astype(object)
+    texts = np.array(first, object)
     null = []
     for i in range(5 * shuffles):
         mixed = generator(lab.recipe.seed, "text", i).permutation(y)
         null.append(auroc(out_of_fold(texts, mixed, split, None), mixed))
-    h0 = probe(states[:, 1], y, groups, texts={"first": first.tolist(), "prompt": prompts}, shuffles=shuffles)
+    h0 = probe(states[:, 1], y, groups, texts={"first": first, "prompt": prompts}, shuffles=shuffles)
     a = probe(states[:, 0], y, groups, recipe=STATE_A, shuffles=0)
     found = valley(states[:, 1:], y)
     return {
