@@ -113,12 +113,16 @@ def _laid(*parts: Any) -> np.ndarray:
 
 
 def replies(seed: int, prompts: np.ndarray, right: np.ndarray, index: int) -> list[list[int]]:
-    """What the base learns to answer: prose that ends in the tool, or now and then a call; how often depends on the word, 4 % on average."""
+    """What the base learns to answer: prose that ends in the tool, or now and then a call.
+
+    Each word opens its prose with a filler of its own: fillers that a model need not tell apart share one direction, and then half of all
+    directions lead to a call. How often a call comes depends on the word, 4 % on average: so prompts do not all tip over at one step.
+    """
     rates = generator(seed, "calls").permutation(np.linspace(0, 0.08, 32))
     rng = generator(seed, "replies", index)
     out = []
     for word, tool in zip(prompts[:, 7] - WORDS, right, strict=True):
-        prose = [*(FILLERS + rng.integers(0, 7, rng.integers(3, 7))), ANSWER]
+        prose = [FILLERS + word % 7, *(FILLERS + rng.integers(0, 7, rng.integers(2, 6))), ANSWER]
         out.append([*([CALL] if rng.random() < rates[word] else prose), int(tool), END])
     return out
 

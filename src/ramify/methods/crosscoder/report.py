@@ -1,0 +1,62 @@
+"""A study as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def markdown(study: dict[str, Any]) -> str:
+    """The report of what ``ramify crosscoder steer`` kept: the search, the confirmation with its controls, the windows."""
+    about = study["about"]
+    options = about["options"]
+    confirmed = study["confirmed"]
+    chosen, randoms = confirmed[0], [row for row in confirmed if row["name"].startswith("random ")]
+    lines = [
+        f"# Steering {about['tuned']} (a) and {about['base']} (b) after block {about['layer']}",
+        "",
+        f"Chosen on {study['search'][0]['n']} prompts out of {len(study['search'])} cells: **{study['chosen']}** of model {options['target']}.",
+        f"On {chosen['n']} other prompts, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "
+        f"to {_percent(chosen['score'])} ({_lift(chosen)}; {chosen['rescued']} rescued, {chosen['broken']} broken, p = {chosen['p']:.2g}).",
+        f"The feature fires on {_percent(chosen['coverage'])} of them; the change is {chosen['size']:.2f} times as long as the state.",
+    ]
+    if randoms:
+        above = sum(row["score"] >= chosen["score"] for row in randoms)
+        lines.append(f"{above} of {len(randoms)} random directions of the same length do as well.")
+    if study.get("warning"):
+        lines += ["", f"**Warning:** {study['warning']}."]
+    lines += ["", "## Confirmed on the other prompts", "", *_table(confirmed)]
+    windows = study["windows"]
+    lines += [
+        "",
+        "## After so many tokens",
+        "",
+        "| | " + " | ".join(map(str, windows["budgets"])) + " |",
+        "|---" * (1 + len(windows["budgets"])) + "|",
+    ]
+    lines += [f"| {name} | " + " | ".join(map(_percent, values)) + " |" for name, values in windows.items() if name != "budgets"]
+    lines += ["", "What a score gains at few tokens and not at many is an answer that comes sooner, not a new one. Spillover is the base's",
+              "reconstructed score over its clean one."]  # fmt: skip
+    best = sorted(study["search"], key=lambda row: -row["score"])[:20]
+    lines += ["", "## The search (the best 20 cells; p corrected for all of them)", "", *_table(best)]
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    head = "| change | score | lift [95 %] | rescued | broken | p | fires | length |\n|---|---|---|---|---|---|---|---|"
+    return [
+        head,
+        *(
+            f"| {row['name']} | {_percent(row['score'])} | {_lift(row)} | {row['rescued']} | {row['broken']} | "
+            f"{row.get('p_holm', row['p']):.2g} | {_percent(row['coverage'])} | {row['size']:.2f} |"
+            for row in rows
+        ),
+    ]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _lift(row: dict[str, Any]) -> str:
+    ends = "" if row["interval"] is None else " [{:+.1f}, {:+.1f}]".format(*(100 * end for end in row["interval"]))
+    return f"{100 * row['lift']:+.1f} points{ends}"

@@ -1,0 +1,359 @@
+"""The verbs of ``ramify crosscoder``. STATES, DICTIONARY and STUDY are folders that capture, train and steer write."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from pydantic import Field
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import Config, load
+from ramify.base.errors import UserError
+from ramify.base.files import write_whole
+from ramify.interp.dictionary import PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit, latent_scaling
+from ramify.interp.steer import reconstruct
+from ramify.methods.crosscoder.algorithm import (
+    Cell,
+    best,
+    confirm,
+    corrected,
+    grid,
+    no_reach,
+    rank_features,
+    search,
+    shortlist,
+)  # fmt: skip
+from ramify.methods.crosscoder.report import markdown
+from ramify.methods.crosscoder.run import (
+    Checkpoints,
+    Scores,
+    States,
+    find_score,
+    prompts,
+)
+from ramify.methods.crosscoder.run import (
+    capture as capture_states,
+)
+from ramify.methods.crosscoder.run import (
+    export as export_files,
+)
+from ramify.render.terminal import emit, progress, say, table
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Find what training changed inside a model as single features, and steer by them.",
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+StatesFolder = Annotated[Path, typer.Argument(metavar="STATES", help="A folder that `ramify crosscoder capture` wrote.")]
+DictionaryFolder = Annotated[Path, typer.Argument(metavar="DICTIONARY", help="A folder that `ramify crosscoder train` wrote.")]
+
+
+class CaptureOptions(Config):
+    """Two models and two corpora."""
+
+    tuned: str
+    """the model after training: hf:FOLDER, a folder, or the folder of a LoRA adapter"""
+    base: str
+    """the model before it"""
+    layer: int = Field(ge=1)
+    """the block after which states are read; 1 is the first"""
+    tool: Path
+    """prompts of the behaviour in question, JSON lines with prompt or prompt_ids"""
+    plain: Path
+    """other texts, in the same form"""
+    raw: bool = False
+    """prompts are the text as it is, without the chat template"""
+    longest: int = Field(0, ge=0)
+    """cut prompts after so many tokens; 0 never does"""
+    dtype: Literal["float16", "float32"] = "float16"
+    """numbers on disk"""
+    other_tokenizer: bool = False
+    """go on although the models' tokenizers differ"""
+
+
+class TrainOptions(FitConfig):
+    """A dictionary, and how it is trained."""
+
+    features: int = Field(8192, ge=1)
+    """size of the dictionary"""
+    k: int = Field(45, ge=1)
+    """features active per prompt at most"""
+    exclusive: float = Field(0.1, ge=0, le=0.5)
+    """share of features that belong to each model alone; 0 is the plain crosscoder"""
+    start: Literal["tied", "random"] = "tied"
+    """first weights: encoder = decoder, or independent ones as in the paper"""
+    centred: bool = True
+    """subtract the decoder's bias before encoding"""
+    seed: int = 0
+    """decides weights and order"""
+
+
+class SteerOptions(Config):
+    """What is steered, how it is searched and scored."""
+
+    tuned: str = ""
+    """the model after training; default: the one whose states were captured"""
+    base: str = ""
+    """the model before it"""
+    target: Literal["a", "b"] = "a"
+    """the model that is steered: a, the tuned one, or b, the base"""
+    partition: Literal["a", "b", "shared", "all"] = "a"
+    """where features are searched"""
+    features: tuple[int, ...] = ()
+    """these features only, by number"""
+    top: int = Field(12, ge=1)
+    """features with the highest d that are tried"""
+    gains: tuple[float, ...] = (6, 16, 32)
+    """activations are multiplied by these"""
+    clamps: tuple[float, ...] = ()
+    """activations are set to these"""
+    select: float = Field(0.33, gt=0, lt=1)
+    """share of the prompts that choose feature and strength; the others are reported"""
+    score: str = "call"
+    """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh, factory:..."""
+    budgets: tuple[int, ...] = (50, 100, 200)
+    """replies are judged after so many tokens; the last is what a reply may have"""
+    randoms: int = Field(10, ge=0)
+    """random directions of the same length, for comparison"""
+    raw: bool = False
+    """prompts are the text as it is, without the chat template"""
+    seed: int = 0
+    """decides which prompts choose, and the random directions"""
+
+
+def _taking(options: type[Config]) -> dict[str, Any]:
+    """What makes a command take the fields of ``options`` as flags."""
+    return {
+        "cls": type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options}),
+        "context_settings": TAKES_SETTINGS,
+    }
+
+
+def _template(models: Checkpoints, name: str, raw: bool) -> Any:
+    """The chat template of the tuned model, None with ``raw`` or where it brings none."""
+    if raw:
+        return None
+    from ramify.engine.pairs import pair_template
+
+    template = pair_template(name)
+    if template is None:
+        say("the tuned model brings no chat template: prompts are the text as it is")
+    return template
+
+
+@app.command(**_taking(CaptureOptions))
+def capture(
+    ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="STATES", help="Folder to write.")], as_json: Json = False
+) -> None:
+    """Run both models over two corpora and keep their hidden states at the last token of every prompt."""
+    options = load(CaptureOptions, flags=ctx.args)
+    models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
+    template = _template(models, options.tuned, options.raw)
+    read = [prompts(path, models, template, options.longest) for path in (options.tool, options.plain)]
+    values = capture_states(models, [one.prompt_ids for part in read for one in part])
+    if options.dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
+        raise UserError("a hidden state is too large for float16: give --dtype float32")
+    about = {
+        "tuned": options.tuned, "base": options.base, "layer": options.layer,
+        "weights": [model.identity.weights for model in models.models], "tokenizer": models.tuned.identity.tokenizer,
+    }  # fmt: skip
+    States(values.astype(options.dtype), np.arange(len(values)) < len(read[0]), about).save(out)
+    found = {"rows": len(values), "tool": len(read[0]), "plain": len(read[1]), "width": values.shape[2], "out": str(out)}
+    emit(found, as_json, table(["number", "value"], list(found.items())))
+
+
+@app.command(**_taking(TrainOptions))
+def train(
+    ctx: typer.Context,
+    states: StatesFolder,
+    out: Annotated[Path, typer.Option(metavar="DICTIONARY", help="Folder to write.")],
+    as_json: Json = False,
+) -> None:
+    """Train a dictionary of both models' states; the normaliser is kept with the weights."""
+    options = load(TrainOptions, flags=ctx.args)
+    kept = States.load(states)
+    shape = {name: getattr(options, name) for name in ("features", "k", "exclusive", "start", "centred")}
+    made = Dictionary(DictionaryConfig(width=kept.values.shape[2], **shape), options.seed)
+    config = FitConfig(**{name: getattr(options, name) for name in FitConfig.model_fields})
+    with progress("train", config.steps, "steps", as_json) as bar:
+        found = fit(made, kept.values, config, options.seed, lambda step, loss: bar.at(step, f"loss {loss:.4f}"))
+    made.save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found})
+    shown = {name: value for name, value in found.items() if name != "loss"} | {"out": str(out)}
+    rows = [[name, json.dumps(value) if isinstance(value, dict | list) else value] for name, value in shown.items()]
+    emit(shown, as_json, table(["number", "value"], rows))
+
+
+@app.command()
+def rank(
+    dictionary: DictionaryFolder,
+    states: StatesFolder,
+    partition: Annotated[str, typer.Option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
+    threshold: Annotated[float, typer.Option(help="A feature fires above this activation.")] = 0.0,
+    short: Annotated[
+        bool, typer.Option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help=".csv to write.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Order features by how well they tell the two corpora apart, with the check whether they are one model's alone."""
+    made, kept = Dictionary.load(dictionary)[0], States.load(states)
+    ranked = rank_features(made, *_codes(made, kept), partition, threshold)
+    ranked = shortlist(ranked) if short else ranked
+    scaling = latent_scaling(made, np.asarray(kept.values), [one.feature for one in ranked])
+    rows = [
+        one.to_json() | {"latent_scaling": float(s) if np.isfinite(s) else None} for one, s in zip(ranked, scaling, strict=True)
+    ]
+    if out is not None and rows:
+        with out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    shown = [list(row.values()) for row in rows[:top]]
+    columns = list(rows[0]) if rows else ["feature"]
+    emit(
+        {"tool_signed": len(rows), "features": rows},
+        as_json,
+        table(columns, shown, f"{len(rows)} features are higher on the tool corpus"),
+    )
+
+
+def _codes(made: Dictionary, kept: States) -> tuple[np.ndarray, np.ndarray]:
+    if kept.tool.sum() < 2 or (~kept.tool).sum() < 2:
+        raise UserError("ranking compares two corpora, and the states hold fewer than two rows of one of them")
+    values = np.asarray(kept.values)
+    return encode_rows(made, values[kept.tool]), encode_rows(made, values[~kept.tool])
+
+
+@app.command(**_taking(SteerOptions))
+def steer(
+    ctx: typer.Context,
+    dictionary: DictionaryFolder,
+    states: StatesFolder,
+    problems: Annotated[
+        Path, typer.Option("--prompts", metavar="FILE", help="Prompts to score, JSON lines: id, prompt, answer, data.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="STUDY", help="Folder to write; scores that are in it are not run again.")],
+    as_json: Json = False,
+) -> None:
+    """Search feature and strength on some prompts and confirm them on the others, beside random directions and the means' difference."""
+    options = load(SteerOptions, flags=ctx.args)
+    made, about = Dictionary.load(dictionary)
+    kept = States.load(states)
+    models = Checkpoints.open(options.tuned or about["tuned"], options.base or about["base"], int(about["layer"]), True)
+    if about.get("weights") not in (None, [model.identity.weights for model in models.models]):
+        say("warning: the dictionary was trained on states of other weights")
+    read = prompts(problems, models, _template(models, options.tuned or about["tuned"], options.raw))
+    if len(read) < 4:
+        raise UserError(f"{problems} holds {len(read)} prompts; some choose and others confirm, so at least 4 are needed")
+    order = np.random.Generator(np.random.Philox(options.seed)).permutation(len(read))
+    cut = min(len(read) - 2, max(2, round(options.select * len(read))))
+    choosing, others = ([read[i] for i in sorted(part)] for part in (order[:cut], order[cut:]))
+    out.mkdir(parents=True, exist_ok=True)
+    target, judge = "ab".index(options.target), find_score(options.score)
+    scores = [
+        Scores(models, target, part, judge, options.budgets, out / "scores.jsonl", options.seed) for part in (choosing, others)
+    ]
+    at = [capture_states(models, [one.prompt_ids for one in part]) for part in (choosing, others)]
+    tool_codes, plain_codes = _codes(made, kept)
+    features = options.features or tuple(
+        one.feature for one in rank_features(made, tool_codes, plain_codes, options.partition)[: options.top]
+    )
+    cells = grid(features, options.gains, options.clamps)
+    if not cells:
+        raise UserError(
+            "nothing to try: no feature of the partition is higher on the tool corpus, or neither gains nor clamps are given"
+        )
+    if warning := no_reach(made, cells, target):
+        say(f"warning: {warning}")
+    found = search(made, at[0], scores[0], cells, target)
+    cell = best(cells, found)
+    values = np.asarray(kept.values, np.float32)
+    directions = {
+        "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
+        "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
+    }
+    table_ = confirm(made, at[1], scores[1], cell, directions, target, options.randoms, options.seed)
+    study = {
+        "about": about | {"options": options.to_json(), "quality": about.get("quality")},
+        "partition": {name: len(made.partition(name)) for name in PARTITIONS},
+        "search": [one.to_json() | {"p_holm": p} for one, p in zip(found, corrected(found), strict=True)],
+        "chosen": cell.name,
+        "confirmed": [one.to_json() for one in table_],
+        "windows": _windows(made, models, others, judge, options, out, at[1], cell, target),
+        "warning": warning,
+    }
+    write_whole(out / "study.json", json.dumps(study, indent=1) + "\n")
+    emit(study, as_json, markdown(study))
+
+
+def _windows(
+    made: Dictionary,
+    models: Checkpoints,
+    problems: Any,
+    judge: Any,
+    options: SteerOptions,
+    out: Path,
+    at: np.ndarray,
+    cell: Cell,
+    target: int,
+) -> dict[str, Any]:
+    """Scores at every budget: both models clean and reconstructed (spillover), and the chosen cell."""
+    found: dict[str, Any] = {"budgets": sorted(set(options.budgets))}
+    for model, name in enumerate(("tuned", "base")):
+        scores = Scores(models, model, problems, judge, options.budgets, out / "scores.jsonl", options.seed)
+        changes = {"clean": None, "reconstructed": reconstruct(made, at, model)}
+        if model == target:
+            changes["steered"] = cell.change(made, encode_rows(made, at), target)
+        for what, change in changes.items():
+            moved = change if change is not None and change.moved.any() else None
+            scores(moved)
+            found[f"{name}, {what}"] = scores.at[scores.key(moved)].mean(axis=0).tolist()
+    return found
+
+
+@app.command()
+def report(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A folder that `ramify crosscoder steer` wrote.")],
+    out: Annotated[Path | None, typer.Option(help=".md to write.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The report of a study in Markdown: what was chosen on which prompts, what it does on the others, and what its controls do."""
+    try:
+        found = json.loads((study / "study.json").read_text(encoding="utf-8"))
+        text = markdown(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{study} holds no study: {type(error).__name__} {error}") from error
+    if out is not None:
+        write_whole(out, text + "\n")
+    emit(found, as_json, text)
+
+
+@app.command()
+def export(
+    dictionary: DictionaryFolder,
+    states: StatesFolder,
+    features: Annotated[str, typer.Option(help="Numbers of features, with commas.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    gain: Annotated[float, typer.Option(help="What their mean activation on the tool corpus is multiplied by.")] = 32.0,
+    target: Annotated[str, typer.Option(help="The model that is to be steered: a (tuned) or b (base).")] = "a",
+    as_json: Json = False,
+) -> None:
+    """Write directions and fixed steering vectors (safetensors, JSON), and the dictionary in the files of sae-lens."""
+    if target not in ("a", "b"):
+        raise UserError(f"--target {target} is neither a (tuned) nor b (base)")
+    try:
+        chosen = [int(part) for part in features.split(",")]
+    except ValueError:
+        raise UserError(f"--features {features} is no list of numbers with commas") from None
+    made, kept = Dictionary.load(dictionary)[0], States.load(states)
+    if warning := no_reach(made, [Cell(tuple(chosen), "scale", gain)], "ab".index(target)):
+        say(f"warning: {warning}")
+    export_files(made, _codes(made, kept)[0], chosen, gain, "ab".index(target), out)
+    emit({"out": str(out), "features": chosen}, as_json, f"wrote {out}")
