@@ -71,6 +71,13 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture
+def few(prompts: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(prompts.read_text().splitlines(keepends=True)[:6]))
+    return file
+
+
 def arguments(checkpoint: Path, prompts: Path, out: Path, *more: str) -> list[str]:
     drawing = ["--k", "4", "--temperature", "1", "--top-p", "1", "--think-tokens", "24", "--answer-tokens", "3"]
     named = ["--model", f"hf:{checkpoint}", "--label", "regex:word13|sorry", "--prompts", str(prompts), "--out", str(out)]
@@ -95,14 +102,17 @@ def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
     kinds = {(row["mode"], row["closed"]) for row in rows.values()}
     assert {("thinking", "own"), ("thinking", "forced"), ("none", "forced")} <= kinds
     for row in rows.values():
+        if row["closed"] == "never":  # the turn ended inside the thinking
+            assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
+            continue
         assert row["status"] == "labelled"
         assert row["outcome"] is any(word in row["answer"] for word in ("sorry", "word13"))
         assert row["soft"] == float(row["outcome"])
 
 
-def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
-    assert main(arguments(checkpoint, prompts, out, "--modes", "thinking", "--no-force")) == 0
+    assert main(arguments(checkpoint, few, out, "--modes", "thinking", "--no-force")) == 0
     rows = Study.open(out).traces.rows.values()
     assert {row["status"] for row in rows} == {"labelled", "truncated"}
     for row in rows:
@@ -110,9 +120,9 @@ def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, prompts: Path
             assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
 
 
-def test_no_room_for_an_answer_is_said(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
-    assert main(arguments(checkpoint, prompts, out, "--answer-tokens", "80")) == 0
+    assert main(arguments(checkpoint, few, out, "--answer-tokens", "80")) == 0
     rows = Study.open(out).traces.rows.values()
     assert {row["status"] for row in rows} >= {"labelled", "no_room"}
     assert all(row["status"] == "labelled" for row in rows if row["mode"] == "none")
@@ -141,22 +151,22 @@ def test_another_setting_or_other_prompts_are_refused(
 
 def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
-    assert main(["early-decision", "probe", str(study), "--shuffles", "3", "--layers", "0,-1", "--json"]) == 0
+    assert main(["early-decision", "probe", str(study), "--shuffles", "2", "--layers", "0,-1", "--json"]) == 0
     found = said(capsys)["probes"]
     assert [(one["at"], one["layer"]) for one in found] == [("h0", 0), ("h0", -1), ("state_a", 0), ("state_a", -1)]
     pools = {pool["pool"]: pool for pool in found[0]["pools"]}
     assert set(pools) == {"all", "harmful", "benign"}
     assert 0.3 < pools["all"]["auroc"] < 1
     assert {"prompt words", "first token", "near-duplicate prompts"} <= found[0]["controls"].keys()
-    assert len(found[0]["shuffled"]) == 3
+    assert len(found[0]["shuffled"]) == 2
     assert found[0]["skipped"] >= 0
     before = (study / "states-h0.safetensors").stat().st_mtime_ns
     assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
     assert (study / "states-h0.safetensors").stat().st_mtime_ns == before  # read back, not collected again
     capsys.readouterr()
-    assert main(["early-decision", "valley", str(study), "--points", "8", "--draws", "20", "--json"]) == 0
+    assert main(["early-decision", "valley", str(study), "--points", "6", "--draws", "20", "--json"]) == 0
     record = said(capsys)
-    assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 8
+    assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 6
     assert all(abs(f - 0.5 * (1 / a + 1 / b)) < 0.02 for f in record["valley"]["floor"] for a, b in [record["valley"]["n"]])
 
 
@@ -239,11 +249,9 @@ def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None
     assert json.loads((study / "report.json").read_text()) == record
 
 
-def test_a_report_of_rollouts_alone(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.jsonl"
-    short.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
-    assert main(arguments(checkpoint, short, out, "--modes", "thinking")) == 0
+    assert main(arguments(checkpoint, few, out, "--modes", "thinking")) == 0
     assert main(["early-decision", "report", str(out)]) == 0
     record = build(Study.open(out))
     assert (record["continuation"], record["oscillation"], record["probe"]) == (None, None, None)
@@ -251,10 +259,10 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, prompts: Path, tmp_path: P
     assert slices(Study.open(out), 4) == {}  # every rollout would be a prefix
 
 
-def test_too_few_of_an_outcome_is_said(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_too_few_of_an_outcome_is_said(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "x"
-    command = arguments(checkpoint, prompts, out, "--modes", "thinking")
+    command = arguments(checkpoint, few, out, "--modes", "thinking")
     command[command.index("regex:word13|sorry")] = "regex:no such word"
     assert main(command) == 0
     capsys.readouterr()
