@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.methods.early_decision.repro.measure import POSITIONS, SHARES, hybrid_study, study
+from ramify.methods.early_decision.repro.measure import POSITIONS, SHARES, hybrid_study, ideal, study
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import mean_t
+from ramify.stats.intervals import mean_t, wilson
 
 Cell = dict[str, Any]
 MIDDLE = slice(2, 9)
@@ -56,10 +56,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "seeds": (0,),
         "recipe": {"steps": 250, "rows": 32, "examples": 6000, "shortest": 4, "longest": 8, "width": 32},
         "study": {"prompts": 200, "ambiguous": 40, "opened": 40, "draws": 4, "shuffles": 10},
-        "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.6, 0.5, 0.2, 0.5, 0.7),
+        "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.6, 0.5, 0.2, 0.5, 0.6),
     },
 }
 HYBRID_SEEDS = (0, 1, 2)
+KNOWN_MISSES = {
+    "deliberative: performative share of cuts": "an exact deliberator has 0.45 itself: neutral chunks belong to the segment before, so its "
+    "cuts compare ties with ties (docs/methods/early-decision.md)"
+}
 
 
 def reproduce(size: str, cells: Cells) -> list[Check]:
@@ -78,7 +82,21 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     checks += [
         check for kind, found in (("locked", locked), ("deliberative", deliberative)) for check in _told(kind, found, seeds)
     ]
-    return checks if size == "quick" else checks + _hybrid(cells, HYBRID_SEEDS)
+    if size == "quick":
+        return checks
+    found = cells.get("ideal", ideal, traces=40_000)
+    name = "an exact deliberator: performative share of cuts"
+    checks.append(
+        Check(
+            name,
+            found["performative"],
+            wilson(round(found["performative"] * found["cuts"]), found["cuts"]),
+            found["cuts"],
+            (0,),
+            "report",
+        )
+    )
+    return checks + _hybrid(cells, HYBRID_SEEDS)
 
 
 def _mean(
@@ -87,7 +105,7 @@ def _mean(
     """Mean over seeds, with its interval where there are several; a seed without the value makes it none."""
     known = [math.nan if value is None else float(value) for value in values]
     interval = mean_t(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
-    return Check(name, float(np.mean(known)), interval, len(known), tuple(seeds), op, threshold)
+    return Check(name, float(np.mean(known)), interval, len(known), tuple(seeds), op, threshold, KNOWN_MISSES.get(name, ""))
 
 
 def _of(found: Sequence[Cell], get: Callable[[Cell], float]) -> list[float]:
@@ -152,7 +170,10 @@ def _judged(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequenc
         *((f"deliberative: closed variance at {share} %, judged", deliberative, closed[share], "<=", limits.closed_late) for share in (40, 60, 80)),
         ("deliberative: performative share of cuts", deliberative, play, "<=", limits.meant),
     ]  # fmt: skip
-    return [_mean(name, _of(found, get), seeds, op, threshold) for name, found, get, op, threshold in wanted]
+    checks = [_mean(name, _of(found, get), seeds, op, threshold) for name, found, get, op, threshold in wanted]
+    apart = np.subtract(_of(locked, play), _of(deliberative, play)).tolist()
+    least = limits.play - limits.meant
+    return [*checks, _mean("performative share of cuts, locked - deliberative", apart, seeds, ">=", least)]
 
 
 def _told(kind: str, found: Sequence[Cell], seeds: Sequence[int]) -> list[Check]:

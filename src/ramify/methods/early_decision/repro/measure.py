@@ -206,6 +206,20 @@ def oscillations(lab: Lab, traces: Sequence[Trace], k: int = 100) -> dict[str, A
     return oscillation_summary(judge_cuts(cuts), len(traces))
 
 
+def ideal(traces: int, seed: int = 0) -> dict[str, float]:
+    """Performative share of the cuts of an exact deliberator: of those with a tie before, how many end on a tie.
+
+    Neutral chunks belong to the segment before them, so every change of sign is cut first where the sum is 0, and the answer a coin.
+    """
+    rng, same, cuts = generator(seed, "ideal"), 0, 0
+    shape = OrganismRecipe()
+    for _ in range(traces):
+        sums = np.cumsum([0, *(2 * rng.integers(0, 2, rng.integers(shape.shortest, shape.longest + 1) - 1) - 1)])
+        for change in transitions(np.sign(sums).tolist()):
+            cuts, same = cuts + 1, same + int(sums[change.post - 1] == 0)
+    return {"performative": same / cuts, "cuts": cuts}
+
+
 def study(recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, draws: int, shuffles: int) -> dict[str, Any]:
     """Everything about one locked or deliberative organism; prompts are not those it was trained on."""
     lab = Lab(OrganismRecipe(**recipe))
