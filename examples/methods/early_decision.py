@@ -1,0 +1,73 @@
+"""When is my model's answer decided? Cut its thinking anywhere, answer at once or think on, and probe the states before the first thought.
+
+python examples/methods/early_decision.py [CHECKPOINT PROMPTS VOTER]: a folder that transformers loads, JSON lines with id and prompt, and
+regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL on the answer. Without them a small model of chain arithmetic is trained first; its
+outcome is whether the answer is right, and its probe needs scikit-learn.
+"""
+
+import asyncio
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+
+from ramify import Sampling
+from ramify.engine.named import find_continuing
+from ramify.env.worlds import chain
+from ramify.methods.early_decision import (
+    ContinueConfig,
+    ProbeConfig,
+    RolloutConfig,
+    Study,
+    build,
+    continuations,
+    probe_stage,
+    rollout,
+)
+from ramify.rollout.thinking import Marks, Thinker
+from ramify.rollout.token_forks import Problem, read_problems
+from ramify.score.votes import Panel, find_panel
+from ramify.train.recipes import ChainRecipe, cached
+
+
+def mine(checkpoint, prompts, voter):
+    model, template = find_continuing(f"hf:{checkpoint}")
+    stops = template.stop_tokens if template else ()
+    drawing = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), Sampling(temperature=0.6, top_p=0.95, stop_tokens=stops)
+    thinker = Thinker(model, model.tokenizer, Marks.of(model.tokenizer), *drawing)
+    return thinker, find_panel([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
+
+
+def small():
+    recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
+    model, _ = find_continuing(f"hf:{cached('chain', recipe)}")
+    tasks = {chain.prompt(task): task for task in chain.ChainWorld((3, 3), recipe.mod, operand=2).panel("eval", 30)}
+    ids = model.tokenizer.encode
+    problems = [Problem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
+    answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking
+    thinker = Thinker(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
+    right = lambda prompt, said: chain.check(tasks[prompt], f"answer {said}").right  # noqa: E731
+    return thinker, Panel([("right", right)]), problems
+
+
+async def main(thinker, panel, problems):
+    study = Study(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, {"model": thinker.model.identity.name})
+    await rollout(study, thinker, panel)
+    await continuations(study, thinker, panel, ContinueConfig(m=2, n=8))
+    if importlib.util.find_spec("sklearn"):
+        probe_stage(study, thinker, ProbeConfig(shuffles=10))
+    found = build(study)
+    print(f"traces: {found['traces']}; with thinking against without: {found['thinking']['all']}")
+    for name, ways in found["continuation"]["curves"].items():
+        for way, points in ways.items():
+            shown = ", ".join(f"{p['share']:.0%} {p['unbiased']:.2f} ({p['flip_rate']:.0%} flip)" for p in points)
+            print(f"{name}, {way}: variance {shown}")
+    for one in found["probe"] or []:
+        pool = one["pools"][0]
+        print(
+            f"probe at {one['at']}: AUROC {pool['auroc'] or pool['reason']}, shuffled {one['null']}, controls {one['controls']}"
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*(mine(*sys.argv[1:]) if sys.argv[1:] else small())))
