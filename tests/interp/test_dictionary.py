@@ -267,3 +267,12 @@ def test_one_model_is_an_ordinary_autoencoder() -> None:
     assert len(found["fve"]) == 1
     assert found["fve"][0] > 0.4
     assert found["l0"]["all"] <= 3
+
+
+def test_a_sum_over_active_features_is_the_product_with_all() -> None:
+    from ramify.interp.dictionary import SPARSE, _mix
+
+    d = Dictionary(DictionaryConfig(width=4, features=2 * SPARSE, k=2))
+    values, where = torch.rand(5, 2), torch.stack([torch.randperm(2 * SPARSE)[:2] for _ in range(5)])
+    dense = torch.zeros(5, 2 * SPARSE).scatter(1, where, values)
+    assert torch.allclose(_mix(d, where, values), dense @ d.decoder.flatten(1) + d.decoder_bias.flatten(), atol=1e-6)

@@ -31,6 +31,8 @@ from ramify.base.seeds import generator, place_key
 PARTITIONS = ("a", "b", "shared", "all")
 """Features of model 0 alone, of model 1 alone, of both; ``all`` is every feature."""
 Normalise = Literal["joint", "channel", "none"]
+SPARSE = 32
+"""From so many features for each active one on, training sums the k directions of a row instead of multiplying with mostly zeros."""
 
 
 class DictionaryConfig(Config):
@@ -321,6 +323,9 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
 
 def _mix(d: Dictionary, where: Tensor, values: Tensor) -> Tensor:
     """Normalised reconstructions [B, MD] of the activations ``values`` of features ``where``, each [B, k]."""
+    if SPARSE * values.shape[1] <= d.config.features:
+        mixed = F.embedding_bag(where, d.decoder.flatten(1), per_sample_weights=values, mode="sum")
+        return mixed + d.decoder_bias.flatten()
     dense = torch.zeros((len(values), d.config.features), dtype=values.dtype, device=values.device).scatter(1, where, values)
     return dense @ d.decoder.flatten(1) + d.decoder_bias.flatten()
 

@@ -90,7 +90,7 @@ END, BEGIN, LIST, ASK, GO, REVERSE, CALL, ANSWER = range(8)
 FILLERS, LETTERS, NAMES, WORDS, VOCAB = 8, 15, 25, 41, 73  # 7 fillers, 10 letters, 16 tools, 32 query words: two a tool
 LAYER, AT, GOAL = 2, 9, 0.12
 SHAPE = TinyConfig(VOCAB, width=48, layers=3, heads=4, kv_heads=4, head_size=12, ffn=144, context=32)
-WINDOWS = (2, 5, 10)
+WINDOWS = (2, 4, 8)
 
 
 def tool_prompts(seed: int, place: str, n: int, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -411,6 +411,11 @@ def _pair(studies: list[dict[str, Any]], seeds: Sequence[int], quick: bool) -> l
             _mean(f"{kind}: feature of the highest d, best lift on the selection prompts", [s[kind]["highest d"] for s in studies], seeds),
             _mean(f"{kind}: random directions of the same length, mean lift", randoms(kind).mean(axis=1).tolist(), seeds),
             _mean(f"{kind}: random directions of the same length, best lift", randoms(kind).max(axis=1).tolist(), seeds),
+            _mean(
+                f"{kind}: share of random directions that do at least as well",
+                (randoms(kind) >= np.array(lifts)[:, None]).mean(axis=1).tolist(),
+                seeds,
+            ),
         ]  # fmt: skip
         for name in ("tool - plain", "tuned - base"):
             checks.append(_mean(f"{kind}: {name} at the same length, lift", [one.lift for one in rows(kind, name)], seeds))
