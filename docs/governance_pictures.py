@@ -67,23 +67,13 @@ def conditions(checks: Checks) -> str:
     return frame(width + 20, bottom + 8, title, "Mean and 95 % interval over seeds, per cent", "".join(body))
 
 
-def rounds(checks: Checks) -> str:
-    """Rules alive after repeated folds, learned beside ideal."""
-    curves = []
-    for name in ("learned", "ideal"):
-        found = [checks[f"rule survived {r} rounds, b = 16, {name} summariser"] for r in range(5)]
-        low, high = ([check["interval"][side] for check in found] for side in (0, 1))
-        curves.append(Curve(f"{name} summariser", range(5), [check["value"] for check in found], low, high))
-    return curves_svg(curves, "Rules alive after repeated folds, 16 turns kept", "folds", "rules alive")
-
-
 def main() -> None:
     """Write the pictures."""
     report = json.loads((ROOT / "repro" / "governance-cpu.json").read_text(encoding="utf-8"))
     checks = {check["name"]: check for check in report["checks"]}
-    for name, draw in {"budget": budget, "conditions": conditions, "rounds": rounds}.items():
+    for name, draw in {"budget": budget, "conditions": conditions}.items():
         (IMAGES / f"governance-{name}.svg").write_text(draw(checks) + "\n", encoding="utf-8")
-    print("wrote 3 pictures")
+    print("wrote 2 pictures")
 
 
 if __name__ == "__main__":

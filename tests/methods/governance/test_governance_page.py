@@ -1,0 +1,51 @@
+"""The page's tables say what the committed figures say, and its pictures are what its script draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/methods/governance.md").read_text(encoding="utf-8")
+FIGURES = json.loads((ROOT / "repro/governance-cpu.json").read_text(encoding="utf-8"))
+CHECKS = {check["name"]: check for check in FIGURES["checks"]}
+SHOWN = ("violation, soft", "violation, hard", "rule survived", "allowed actions completed", "queries answered")
+
+
+def rows() -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")]
+
+
+def test_the_tables_are_made_of_the_committed_figures() -> None:
+    seen = 0
+    for name, *cells in rows():
+        if f"{name}: violation" in CHECKS:
+            check = CHECKS[f"{name}: violation"]
+            assert cells[:2] == [f"{check['value']:.3f}", "{:.3f} to {:.3f}".format(*check["interval"])], name
+            assert cells[2:] == [f"{CHECKS[f'{name}: {what}']['value']:.3f}" for what in SHOWN], name
+            seen += 1
+        elif name in CHECKS:
+            check = CHECKS[name]
+            assert cells == [f"{check['value']:.4f}", f"{check['op']} {check['threshold']:g}"], name
+        elif name.endswith(" actions") and len(cells) == 3:
+            agents = ("50 %", "90 %", "99 %")
+            found = [CHECKS[f"crossing, summariser {name}, agent {agent} caution: violation"] for agent in agents]
+            assert cells == [f"{check['value']:.3f}" for check in found]
+        elif name in ("learned summariser", "ideal summariser"):
+            found = [CHECKS[f"rule survived {r} rounds, b = 16, {name}"] for r in range(5)]
+            assert cells == [f"{check['value']:.3f}" for check in found]
+    assert seen > 20
+    assert FIGURES["passed"]
+    assert {name for name, check in CHECKS.items() if check["op"] != "report"} <= {cells[0] for cells in rows()}
+
+
+def test_the_pictures_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("governance_pictures", ROOT / "docs/governance_pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("budget", "conditions"):
+        drawn = getattr(module, name)(CHECKS) + "\n"
+        assert (ROOT / f"docs/images/governance-{name}.svg").read_text(encoding="utf-8") == drawn, name
