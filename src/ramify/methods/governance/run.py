@@ -16,6 +16,7 @@ from pydantic import Field
 from ramify.base import conformance
 from ramify.base.config import Config
 from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.filler import LANGUAGES, filler
@@ -164,6 +165,9 @@ class Bench:
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
         if out is not None and out.exists():
             self._done = {row["key"]: row for row in read_rows(out)}
+            write_whole(
+                out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._done.values())
+            )  # without a cut last line
 
     def cells(self) -> list[Cell]:
         """The grid, in order. Conditions without compaction do not vary with how it is done, and are there once."""
