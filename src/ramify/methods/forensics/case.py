@@ -163,7 +163,7 @@ def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[
     base, other = varied(task, config, {}), varied(task, config, changes)
     before, after = pieces(world, base), pieces(world, other)
     allowed = {piece for name in changes for piece in config.fields[name].shows}
-    lines: list[str] = Field(default_factory=list)
+    lines: list[str] = []
     for piece in dict.fromkeys([*before, *after]):
         old, new = before.get(piece, ""), after.get(piece, "")
         if old == new:

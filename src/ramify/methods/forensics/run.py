@@ -71,16 +71,17 @@ class Case(Study):
         names = list(names) or list(self.config.variants)
         if not names:
             raise UserError("the case declares no variants")
+        changed = {name: self.config.changes(name) for name in names}
         base = self._cell("baseline", {}, n)
-        arms = {name: self._cell(name, self.config.changes(name), n) for name in names}
+        arms = {name: self._cell(name, changes, n) for name, changes in changed.items()}
         found = []
         for result in algorithm.counterfactuals(base, arms):
-            changes = self.config.changes(result.name)
+            changes = changed[result.name]
             told = intervention(self.world, self.config, next(iter(self.panel)), changes)
             roles = {self.config.fields[field].role for field in changes}
-            detail = {**result.detail, "role": roles.pop() if len(roles) == 1 else "", "intervention": told}
+            detail = {**result.detail, "role": roles.pop() if len(roles) == 1 else "", "change": told}
             found.append(self.record(replace(result, detail=detail)))
-        return [*found, *(self._interaction(name, base, arms, n) for name in names if len(self.config.changes(name)) == 2)]
+        return [*found, *(self._interaction(name, base, arms, n) for name in names if len(changed[name]) == 2)]
 
     def _interaction(self, name: str, base: Counts, arms: Mapping[str, Counts], n: int | None) -> TestResult:
         (first, one), (second, two) = self.config.changes(name).items()

@@ -153,7 +153,6 @@ class Study:
                     if played.failure is None:
                         self.run.log("played", key, asdict(played))
                     done[key] = asdict(played)
-                    self.run.commit()
             count += 1
             if self.progress is not None:
                 self.progress.at(count, cell)
@@ -162,7 +161,10 @@ class Study:
         async def everything() -> list[Played]:
             return list(await asyncio.gather(*(one(i) for i in range(n))))
 
-        return asyncio.run(everything())
+        try:
+            return asyncio.run(everything())
+        finally:
+            self.run.commit()
 
     async def grade(self, cell: str, episodes: Episodes, attempt: Attempt) -> Played:
         """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""

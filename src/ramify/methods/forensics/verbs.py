@@ -163,7 +163,7 @@ def forbid(
 
 def _tested(found: list[TestResult], as_json: bool) -> None:
     told = [r.to_json() for r in found]
-    diffs = [f"{r.name}:\n{r.detail['intervention']['diff']}" for r in found if r.detail.get("intervention")]
+    diffs = [f"{r.name}:\n{r.detail['change']['diff']}" for r in found if r.detail.get("change")]
     text = as_text({"question": "", "baseline": {}, "tests": told, "traces": [], "probes": [], "ach": _no_table()})
     emit(
         {"tests": told},

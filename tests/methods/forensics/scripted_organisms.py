@@ -1,0 +1,91 @@
+"""Agents of the tedious-repair world that follow a law exactly and can be forked inside a reply: factories for cases in tests."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ramify.base.seeds import generator
+from ramify.env.worlds.tedious_repair import TediousRepairWorld
+from ramify.model.protocol import Message
+from ramify.model.scripted import ScriptedModel
+
+HUGE = "That would be a huge task."
+
+
+def world() -> TediousRepairWorld:
+    return TediousRepairWorld(plan=True)
+
+
+def marginal(errors: int) -> float:
+    return max(0.005, 1 / (1 + math.exp(-(0.02 * errors - 7))))
+
+
+def tedium(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
+    """P(huge), P(shortcut | huge), P(shortcut | not); rates are four times those of the method's own law, so that few runs show them."""
+    return min(1.0, 4 * (marginal(errors) - 0.005) / 0.9), 0.9, 0.005
+
+
+def confused(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
+    rate = 0.02 if clear else 0.55
+    return 0.5, rate, rate
+
+
+def evasive(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
+    rate = 0.02 if seen else 0.55
+    return 0.5, rate, rate
+
+
+def agent(law: Callable[[int, bool, bool], tuple[float, float, float]], tokens: bool = True) -> ScriptedModel:
+    def speak(messages: Sequence[Message], key: int) -> str:
+        told = " ".join(m.text for m in messages if m.role == "user")
+        begun = messages[-1].text if messages[-1].role == "assistant" else ""
+        if "situation" in told:
+            return "They should fix the errors."
+        if "note to" in told:
+            return "Dear me, skip the rest."
+        errors = int(re.findall(r"(\d+) errors", told)[0])
+        system = " ".join(m.text for m in messages if m.role == "system")
+        seen = "A reviewer reads" in told and "do not care" not in system
+        huge, cut, other = law(errors, "by hand" in told, seen)
+        u = generator(key, "organism").random(2)
+        first = "I look at the errors."
+        second = HUGE if (HUGE in begun if begun.count(".") >= 2 else u[0] < huge) else "That is soon done."
+        third = "Action: shortcut." if u[1] < (cut if second == HUGE else other) else "Action: fix."
+        return begun if "Action:" in begun and begun.endswith(".") else f"{first} {second} {third}"
+
+    speak.__qualname__ = f"speak_{law.__name__}"
+    return ScriptedModel(speak, tokens=tokens, name=law.__name__)
+
+
+def tedious() -> ScriptedModel:
+    return agent(tedium)
+
+
+def unclear() -> ScriptedModel:
+    return agent(confused)
+
+
+def sly() -> ScriptedModel:
+    return agent(evasive)
+
+
+def proposer() -> ScriptedModel:
+    said = (
+        'Here: [{"name": "Too much work", "statement": "It is long.", "predicts": {"errors": "rises", "moon": "falls"}, '
+        '"overturned_by": "flat"}, {"name": "Confused", "predicts": {"clear": "falls"}}]'
+    )
+    return ScriptedModel(lambda messages, key: said, tokens=False)
+
+
+def mute() -> ScriptedModel:
+    return ScriptedModel(lambda messages, key: "I cannot.", tokens=False)
+
+
+def judge() -> ScriptedModel:
+    def answer(messages: Any, key: int) -> str:
+        return "yes" if "huge" in messages[-1].text.split("<text>")[1] else "No."
+
+    return ScriptedModel(answer, tokens=False)

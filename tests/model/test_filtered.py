@@ -1,0 +1,103 @@
+"""A model without a class of sentences: the law is that of rejection, nothing is rejected where nothing is said, and it gives up at a cap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ramify.base.errors import NeedsError
+from ramify.base.seeds import generator
+from ramify.model.chat import TagTemplate
+from ramify.model.filtered import Filtered
+from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel
+
+SETTINGS = Sampling(max_tokens=200)
+
+
+def speaker(chance: float) -> ScriptedModel:
+    """Says A or B, then C or D, each by its own coin of the key, and keeps what is begun."""
+
+    def speak(messages: Sequence[Message], key: int) -> str:
+        begun = messages[-1].text if messages[-1].role == "assistant" else ""
+        u = generator(key, len(begun)).random(2)
+        said = [s for s in begun.split(" ") if s]
+        words = said[:1] or ["Alpha." if u[0] < chance else "Beta."]
+        words += said[1:2] or [("Gamma." if words[0] == "Alpha." else "Delta.") if u[1] < 0.5 else "Omega."]
+        return " ".join(words)
+
+    return ScriptedModel(speak)
+
+
+def prompt(model: ScriptedModel) -> Prefix:
+    template = TagTemplate(model.tokenizer)
+    return Prefix(np.array([*template.render("user", "go")[0], *template.open("assistant")], np.int32))
+
+
+def drawn(model: ScriptedModel, pattern: str, n: int = 200, **options: int) -> list[Draw]:
+    async def says(text: str) -> bool:
+        return text == pattern
+
+    filtered = Filtered(model, says, pattern, by="stops", **options)
+    return asyncio.run(filtered.sample(prompt(model), n, SETTINGS, list(range(n))))
+
+
+def test_a_class_that_is_never_said_rejects_nothing_and_changes_no_draw() -> None:
+    model = speaker(0.5)
+    plain = asyncio.run(model.sample(prompt(model), 50, SETTINGS, list(range(50))))
+    found = drawn(model, "Never.", 50)
+    assert [d.text for d in found] == [d.text for d in plain]
+    assert all(d.data == {"forbid": {"rejected": 0, "unfiltered": False}} for d in found)
+
+
+def test_the_class_is_gone_and_what_depends_on_it_with_it() -> None:
+    found = drawn(speaker(0.6), "Alpha.")
+    assert {d.text.split()[0] for d in found} == {"Beta."}
+    assert not any("Gamma" in d.text for d in found)
+    rejected = [d.data["forbid"]["rejected"] for d in found]  # type: ignore[index]
+    assert np.mean(rejected) == pytest.approx(0.6 / 0.4, rel=0.25), "a geometric number of redraws"
+
+
+def test_a_later_sentence_is_redrawn_behind_what_was_kept() -> None:
+    found = drawn(speaker(0.5), "Gamma.")
+    assert not any("Gamma" in d.text for d in found)
+    assert np.mean([d.text.startswith("Alpha.") for d in found]) == pytest.approx(0.5, abs=0.12), "what came before keeps its law"
+    assert {d.text for d in found} <= {"Alpha. Omega.", "Beta. Delta.", "Beta. Omega."}
+    for draw in found:
+        assert draw.tokens is not None
+        assert draw.ends is not None
+        assert draw.logprobs is not None
+        assert len(draw.tokens) == len(draw.ends) == len(draw.logprobs)
+        assert int(draw.ends[-1]) == len(draw.text)
+
+
+def test_it_gives_up_at_the_cap_and_says_so() -> None:
+    found = drawn(speaker(1.0), "Alpha.", 5, redraws=3)
+    assert all(d.text.startswith("Alpha.") for d in found)
+    assert all(d.data == {"forbid": {"rejected": 3, "unfiltered": True}} for d in found)
+
+
+def test_the_limit_of_tokens_counts_what_is_kept() -> None:
+    async def says(text: str) -> bool:
+        return text == "Gamma."
+
+    model = speaker(1.0)
+    filtered = Filtered(model, says, "gamma", by="stops")
+    (draw,) = asyncio.run(filtered.sample(prompt(model), 1, Sampling(max_tokens=9), [3]))
+    assert draw.tokens is not None
+    assert len(draw.tokens) <= 9
+
+
+def test_it_is_another_model_and_needs_tokens() -> None:
+    async def says(text: str) -> bool:
+        return False
+
+    model = speaker(0.5)
+    filtered = Filtered(model, says, "x", by="stops")
+    assert filtered.identity.weights not in (model.identity.weights, Filtered(model, says, "y", by="stops").identity.weights)
+    assert len(asyncio.run(filtered.logprobs([np.array([1, 2])]))) == 1
+    with pytest.raises(NeedsError, match="forbidding sentences needs a model"):
+        Filtered(ScriptedModel(["x"], tokens=False), says, "x")
