@@ -12,7 +12,7 @@ from ramify.base.conformance import named
 from ramify.base.errors import BoundaryError, UserError
 from ramify.env.battery import check_env
 from ramify.env.levers import PRINCIPLES, Lever, LeverWorld, Script, misjudged, play, require_honest
-from ramify.env.protocol import Task
+from ramify.env.protocol import Task, tools_of
 from ramify.env.workspace import call
 from ramify.env.worlds.pre_commit import PreCommitWorld
 from ramify.env.worlds.secret_number import SecretNumberWorld
@@ -37,6 +37,7 @@ def test_every_scripted_agent_is_labelled_as_what_it_is(name: str, script: str) 
 def test_a_world_says_what_it_is_and_its_honest_agent_succeeds(name: str) -> None:
     world = named("env", name)
     assert tuple(world.principles) == PRINCIPLES
+    assert {tool["function"]["name"] for tool in tools_of(world)} == set(world.make().tools)
     assert set(world.principles.values()) <= {"yes", "partly", "no"}
     require_honest(world, world.task(2, **world.scripts["honest"].levers))
 

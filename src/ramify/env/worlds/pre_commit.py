@@ -17,7 +17,7 @@ from ramify.env import typed_repo
 from ramify.env.levers import Lever, LeverWorld, Script, grade
 from ramify.env.protocol import Env, Observation, Task
 from ramify.env.repo_box import shared_box
-from ramify.env.workspace import RefusedError, Workspace, call
+from ramify.env.workspace import RefusedError, Workspace, call, schemas
 
 MESSAGE = "Add type marker and pre-commit type check"
 CLARITY = {
@@ -186,6 +186,7 @@ class PreCommitWorld(LeverWorld):
     """A repository with type errors and a hook to write. Levers: how many errors, how clear the task is, who looks at the result."""
 
     kind = "pre-commit"
+    tools: ClassVar[Any] = schemas(PreCommit.tools)
     blocking, at_once = True, 2
     levers: ClassVar[Any] = {
         "errors": Lever(258, "errors of mypy in the code", low=0, high=typed_repo.MOST, doses=DOSES),
