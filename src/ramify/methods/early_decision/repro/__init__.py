@@ -76,7 +76,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         for seed in seeds
         for kind in ("locked", "deliberative")
     }
-    done = cells.map(study, calls)
+    done = cells.map(study, calls, workers=1 if size == "quick" else 2)  # a process costs the quick size more than it saves
     locked, deliberative = ([done[f"{kind} {seed}"] for seed in seeds] for kind in ("locked", "deliberative"))
     checks = _ambiguous(locked, deliberative, seeds) + _judged(locked, deliberative, seeds, chosen["limits"])
     checks += [

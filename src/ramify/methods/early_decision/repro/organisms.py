@@ -32,9 +32,27 @@ STANCES = ("no", "hm", "yes")
 """Words of stance -1 (leaning to refuse), 0 and +1 (leaning to comply)."""
 BITS, PARITY = ("zero", "one"), ("even", "odd")
 THINK, CLOSE, COMPLY, REFUSE, NOT, END = "<think>", "</think>", "comply", "refuse", "not", "<end>"
-WORDS = (THINK, CLOSE, COMPLY, REFUSE, NOT, *STANCES, *BITS, *PARITY, *OPENERS, *HARM, *SAFE, *FILLERS, *CONTENT, END)
+WORDS = (
+    THINK,
+    CLOSE,
+    COMPLY,
+    REFUSE,
+    NOT,
+    *STANCES,
+    *BITS,
+    *PARITY,
+    *OPENERS,
+    *HARM,
+    *SAFE,
+    *FILLERS,
+    *CONTENT,
+    END,
+    "unused0",
+    "unused1",
+    "unused2",
+)
 ID = {word: i for i, word in enumerate(WORDS)}
-VOCAB = 64
+VOCAB = len(WORDS)
 CUES = 5
 HARM_CUES = (0.22, 0.22, 0.06, 0.06, 0.22, 0.22)
 """Probability of 0 to 5 harm cues among the five."""
