@@ -101,6 +101,21 @@ def test_controls_and_pools() -> None:
     assert found.controls["too few"] is None
 
 
+def test_a_pool_of_several_sources_is_judged_by_their_mean() -> None:
+    x, y = data(300, 6, gap=2.0)
+    source = np.arange(300) % 3
+    y[source == 2] = False  # one source without the outcome is left out
+    x[source == 1, 0] = 0.0
+    found = probe(x, y, np.arange(300) // 2, recipe=PLAIN, pools=["benign"] * 300, sources=source.tolist(), shuffles=0)
+    pooled, pool, mean = found.pools
+    assert (pool.pool, mean.pool, mean.n) == ("benign", "benign, mean of 2 sources", 200)
+    each = [auroc(found.scores[source == s], y[source == s]) or 0 for s in (0, 1)]
+    assert mean.auroc == pytest.approx(sum(each) / 2)
+    assert mean.interval is not None
+    assert mean.interval[0] <= mean.auroc <= mean.interval[1]
+    assert pooled.auroc == pool.auroc
+
+
 def test_too_few_of_an_outcome_is_said_and_not_fitted() -> None:
     x = np.zeros((50, 3))
     for y, says in [(np.zeros(50, bool), "all outcomes are the same"), (np.arange(50) < 19, "only 19 samples")]:

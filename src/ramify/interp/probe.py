@@ -94,6 +94,7 @@ def probe(
     *,
     recipe: Recipe = TABLE,
     pools: Sequence[str] | None = None,
+    sources: Sequence[Any] | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
     other_groups: Mapping[str, Sequence[Any]] | None = None,
     shuffles: int = 20,
@@ -102,6 +103,7 @@ def probe(
 ) -> Probed:
     """Probe states ``x`` (N, D) for the outcome ``y`` bool (N,), fitted on all pools together and judged by pool, with every control.
 
+    A pool of several ``sources`` (N,) with 20 of either outcome is judged by their mean as well, as the paper does for benign prompts.
     ``groups`` (N,) are held together in folds (the prompt, at least); ``other_groups`` repeats the probe with others (near-duplicate
     prompts, sources). ``texts`` are texts by name (first token, prompt), each probed as a bag of words on the same folds. Where an outcome
     has fewer than 20 samples nothing is fitted, and the reason is given. Raises UserError on shapes, NeedsError without scikit-learn.
@@ -130,9 +132,13 @@ def probe(
         apart = len(set(held)) >= folds
         controls[name] = auroc(out_of_fold(x, labels, folds_of(labels, held, folds, seed), recipe), labels) if apart else None
     ranked = [_ranked("all", scores, labels, groups, split, seed)]
+    within = within_auroc(scores, labels, names.tolist()) if len(set(names.tolist()) - {"all"}) else None
     for pool in sorted(set(names.tolist()) - {"all"}):
         ranked.append(_ranked(pool, scores, labels, groups, split, seed, names == pool))
-    within = within_auroc(scores, labels, names.tolist()) if len(ranked) > 1 else None
+        parts = [(names == pool) & (np.array(sources) == part) for part in sorted(set(sources or ()), key=str)]
+        parts = [part for part in parts if not too_few(labels[part])]
+        if len(parts) > 1:
+            ranked.append(_mean_of(pool, parts, scores, labels, groups, split, seed))
     return Probed(recipe.name, ranked, within, sorted(v for v in null if v is not None), controls, scores)
 
 
@@ -209,6 +215,28 @@ def _ranked(
     interval = auroc_interval(scores[on], y[on], held, draws=500, seed=seed)
     balanced = balanced_accuracy(scores, y, folds, on)
     return Ranked(pool, int(on.sum()), int(y[on].sum()), auroc(scores[on], y[on]), interval, balanced)
+
+
+def _mean_of(
+    pool: str, parts: list[np.ndarray], scores: np.ndarray, y: np.ndarray, groups: Sequence[Any], folds: Folds, seed: int
+) -> Ranked:
+    """Mean over the sources of a pool, each a mask (N,); the interval resamples sources, and groups within each of them."""
+    held = np.unique(np.asarray(groups), return_inverse=True)[1]
+    members = [[np.flatnonzero(part & (held == group)) for group in np.unique(held[part])] for part in parts]
+    rng = generator(seed, "mean of sources", pool)
+    draws = []
+    for _ in range(500):
+        areas = []
+        for at in rng.integers(0, len(parts), len(parts)):
+            rows = np.concatenate([members[at][i] for i in rng.integers(0, len(members[at]), len(members[at]))])
+            areas.append(auroc(scores[rows], y[rows]))
+        draws.append(np.mean([area for area in areas if area is not None]))
+    low, high = np.quantile(draws, [0.025, 0.975])
+    on = np.any(parts, axis=0)
+    area = float(np.mean([auroc(scores[part], y[part]) for part in parts]))
+    balanced = float(np.mean([balanced_accuracy(scores, y, folds, part) for part in parts]))
+    name = f"{pool}, mean of {len(parts)} sources"
+    return Ranked(name, int(on.sum()), int(y[on].sum()), area, (float(low), float(high)), balanced)
 
 
 def balanced_accuracy(scores: np.ndarray, y: np.ndarray, folds: Folds, on: np.ndarray) -> float:

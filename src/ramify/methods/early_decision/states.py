@@ -129,7 +129,8 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
         pools = [study.pool(name) for name in names]
         others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(asked, config.duplicates).tolist()}
         sources = [study.prompts[name]["data"].get("source") for name in names]
-        if None not in sources:
+        told = None not in sources
+        if told:
             others["prompt sources"] = sources
         recipe: Recipe = STATE_A if at == "state_a" else TABLE
         for place in range(got.states.shape[1]):
@@ -141,6 +142,7 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
                     names,
                     recipe=recipe,
                     pools=pools if any(pools) else None,
+                    sources=sources if told else None,
                     texts=texts,
                     other_groups=others,
                     shuffles=config.shuffles,
