@@ -69,7 +69,8 @@ def summarization(**options: Any) -> Any:
     return middleware.SummarizationMiddleware(stub("Files were sorted."), **settings)
 
 
-def test_langchain_agents_have_the_rule_at_every_call() -> None:
+@pytest.mark.parametrize("inside_a_loop", [False, True])
+def test_langchain_agents_have_the_rule_at_every_call(inside_a_loop: bool) -> None:
     summarizing = summarization()
     from langchain.agents import create_agent
     from langchain_core.messages import AIMessage, HumanMessage
@@ -92,7 +93,8 @@ def test_langchain_agents_have_the_rule_at_every_call() -> None:
     keeper = keep_rules([Pin(RULE, allows=lambda name, arguments: arguments["to"].endswith("@acme.com"))])
     agent = create_agent(model, [send_email], system_prompt="You help.", middleware=[summarizing, keeper])
     history = [HumanMessage(v["content"]) if v["role"] == "user" else AIMessage(v["content"]) for v in TURNS]
-    out = agent.invoke({"messages": history})
+    given = {"messages": history}
+    out = asyncio.run(agent.ainvoke(given)) if inside_a_loop else agent.invoke(given)
     assert sent == ["ann@acme.com"]
     refusals = [m.content for m in out["messages"] if m.type == "tool" and m.status == "error"]
     assert refusals == [f"tool: the call of 'send_email' is against the pinned rule '{RULE}'"]
