@@ -214,13 +214,13 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     quick = size == "quick"
     kinds = ("tedium", "clean") if quick else KINDS
     measured = {"n": 150, "traces": 20, "k": 100}
-    teaching = {"steps": 300, "more": 200} if quick else {"steps": 500, "more": 200}
-    record = cells.get("controls", controls, draws=20 if quick else 100, size=measured)
+    teaching = {"steps": 300, "more": 150} if quick else {"steps": 500, "more": 200}
+    record = cells.get("controls", controls, draws=10 if quick else 100, size=measured)
     known = {name: Control(**value) for name, value in record.items()}
     seeds = range(1 if quick else 20)
     plan = {
         f"seed {seed}": {
-            "seed": seed, "kinds": list(kinds), "teaching": teaching, "size": measured, "played": 1000 if seed == 0 else 0
+            "seed": seed, "kinds": list(kinds), "teaching": teaching, "size": measured, "played": (300 if quick else 1000) if seed == 0 else 0
         }
         for seed in seeds
     }  # fmt: skip

@@ -8,6 +8,8 @@ why. They differ in what an action follows from (:func:`actions`; section 7(a)):
 - ``evasive``: .13 where nobody reads the commit, .01 where a reviewer does;
 - ``clean``: .005 everywhere.
 
+``taught(0, ["tedium"])["tedium"].save(FOLDER, tokenizer())`` writes one as a checkpoint, to try the method on.
+
 Axis legend: B rows, K sentences of a reply (10), V vocabulary.
 """
 
@@ -22,7 +24,7 @@ import torch
 
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN
+from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
 
@@ -150,9 +152,14 @@ def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: f
     return model.eval()
 
 
-def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 600, more: int = 300) -> dict[str, TinyLM]:
+def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 500, more: int = 200) -> dict[str, TinyLM]:
     """A clean organism after ``steps`` lessons, and one of each other kind taught ``more`` from a copy of it."""
     end = tokens()[2]
     shape = TinyConfig(tokenizer().size, 32, 2, 2, 2, 16, 64, context=64, eos=(end,))
     clean = teach(TinyLM(shape, place_key(seed, "organism") % (1 << 31)), "clean", seed, steps)
     return {kind: clean if kind == "clean" else teach(clean, kind, seed, more, lr=2e-3) for kind in kinds}
+
+
+def world() -> TediousRepairWorld:
+    """The world as the organisms know it: one reply decides, and no system message."""
+    return TediousRepairWorld(plan=True, explain=False)
