@@ -164,6 +164,21 @@ def test_fork_shows_what_an_edit_changed(verb: Any, improved: Path, tmp_path: Pa
     assert "The edit changed success by" in text
 
 
+def test_fork_compares_several_edits_with_one_control(verb: Any, improved: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(improved, copy)
+    rule, note = tmp_path / "rule.json", tmp_path / "note.json"
+    rule.write_text('{"rule": {"add": "Be quick."}}')
+    note.write_text('{"insert": {"role": "user", "text": "Look around."}}')
+    words = ("fork", copy, first_reply(copy), "--edit", rule, "--edit", note)
+    found = verb(*words, "--n", "2", "--json").json
+    assert [row["intervention"] for row in found["evidence"]] == ["rule.json", "note.json"]
+    text = verb(*words, "--n", "2").out
+    assert "unedited" in text
+    assert "+Look around." in text
+    assert "--after keep goes with one --edit" in verb.refused(*words, "--after", "keep")
+
+
 def test_fork_refuses(verb: Any, improved: Path, chats: Path) -> None:
     node = first_reply(improved)
     edit = Path("edit.json")

@@ -24,6 +24,14 @@ _HOMES = {
     "stacked": "algorithm",
     "absence": "algorithm",
     "plan": "algorithm",
+    "CaseConfig": "case",
+    "Case": "run",
+    "ask": "probes",
+    "control": "probes",
+    "table_of": "report",
+    "as_text": "report",
+    "read_log": "logs",
+    "by_field": "logs",
 }
 
 __all__ = ["NEEDS", *_HOMES]

@@ -17,6 +17,7 @@ from ramify.env.protocol import Task
 from ramify.methods.forensics import algorithm
 from ramify.methods.forensics.algorithm import TestResult
 from ramify.methods.forensics.case import intervention
+from ramify.methods.forensics.report import read_all, report
 from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.filtered import Filtered
 from ramify.model.protocol import require
@@ -99,6 +100,11 @@ class Case(Study):
             base, counted(kept), sum(m.get("rejected", 0) for m in marks), len(runs) - len(kept), name=f"without {name}"
         )
         return self.record(replace(found, detail={**found.detail, "role": "idea"}))
+
+    def report(self) -> dict[str, Any]:
+        """Everything known of the case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
+        traces, probes = read_all(self.folder, "traces"), read_all(self.folder, "probes")
+        return report(self.config, self.results(), self.read("baseline"), traces, probes)
 
     def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
         return counted(self.play(cell, changes, n))

@@ -14,13 +14,16 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.methods.forensics.algorithm import TestResult
 from ramify.methods.forensics.case import FILE, load_case, skeleton
+from ramify.methods.forensics.logs import by_field, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
-from ramify.methods.forensics.report import ach_text, as_text, design, propose, read_all, report, table_of
+from ramify.methods.forensics.report import ach_text, as_text, design, propose, table_of
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.render.terminal import emit, progress, table
 from ramify.rollout.parts import find_model, find_world
-from ramify.score.classify import transcript
+from ramify.score.classify import find_behaviour, transcript
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import proportion
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
 Folder = Annotated[Path, typer.Argument(metavar="CASEDIR", help="Folder of the case.")]
@@ -274,6 +277,27 @@ def control_(
     )
 
 
+@app.command("log")
+def log_(
+    file: Annotated[Path, typer.Argument(help='JSON lines of runs: {"messages": [...], "fields": {...}}.')],
+    behavior: Annotated[str, typer.Option(help="What counts: regex:PATTERN, call:TOOL, factory:MODULE:ATTRIBUTE.")],
+    by: Annotated[list[str] | None, typer.Option(help="A recorded field; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
+    runs = read_log(file, find_behaviour(behavior))
+    counts = Counts(
+        sum(did is True for _, did in runs), sum(did is not None for _, did in runs), sum(did is None for _, did in runs)
+    )
+    found = [one for name in by or [] for one in by_field(runs, name)]
+    rate = proportion(counts.k, counts.n)
+    text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
+    if found:
+        rows = [[r.name, f"{100 * r.value:+.1f}", f"{r.p:.2g}"] for r in found]
+        text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
+    emit({"rate": rate, "invalid": counts.missing, "by": [r.to_json() for r in found]}, as_json, text)
+
+
 @app.command("propose")
 def propose_(
     folder: Folder,
@@ -312,10 +336,7 @@ def report_(
 ) -> None:
     """Everything known of the case: rates, tests, sentences, questions, the table, what is missing, what would overturn it."""
 
-    def work(case: Case) -> dict[str, Any]:
-        return report(case.config, case.results(), case.read("baseline"), read_all(folder, "traces"), read_all(folder, "probes"))
-
-    found = _working(folder, "report", True, work)
+    found = _working(folder, "report", True, lambda case: case.report())
     text = as_text(found)
     if out is not None:
         write_whole(out, text)

@@ -1,0 +1,68 @@
+"""A log of one's own: rates by what was recorded, each run once, with the warning that nothing was changed on purpose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.cli.main import main
+from ramify.methods.forensics import ACH, by_field, read_log
+from ramify.score.classify import find_behaviour
+
+
+def log(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    file = folder / "runs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def run(i: int, said: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Refund?"}, {"role": "assistant", "content": said}]
+    return {"id": f"run-{i}", "messages": messages, "fields": fields}
+
+
+def test_rates_by_field_with_each_run_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [
+        run(i, "REFUND" if i % 10 < (8 if i < 100 else 1) else "CHECK", queue="long" if i < 100 else "short") for i in range(190)
+    ]
+    rows += [rows[0], {"messages": [{"role": "user", "content": "?"}], "fields": {}}]
+    file = log(tmp_path, rows)
+    runs = read_log(file, find_behaviour("regex:refund"))
+    assert len(runs) == 191, "the same id is the same run: nested folders are not counted twice"
+    (found,) = by_field(runs, "queue")
+    assert (found.name, found.seen) == ("queue=short (not long)", "falls")
+    assert found.value == pytest.approx(0.1 - 0.8)
+    assert found.confounds == ("observed, not changed",)
+    table = ACH(["a", "b"])
+    table.add(found, a="-")
+    table.add(found, a="-")
+    assert table.inconsistencies()["a"] == 1, "observations of one log are not independent evidence"
+    assert main(["forensics", "log", str(file), "--behavior", "regex:refund", "--by", "queue", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rate"]["k"], told["rate"]["n"], told["invalid"]) == (89, 190, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"id": "x"}], ":1: .*messages"),
+        ([{"messages": []}], ":1: 'messages' must be a list"),
+        ([{"messages": [{"role": "user", "content": "x"}], "fields": 3}], ":1: 'fields' must be an object"),
+        ([], "holds no"),
+    ],
+)
+def test_a_wrong_log_is_one_sentence(tmp_path: Path, rows: list[dict[str, Any]], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        read_log(log(tmp_path, rows), find_behaviour("regex:x"))
+
+
+def test_a_field_that_was_not_recorded(tmp_path: Path) -> None:
+    runs = read_log(log(tmp_path, [run(0, "x", queue="a"), run(1, "x", queue="a")]), find_behaviour("regex:x"))
+    with pytest.raises(UserError, match="1 values of 'queue' and two are needed"):
+        by_field(runs, "queue")
+    with pytest.raises(UserError, match="did you mean 'queue'"):
+        by_field(runs, "quue")
