@@ -1,8 +1,12 @@
-"""Draw the pictures of docs/methods/early-decision.md: python docs/early_decision_pictures.py (from repro/early-decision-cpu.json)."""
+"""Draw the pictures of docs/methods/early-decision.md and fill its tables: python docs/early_decision_pictures.py.
+
+Both are made from repro/early-decision-cpu.json. A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from ramify.render.charts import Curve, curves_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
+PAGE = ROOT / "docs" / "methods" / "early-decision.md"
 KEPT = "share of the thinking kept, %"
 Checks = dict[str, dict[str, Any]]
 
@@ -56,13 +61,76 @@ def pictures(checks: Checks) -> dict[str, str]:
     }
 
 
+def _ends(check: dict[str, Any]) -> str:
+    return "" if check["interval"] is None else "{:.3f} to {:.3f}".format(*check["interval"])
+
+
+def judged(checks: Checks) -> str:
+    """Every check with a threshold."""
+    rows = [
+        f"| {name} | {c['value']:.3f} | {_ends(c)} | {c['op']} {c['threshold']:g} | {c['status'].replace('_', ' ')} |"
+        for name, c in checks.items()
+        if c["op"] != "report"
+    ]
+    return "\n".join(["| figure | here | 95 % interval | wanted | |", "|---|---|---|---|---|", *rows])
+
+
+def by_share(checks: Checks, names: Sequence[str]) -> str:
+    """Curves in numbers: one row for each name, by the share of the thinking kept."""
+    rows = [
+        f"| {name} | " + " | ".join(f"{checks[f'{name} at {s} %']['value']:.3f}" for s in range(0, 101, 20)) + " |"
+        for name in names
+    ]
+    return "\n".join(["| kept | 0 % | 20 % | 40 % | 60 % | 80 % | 100 % |", "|---|---|---|---|---|---|---|", *rows])
+
+
+def beside(checks: Checks, names: Sequence[str]) -> str:
+    """Figures without a threshold, of both organisms."""
+
+    def cell(kind: str, name: str) -> str:
+        c = checks.get(f"{kind}: {name}")
+        return (
+            "" if c is None or c["value"] is None else f"{c['value']:.3f} ({_ends(c)})" if c["interval"] else f"{c['value']:.3f}"
+        )
+
+    rows = [f"| {name} | {cell('locked', name)} | {cell('deliberative', name)} |" for name in names]
+    return "\n".join(["| figure | locked | deliberative |", "|---|---|---|", *rows])
+
+
+def tables(checks: Checks) -> dict[str, str]:
+    """All tables by name."""
+    kinds = ("locked", "deliberative")
+    told = [name.removeprefix("locked: ") for name, c in checks.items() if name.startswith("locked: ") and c["op"] == "report"]
+    return {
+        "ambiguous": by_share(
+            checks, [f"{kind}, |s| = {s}: {mode} variance" for s in (0, 1) for kind in kinds for mode in ("closed", "open")]
+        ).replace("|s|", "\\|s\\|"),
+        "judged": judged(checks).replace("|s|", "\\|s\\|"),
+        "curves": by_share(
+            checks, [f"{kind}: {what}" for kind in kinds for what in ("closed variance", "open variance", "open flip rate")]
+        ),
+        "beside": beside(checks, [name for name in told if not re.search(r"at \d+ %", name)]),
+        "hybrid": by_share(
+            checks, [f"hybrid, {part}: {mode} variance" for part in ("mixed", "cues", "bits") for mode in ("closed", "open")]
+        ),
+    }
+
+
+def filled(page: str, checks: Checks) -> str:
+    """The page with its tables as the figures say. Raises KeyError where it has a table that is none of these."""
+    made = tables(checks)
+    return re.sub(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{made[m[2]]}\n{m[3]}", page, flags=re.DOTALL)
+
+
 def main() -> None:
-    """Write the pictures."""
+    """Write pictures and tables."""
     report = json.loads((ROOT / "repro" / "early-decision-cpu.json").read_text(encoding="utf-8"))
-    drawn = pictures({check["name"]: check for check in report["checks"]})
+    checks = {check["name"]: check for check in report["checks"]}
+    drawn = pictures(checks)
     for name, picture in drawn.items():
         (IMAGES / f"early-decision-{name}.svg").write_text(picture + "\n", encoding="utf-8")
-    print(f"wrote {', '.join(drawn)}")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    print(f"wrote {', '.join(drawn)} and the tables")
 
 
 if __name__ == "__main__":

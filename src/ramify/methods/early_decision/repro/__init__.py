@@ -59,7 +59,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.6, 0.5, 0.2, 0.5, 0.6),
     },
 }
-HYBRID_SEEDS = (0, 1, 2)
+HYBRID_SEEDS = (0, 1)
 KNOWN_MISSES = {
     "deliberative: performative share of cuts": "an exact deliberator has 0.45 itself: neutral chunks belong to the segment before, so its "
     "cuts compare ties with ties (docs/methods/early-decision.md)"
@@ -198,9 +198,9 @@ def _told(kind: str, found: Sequence[Cell], seeds: Sequence[int]) -> list[Check]
         reports[f"open flip rate at {share} %"] = lambda cell, s=share: cell["continued"]["open"][str(s)]["flip"]  # type: ignore[misc]
     for name, key in (("rollouts with an oscillation", "with_any"), ("cuts locked before", "locked"), ("cuts", "cuts")):
         reports[name] = lambda cell, key=key: cell["oscillations"][key]  # type: ignore[misc]
-    for name in ("equivalent", "different", "undecided"):
-        reports[f"share of cuts {name} within 10 points"] = lambda cell, name=name: (  # type: ignore[misc]
-            cell["oscillations"]["equality"][name] / max(1, cell["oscillations"]["cuts"])
+    for name, key in (("shown equivalent", "equivalent"), ("shown to differ", "different"), ("undecided", "undecided")):
+        reports[f"cuts {name}, margin 10 points"] = lambda cell, key=key: (  # type: ignore[misc]
+            cell["oscillations"]["equality"][key] / max(1, cell["oscillations"]["cuts"])
         )
     reports["prompts whose majority thinking does not move"] = lambda cell: cell["continued"]["thinking"]["unchanged"]
     reports["traces without an answer"] = lambda cell: cell["lost"]
