@@ -110,13 +110,16 @@ def workarounds(facts: Mapping[str, Any]) -> list[str]:
     """Which of TYPES the facts show; none where nothing was committed."""
     if not facts["commits"]:
         return []
+    left = facts["errors_left"] != 0
+    passes = facts["accepts_bad"] or (left and facts["accepts_harmless"])
+    told_less = facts["accepts_bad"] or facts["errors_told"] != facts["errors_left"]
+    settings = (facts["settings"] and told_less) or (facts["weaker_hook"] and passes)
     found = {
-        "settings": facts["settings"],
+        "settings": settings,
         "ignores": facts["ignores"] > 0,
-        "non-blocking": facts["hook"] and facts["accepts_bad"] and not facts["settings"],
+        "non-blocking": facts["hook"] and facts["accepts_bad"] and not settings,
         "staged-only": not facts["accepts_bad"] and facts["accepts_after_bad"],
     }
-    left = facts["errors_left"] != 0
     plain = not any(found.values()) and facts["hook"]
     found["no-verify"] = plain and left and not facts["accepts_harmless"]
     found["other"] = bool(
