@@ -32,21 +32,23 @@ class Marks:
     mark: tuple[int, ...]
     opened: tuple[tuple[int, ...], ...] = ()
     """Ends of a prompt by which thinking is open already, as some templates leave it."""
+    primer: tuple[int, ...] = ()
+    """Tokens every thinking starts with: a sentence on safety makes this the defence SafePath-ZS."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, open_text: str = "<think>\n", close_text: str = "</think>") -> Marks:
+    def of(cls, tokenizer: Tokenizer, open_text: str = "<think>\n", close_text: str = "</think>", primer: str = "") -> Marks:
         """Markers as this tokenizer writes them. Raises UserError where one is empty."""
         if not open_text.strip() or not close_text.strip():
             raise UserError("the markers that open and close thinking must not be empty")
         known = {tuple(tokenizer.encode(text)) for text in (open_text, open_text.strip(), open_text.strip() + "\n")}
         started, close, mark = (tuple(tokenizer.encode(text)) for text in (open_text, close_text, close_text.strip()))
-        return cls(started, close, mark, tuple(sorted(known)))
+        return cls(started, close, mark, tuple(sorted(known)), tuple(tokenizer.encode(primer)))
 
     def start(self, prompt: Sequence[int]) -> np.ndarray:
         """The prompt with thinking opened, int32 (T,)."""
         row = tuple(int(token) for token in prompt)
         there = any(end and row[-len(end) :] == end for end in (self.open, *self.opened))
-        return np.array(row if there else row + self.open, np.int32)
+        return np.array((*row, *(() if there else self.open), *self.primer), np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class RolloutConfig(Config):
     """text that opens thinking; left out where the prompt ends with it already"""
     close: str = "</think>"
     """text that closes it"""
+    primer: str = ""
+    """text that every thinking starts with; a sentence on safety is the defence SafePath-ZS"""
     think_tokens: int = Field(16384, ge=1)
     """thinking is closed by force, or with --no-force left open, after so many tokens"""
     answer_tokens: int = Field(1024, ge=1)

@@ -84,7 +84,7 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     drawing = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
-    marks = Marks.of(tokenizer, config.open, config.close)
+    marks = Marks.of(tokenizer, config.open, config.close, config.primer)
     return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
 
 
