@@ -56,12 +56,12 @@ def compactor(
     It compacts at every call. ``model`` is the one that the strategy asks, as inspect names it, or one of inspect's.
     """
     require_inspect()
-    from inspect_ai.model import get_model, messages_from_openai
+    from inspect_ai.model import get_model, messages_from_openai, messages_to_openai
 
     async def compact(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         given = await messages_from_openai([dict(value) for value in messages])
         shown, _ = await strategy.compact(get_model(model), given, [])
-        return [as_openai(message) for message in shown]
+        return [dict(value) for value in await messages_to_openai(shown)]
 
     compact.__qualname__ = type(strategy).__name__
     return compact

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,11 +111,12 @@ def compactor(step: Any) -> Callable[[Sequence[dict[str, Any]]], list[dict[str, 
     if not middle and not hasattr(step, "output_messages_key"):
         raise UserError(f"{type(step).__name__} is neither a middleware nor a node that summarises messages")
     kept: dict[str, Any] = {}
+    calls = itertools.count()
 
     def compact(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        given = convert_to_messages([dict(value) for value in messages])
+        given, number = convert_to_messages([dict(value) for value in messages]), next(calls)
         for at, message in enumerate(given):
-            message.id = f"{len(kept)}-{at}"
+            message.id = f"{number}-{at}"  # a running summary remembers ids
         head = next((at for at, message in enumerate(given) if message.type != "system"), len(given)) if middle else 0
         given, system = given[head:], given[:head]
         if middle:
