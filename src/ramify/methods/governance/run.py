@@ -104,6 +104,9 @@ class BenchConfig(Config):
                     raise UserError(f"there is no '{name}' ({nearest(name, known)})")
         if min(self.words, default=1) < 1 or min(self.rounds, default=0) < 0:
             raise UserError("a summary has at least 1 word, and there are at least 0 rounds")
+        for name in self.strategies:
+            if name not in WORDED:
+                conformance.named("compactor", name)
 
 
 @dataclass(frozen=True)
