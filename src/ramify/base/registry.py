@@ -56,6 +56,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "reader": (
         "ramify.trace.formats",
         "ramify.integrations.inspect",
+        "ramify.integrations.inspect_calls",
         "ramify.integrations.trl",
         "ramify.integrations.verifiers",
         "ramify.integrations.verl",

@@ -42,7 +42,7 @@ def read_log(path: Path, folder: Path) -> int:
     Raises NeedsError where inspect is not installed, UserError naming file, sample and field; nothing is left in ``folder`` then.
     """
     logs = require_inspect()
-    head, samples = _zipped(path) if path.suffix == ".eval" or zipfile.is_zipfile(path) else _document(path)
+    head, samples = header_and_samples(path)
     version = head.get("version")
     newest = logs.EvalLog.model_fields["version"].default
     if type(version) is not int or not 1 <= version <= newest:
@@ -89,7 +89,7 @@ class _Samples:
             drawn = said.role == "assistant" and said.source != "input"
             fields = self._drawn(run, said.model or sample.output.model) if drawn else {}
             last = at == len(sample.messages) - 1
-            data = _data(said, f"{who}: message {at}")
+            data = message_data(said, f"{who}: message {at}")
             if last:
                 fields["stop"] = _stop(sample)
                 data["sample"] = self._about(sample, tree)
@@ -142,7 +142,7 @@ def _parts(content: Any) -> Any:
     return content if isinstance(content, str) else [part.model_dump(mode="json", exclude_none=True) for part in content]
 
 
-def _data(said: Any, spot: str) -> dict[str, Any]:
+def message_data(said: Any, spot: str) -> dict[str, Any]:
     """What a message says beyond role and text, tool calls in OpenAI's form."""
     data = said.model_dump(mode="json", exclude_none=True, exclude={"role", "content", "tool_calls", "function"})
     if not isinstance(said.content, str):
@@ -169,6 +169,11 @@ def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:
 
 
 # Files
+
+
+def header_and_samples(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """The header of a log and its samples as JSON, one at a time. Raises UserError on what is no log, damaged, or too large."""
+    return _zipped(path) if path.suffix == ".eval" or zipfile.is_zipfile(path) else _document(path)
 
 
 def _zipped(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:

@@ -28,7 +28,7 @@ def read_chats(path: Path, folder: Path) -> int:
     that was drawn. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
     UserError naming file and line; nothing is left in ``folder`` then.
     """
-    calls = _Calls()
+    calls = Calls()
 
     def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
         if "messages" not in record and "request" in record and "response" in record:
@@ -68,7 +68,7 @@ def _add_chat(run: Run, record: dict[str, Any], place: str, number: int) -> None
     _reward(run, record, place, thread.node)
 
 
-class _Calls:
+class Calls:
     """Logs of single calls. Remembers each drawn reply by its place and content, a few words each, to find it again in a request."""
 
     def __init__(self) -> None:
@@ -76,6 +76,7 @@ class _Calls:
         self._draws = count()
 
     def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
+        """Hang one call below what its request repeats. Raises UserError naming ``place``."""
         request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
         tree = _tree(run, record, place, number)
         thread = Thread(run, tree, next(self._draws))
