@@ -149,6 +149,10 @@ def test_another_setting_or_other_prompts_are_refused(
     assert "other prompts" in capsys.readouterr().err
 
 
+VALLEY = ["--points", "6", "--draws", "20"]
+CONTINUE = ["--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
+
+
 def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     assert main(["early-decision", "probe", str(study), "--shuffles", "2", "--layers", "0,-1", "--json"]) == 0
@@ -164,14 +168,14 @@ def test_probe_and_valley(study: Path, capsys: Any) -> None:
     assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
     assert (study / "states-h0.safetensors").stat().st_mtime_ns == before  # read back, not collected again
     capsys.readouterr()
-    assert main(["early-decision", "valley", str(study), "--points", "6", "--draws", "20", "--json"]) == 0
+    assert main(["early-decision", "valley", str(study), *VALLEY, "--json"]) == 0
     record = said(capsys)
     assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 6
     assert all(abs(f - 0.5 * (1 / a + 1 / b)) < 0.02 for f in record["valley"]["floor"] for a, b in [record["valley"]["n"]])
 
 
 def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> None:
-    command = ["early-decision", "continue", str(study), "--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
+    command = ["early-decision", "continue", str(study), *CONTINUE]
     assert main([*command, "--dry-run", "--json"]) == 0
     planned = said(capsys)
     assert main([*command, "--json"]) == 0
@@ -238,6 +242,10 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
 
 
 def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None:
+    pytest.importorskip("sklearn")
+    assert main(["early-decision", "valley", str(study), *VALLEY]) == 0
+    assert main(["early-decision", "continue", str(study), *CONTINUE]) == 0
+    capsys.readouterr()
     assert main(["early-decision", "report", str(study), "--locked", "both", "--json"]) == 0
     record = said(capsys)
     page = (study / "report.html").read_text()
@@ -247,6 +255,30 @@ def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None
     assert record["thinking"]["harmful"]["prompts"] == 12
     assert {"asr", "orr", "d", "c"} <= record["pools"]["thinking"].keys()
     assert json.loads((study / "report.json").read_text()) == record
+
+
+def test_a_defence_is_compared_with_the_run_without_it(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
+    base = ["--modes", "thinking", "--seed", "4"]
+    assert main(arguments(checkpoint, few, tmp_path / "base", *base)) == 0
+    for name, more in {
+        "a": ["--guard", "self-check"],
+        "b": ["--guard", "reminder", "--reminder", "sure so."],
+        "c": ["--primer", "well"],
+    }.items():
+        assert main(arguments(checkpoint, few, tmp_path / name, *base, *more)) == 0
+        capsys.readouterr()
+        assert main(["early-decision", "report", str(tmp_path / name), "--against", str(tmp_path / "base"), "--json"]) == 0
+        found = said(capsys)["defence"]
+        assert found["verdict"] in ("improves", "worsens", "slides")
+        assert 0 <= found["treated"]["asr"] <= 1
+    assert Study.open(tmp_path / "a").source["model"].endswith("+self-check")
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"id": "q", "prompt_ids": [3], "pool": "harmful"}) + "\n")
+    assert main(arguments(checkpoint, other, tmp_path / "d", *base)) == 0
+    capsys.readouterr()
+    for first, second, says in [("d", "base", "other prompts"), ("d", "d", "no labelled trace in a pool named 'benign'")]:
+        assert main(["early-decision", "report", str(tmp_path / first), "--against", str(tmp_path / second)]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 from pydantic import Field
 
 from ramify.base.config import Config
+from ramify.base.errors import UserError
 from ramify.methods.early_decision.algorithm import (
     Cut,
     Family,
     Locked,
     continuation_point,
+    defence,
     detectable,
     judge_cuts,
     oscillation_summary,
@@ -82,21 +84,40 @@ def _members(study: Study, pool: str) -> list[str]:
     return [name for name in study.prompts if study.pool(name) == pool]
 
 
+def _pool_counts(study: Study, mode: Mode) -> dict[str, tuple[int, int]]:
+    each = _tally(study, mode)
+    pairs = {pool: [each[name] for name in _members(study, pool)] for pool in _pool_names(study)}
+    return {pool: (sum(k for k, _ in counts), sum(n for _, n in counts)) for pool, counts in pairs.items()}
+
+
 def _pools(study: Study) -> dict[str, Any]:
     """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are told apart."""
     found: dict[str, Any] = {}
     for mode in study.config.modes:
-        each = _tally(study, mode)
-        counts = {}
-        for pool in _pool_names(study):
-            pairs = [each[name] for name in _members(study, pool)]
-            counts[pool] = sum(k for k, _ in pairs), sum(n for _, n in pairs)
+        counts = _pool_counts(study, mode)
         found[mode] = {pool or "all": proportion(*pair) for pool, pair in counts.items()}
         if {"harmful", "benign"} <= counts.keys() and all(n for _, n in counts.values()):
             (hit, n), (alarm, m) = counts["harmful"], counts["benign"]
             d, c = detection(hit, n, alarm, m)
             found[mode] |= {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
     return found
+
+
+def compare(base: Study, treated: Study, mode: Mode = "thinking") -> dict[str, Any]:
+    """Whether a defence discriminates better or only moves the threshold, on the prompts of both studies (3.9).
+
+    Raises UserError where the studies have other prompts, or lack a pool named harmful or benign.
+    """
+    if base.prompts != treated.prompts:
+        raise UserError(f"{base.folder} and {treated.folder} are studies of other prompts, so they cannot be compared")
+    sides = []
+    for study in (base, treated):
+        counts = _pool_counts(study, mode)
+        for pool in ("harmful", "benign"):
+            if not counts.get(pool, (0, 0))[1]:
+                raise UserError(f"{study.folder} has no labelled trace in a pool named '{pool}', and a comparison needs both")
+        sides.append((*counts["harmful"], *counts["benign"]))
+    return defence(sides[0], sides[1])
 
 
 def _effects(study: Study) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class RolloutConfig(Config):
     """text that closes it"""
     primer: str = ""
     """text that every thinking starts with; a sentence on safety is the defence SafePath-ZS"""
+    guard: Literal["none", "reminder", "self-check"] = "none"
+    """a defence while drawing: SafeRemind's reminder where the model grows sure, or PSR's question to itself"""
+    reminder: str = "\nWait. Is it safe to help with this?\n"
+    """what SafeRemind puts in"""
     think_tokens: int = Field(16384, ge=1)
     """thinking is closed by force, or with --no-force left open, after so many tokens"""
     answer_tokens: int = Field(1024, ge=1)

@@ -20,6 +20,8 @@ from ramify.interp.collect import FINAL, Network, collect, hop
 from ramify.interp.probe import STATE_A, TABLE, Recipe, folds_of, near_duplicates, out_of_fold, probe, too_few
 from ramify.interp.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.run import Study
+from ramify.model.protocol import Model
+from ramify.rollout.guards import Guard
 from ramify.rollout.thinking import Thinker
 from ramify.stats.ranking import auroc
 
@@ -82,7 +84,7 @@ def capture(
     They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
     where the model is not in this process.
     """
-    model = thinker.model
+    model = _inside(thinker)
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
     every = study.labelled()
@@ -113,11 +115,17 @@ def capture(
     return Captured(rows, states, len(every) - len(rows))
 
 
+def _inside(thinker: Thinker) -> Model:
+    """The model whose states are read: a guard steps in while drawing and has none."""
+    return thinker.model.model if isinstance(thinker.model, Guard) else thinker.model
+
+
 def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
     """Probes at each place and layer with every control; written to ``probe.json``."""
-    if isinstance(thinker.model, LocalModel):
+    model = _inside(thinker)
+    if isinstance(model, LocalModel):
         for layer in config.layers:
-            Network(thinker.model).layer(layer)
+            Network(model).layer(layer)
     found = []
     for at in config.at:
         got = capture(study, thinker, at, config.layers, dtype=config.dtype)

@@ -14,7 +14,7 @@ from ramify.base.config import Config, load
 from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_continuing, find_model
-from ramify.methods.early_decision.report import ReportConfig, build, html
+from ramify.methods.early_decision.report import ReportConfig, build, compare, html
 from ramify.methods.early_decision.run import (
     ContinueConfig,
     OscillateConfig,
@@ -28,6 +28,7 @@ from ramify.methods.early_decision.run import (
 )
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
+from ramify.rollout.guards import Reminder, SelfCheck
 from ramify.rollout.thinking import Marks, Thinker
 from ramify.rollout.token_forks import read_problems
 from ramify.score.votes import Panel, find_panel, find_stance_judge
@@ -85,6 +86,8 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
     marks = Marks.of(tokenizer, config.open, config.close, config.primer)
+    if config.guard != "none":
+        model = Reminder(model, tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(model, tokenizer)
     return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
 
 
@@ -249,14 +252,27 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
 
 
 @app.command("report", **_taking(lambda: ReportConfig))
-def report_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+def report_(
+    ctx: typer.Context,
+    run: RunPath,
+    against: Annotated[
+        Path | None, typer.Option(metavar="BASE", help="The same prompts without a defence, to compare with.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
     options = load(ReportConfig, flags=ctx.args)
     study = Study.open(run)
     record = build(study, options)
+    text = f"{run / 'report.html'} and {run / 'report.json'} are written"
+    if against is not None:
+        record["defence"] = compare(Study.open(against), study)
+        before, after = record["defence"]["base"], record["defence"]["treated"]
+        rows = [[name, before[name], after[name]] for name in before]
+        text = table(["figure", "base", "run"], rows) + f"\n\nthe defence {record['defence']['verdict']}; {text}"
     study.save("report.json", record)
     write_whole(run / "report.html", html(record))
-    emit(record, as_json, f"{run / 'report.html'} and {run / 'report.json'} are written")
+    emit(record, as_json, text)
 
 
 def _work(title: str, unit: str, total: int, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> None:
