@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.methods.forensics import (
     ACH,
+    BENIGN,
     STANDARD,
     Control,
     Hypothesis,
@@ -223,7 +224,7 @@ def test_a_test_fills_its_row_from_the_predictions_and_silence_fills_nothing() -
     (silent,) = counterfactuals(Counts(20, 150), {"oversight": Counts(19, 150)})
     line = found.add(silent)
     assert set(line.cells.values()) == {"neutral"}
-    report = found.report()
+    report = found.report({}, BENIGN)
     assert report["uninterpretable"] == ["oversight"]
     assert report["fewest"] == ["confusion"]
     assert report["benign"]["role-play"] == "not visited"

@@ -13,6 +13,7 @@ NEEDS: tuple[str, ...] = ()
 
 _HOMES = {
     "ACH": "ach",
+    "BENIGN": "ach",
     "Hypothesis": "ach",
     "STANDARD": "ach",
     "TestResult": "algorithm",

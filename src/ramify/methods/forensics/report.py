@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, UserError
 from ramify.methods.forensics import algorithm
-from ramify.methods.forensics.ach import ACH, Hypothesis
+from ramify.methods.forensics.ach import ACH, BENIGN, Hypothesis
 from ramify.methods.forensics.algorithm import TestResult
 from ramify.methods.forensics.case import CaseConfig
 from ramify.model.chat import ChatTemplate
@@ -81,7 +81,7 @@ def report(
         "tests": [r.to_json() for r in results],
         "traces": list(traces),
         "probes": list(probes),
-        "ach": table_of(config, results).report(config.benign),
+        "ach": table_of(config, results).report(config.benign, BENIGN),
     }
 
 

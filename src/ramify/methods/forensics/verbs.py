@@ -12,6 +12,7 @@ import typer
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
+from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import TestResult
 from ramify.methods.forensics.case import FILE, load_case, skeleton
 from ramify.methods.forensics.logs import by_field, read_log
@@ -326,7 +327,7 @@ def propose_(
 @app.command()
 def ach(folder: Folder, as_json: Json = False) -> None:
     """The table of competing hypotheses: inconsistencies counted, shared confounds once, silence without a control for nothing."""
-    found = _working(folder, "ach", True, lambda case: table_of(case.config, case.results()).report(case.config.benign))
+    found = _working(folder, "ach", True, lambda case: table_of(case.config, case.results()).report(case.config.benign, BENIGN))
     emit(found, as_json, "\n\n".join(ach_text(found)))
 
 
