@@ -120,6 +120,7 @@ def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, few: Path, tm
             assert (row["status"], row["outcome"], "answer" in row) == ("truncated", None, False)
 
 
+@pytest.mark.slow
 def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--answer-tokens", "80")) == 0
@@ -153,6 +154,7 @@ VALLEY = ["--points", "6", "--draws", "20"]
 CONTINUE = ["--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
 
 
+@pytest.mark.slow
 def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     assert main(["early-decision", "probe", str(study), "--shuffles", "2", "--layers", "0,-1", "--json"]) == 0
@@ -241,6 +243,7 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     assert (study / "cuts.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     assert main(["early-decision", "valley", str(study), *VALLEY]) == 0
@@ -257,6 +260,7 @@ def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None
     assert json.loads((study / "report.json").read_text()) == record
 
 
+@pytest.mark.slow
 def test_a_defence_is_compared_with_the_run_without_it(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
     base = ["--modes", "thinking", "--seed", "4"]
     assert main(arguments(checkpoint, few, tmp_path / "base", *base)) == 0
@@ -291,6 +295,7 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path)
     assert slices(Study.open(out), 4) == {}  # every rollout would be a prefix
 
 
+@pytest.mark.slow
 def test_too_few_of_an_outcome_is_said(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "x"
