@@ -184,7 +184,7 @@ def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[
 
 
 def skeleton(env: str, model: str, world: World, behavior: str) -> str:
-    """The text of a case for a world: its levers as fields, one variant for each other value, the standard motives."""
+    """The text of a case for a world: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
     first = next(iter(world.panel("eval", 1)))
     levers = getattr(world, "levers", None) or {}
     if not isinstance(levers, Mapping):
@@ -197,9 +197,21 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in (("question", "Why did the agent do that?"), ("env", env), ("model", model), ("behavior", behavior))),
         "n = 150",
     ]  # fmt: skip
+    shown = pieces(world, first)
     for name, baseline in fields.items():
         lever = levers.get(name)
-        values = [value for value in getattr(lever, "options", ()) if value != baseline]
+        values = [value for value in getattr(lever, "options", ()) if value != baseline] or _doses(lever, baseline)
+        other = (
+            values[0]
+            if values
+            else next((v for v in (getattr(lever, "low", None), getattr(lever, "high", None)) if v not in (None, baseline)), None)
+        )
+        after = (
+            shown
+            if other is None
+            else pieces(world, Task(first.id, {**first.data, name: float(other) if isinstance(baseline, float) else other}))
+        )
+        moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
         says = str(getattr(lever, "says", "")).replace("\n", " ")
         out += [
             "",
@@ -209,10 +221,24 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         if values:
             out.append(f"values = {json.dumps(values, ensure_ascii=False)}")
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
-        for value in values[:3]:
+        if moved:
+            out.append(
+                f"shows = {json.dumps(moved, ensure_ascii=False)}  # pieces of the shown text it may change, and no others"
+            )
+        for value in [] if _doses(lever, baseline) else values[:3]:
             label = _key(f"{name}-{value}".lower().replace(" ", "-"))
             out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {json.dumps(value, ensure_ascii=False)} }}"]
     return "\n".join(out) + "\n"
+
+
+def _doses(lever: Any, baseline: Any) -> list[Any]:
+    """Four doses up to the baseline of a lever of numbers, or from it to the highest; the lowest, where there may be nothing to do, is none."""
+    low, high = getattr(lever, "low", 0), getattr(lever, "high", 0)
+    if getattr(lever, "options", ()) or high <= low:
+        return []
+    start, end = (low, baseline) if baseline > low else (baseline, high)
+    doses = [start + (end - start) * i / 4 for i in range(1, 5)]
+    return [round(dose, 6) for dose in doses] if isinstance(baseline, float) else [round(dose) for dose in doses]
 
 
 def _key(name: str) -> str:
