@@ -74,8 +74,9 @@ class Guard:
     async def _after(
         self, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
     ) -> tuple[list[int], bool]:
-        """All tokens so far behind the prefix, and whether the draw has ended."""
-        raise NotImplementedError
+        """All tokens so far behind the prefix, and whether the draw has ended. Here nothing is changed."""
+        tokens: Any = draw.tokens
+        return [*drawn, *tokens.tolist()], draw.stop != "length"
 
 
 class Reminder(Guard):
@@ -114,7 +115,7 @@ class Reminder(Guard):
                 state["said"] += 1
                 state["seen"] = []
                 return [*drawn, *tokens[: i + 1].tolist(), *self.reminder], False
-        return [*drawn, *tokens.tolist()], draw.stop != "length"
+        return await super()._after(state, given, drawn, draw, key)
 
 
 class SelfCheck(Guard):
