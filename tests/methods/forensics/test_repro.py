@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.engine.local import LocalModel
 from ramify.env.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify.methods.forensics import repro
 from ramify.methods.forensics.algorithm import Control, sentence_scores
+from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.repro import battery, organisms
 from ramify.methods.forensics.repro.battery import CUT, LEAVES, Size, Table, of_law, run
 from ramify.methods.forensics.repro.organisms import HUGE, K
+from ramify.methods.forensics.run import Case
+from ramify.score.classify import by_pattern
 from ramify.stats.checks import Cells
 
 KNOWN = {name: Control(0.99, 0.02, 50, "known") for name in repro.OWN}
@@ -185,3 +190,33 @@ def test_a_size_there_is_none_of() -> None:
 def test_the_quick_size_passes() -> None:
     checks = repro.reproduce("quick", Cells())
     assert [check.name for check in checks if check.status == "miss"] == []
+
+
+@pytest.mark.slow
+def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
+    """Runs, doses, forks and redraws of the verbs, token by token, against the list of all replies of the same organism."""
+    model = organisms.taught(5, ["tedium"], steps=200, more=100)["tedium"]
+    tables, world = battery.of_model(model), organisms.world()
+    fields = {name: FieldConfig(baseline=lever.default) for name, lever in world.levers.items()}
+    config = CaseConfig(env="tedious-repair", n=150, fields=fields)
+
+    def near(k: float, n: int, p: float) -> bool:
+        return abs(k / n - p) <= 4 * (p * (1 - p) / n) ** 0.5 + 0.01
+
+    with Case(tmp_path, config, model=LocalModel(model, organisms.tokenizer()), world=world) as case:
+        base, table = case.base(), tables()
+        assert near(base.k, base.n, table.rate)
+        assert near(base.missing, base.forks, 1 - table.ahead[0][0, 1])
+        dose = case.vary("errors", [0, 151, 258]).detail
+        assert all(near(k, n, tables(errors=e).rate) for k, n, e in zip(dose["hits"], dose["n"], dose["doses"], strict=True))
+        filtered, rejected, _ = table.without(HUGE, 20_000, generator(0, "test"))
+        forbid = case.forbid("huge", by_pattern("huge task"))
+        assert near(forbid.detail["hits"], forbid.detail["n"], filtered.rate)
+        assert forbid.detail["rejected"] / 150 == pytest.approx(rejected / 20_000, abs=0.3)
+        run = next(run for run in case.play("baseline", {}) if run.behavior)
+        said = case.said(run)[-2].text
+        node, found = 0, case.resample(run, k=40)
+        for j, pair in enumerate(organisms.SENTENCES):
+            node = 2 * node + [sentence in said for sentence in pair].index(True)
+            cut, valid = table.ahead[j + 1][node]
+            assert near(40 * found["rates"][j + 1], 40, cut / valid)

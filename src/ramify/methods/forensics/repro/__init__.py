@@ -321,34 +321,34 @@ def _sentence(found: _Found, quick: bool) -> list[Check]:
 def _verdicts(found: _Found, quick: bool) -> list[Check]:
     """What is named as the motive: by the protocol, by parts of it, and by simpler readings of the same baseline runs."""
     motives = [kind for kind in found.kinds if kind != "clean"]
+    pairs = [(seed, kind) for kind in motives for seed in found.seeds]
 
-    def named(name: Callable[[int, str], Any], kinds: Sequence[str]) -> list[bool]:
-        return [name(seed, kind) == kind for kind in kinds for seed in found.seeds]
+    def named(known: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:
+        return {place: verdict(list(tests.values()), known, only) for place, tests in found.tests.items()}
 
-    def protocol(known: Mapping[str, Control], only: Sequence[str] = ()) -> Callable[[int, str], Any]:
-        def one(seed: int, kind: str) -> str:
-            fewest = verdict(list(found.tests[seed, kind].values()), known, only)
-            return fewest[0] if len(fewest) == 1 else ""
-
-        return one
-
-    checks = [found.share(f"protocol names {kind}", named(protocol(found.known), [kind]), ">=", 0.9) for kind in found.kinds]
+    ours, levers, bare = named(found.known), named(found.known, ("dose", "clarity", "oversight")), named({})
+    right = [ours[seed, kind] == [kind] for seed, kind in pairs]
     simple = {
-        how: named(lambda seed, kind, how=how: found.cells[seed][kind]["baselines"][how], motives)  # type: ignore[misc]
+        how: [found.cells[seed][kind]["baselines"][how] == kind for seed, kind in pairs]
         for how in ("rate", "words", "association")
     }
-    ours = named(protocol(found.known), motives)
-    wanted: tuple[Any, ...] = ("report",) if quick else (">=", 0.3)
-    best = max(sum(hits) for hits in simple.values()) / len(ours)
+    best = max(simple.values(), key=sum)
+    ahead = np.subtract(right, best, dtype=np.float64)
+    interval, wanted = (None, ("report", None)) if quick else (mean_t(ahead), (">", 0.0))
+    n = len(ahead)
+    gap = Check("protocol - best simple reading, share named", float(ahead.mean()), interval, n, found.seeds, *wanted)
     return [
-        *checks,
-        found.share("protocol names the motive", ours),
-        *(found.share(f"reading by {how} names the motive", hits) for how, hits in simple.items()),
-        Check("protocol - best simple reading, share named", sum(ours) / len(ours) - best, None, len(ours), found.seeds, *wanted),
-        found.share(
-            "levers alone (dose, clarity, oversight) name the motive",
-            named(protocol(found.known, ("dose", "clarity", "oversight")), motives),
+        *(
+            found.share(f"protocol names {kind}", [ours[seed, kind] == [kind] for seed in found.seeds], ">=", 0.9)
+            for kind in found.kinds
         ),
-        found.share("without positive controls, the motive is named", named(protocol({}), motives)),
-        *([] if quick else [found.share("without positive controls, clean is named", named(protocol({}), ["clean"]))]),
+        found.share("protocol names the motive", right),
+        found.share("protocol names a wrong motive", [len(told) == 1 and told != [place[1]] for place, told in ours.items()]),
+        *(found.share(f"reading by {how} names the motive", hits) for how, hits in simple.items()),
+        gap,
+        found.share(
+            "levers alone (dose, clarity, oversight) name the motive", [levers[seed, kind] == [kind] for seed, kind in pairs]
+        ),
+        found.share("without positive controls, the motive is named", [bare[seed, kind] == [kind] for seed, kind in pairs]),
+        found.share("without positive controls, clean is named", [bare[seed, "clean"] == ["clean"] for seed in found.seeds]),
     ]
