@@ -350,7 +350,7 @@ def encode_rows(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> np.
     """Activations float32 [N, F] of hidden states [N, M, D]."""
     device = dictionary.encoder.device
     parts = [
-        dictionary.encode(torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(device)).float().cpu().numpy()
+        dictionary.encode(torch.from_numpy(np.array(x[i : i + batch], dtype=np.float32)).to(device)).float().cpu().numpy()
         for i in range(0, len(x), batch)
     ]
     return np.concatenate(parts) if parts else np.zeros((0, dictionary.config.features), np.float32)
@@ -368,7 +368,7 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[st
     lost, spread, cosine = (np.zeros(dictionary.config.models) for _ in range(3))
     counts = np.zeros(dictionary.config.features)
     for i in range(0, len(x), batch):
-        part = torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(device)
+        part = torch.from_numpy(np.array(x[i : i + batch], dtype=np.float32)).to(device)
         f = dictionary.encode(part)
         back = dictionary.decode(f)
         lost += (part - back).double().square().sum(dim=(0, 2)).cpu().numpy()
@@ -396,7 +396,7 @@ def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int
     along = dictionary.decoder[chosen, 0]
     dots = torch.zeros((2, len(chosen)), dtype=torch.float64)
     for i in range(0, len(x), batch):
-        raw = torch.from_numpy(np.asarray(x[i : i + batch], dtype=np.float32)).to(chosen.device)
+        raw = torch.from_numpy(np.array(x[i : i + batch], dtype=np.float32)).to(chosen.device)
         f = dictionary.encode(raw)
         rest = dictionary.normalised(raw) - dictionary.normalised(dictionary.decode(f))
         g = f[:, chosen]

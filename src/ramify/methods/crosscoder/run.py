@@ -16,6 +16,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
+from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
 from ramify.engine.pairs import open_pair
@@ -63,14 +64,14 @@ class Checkpoints:
     @classmethod
     def open(cls, tuned: str, base: str, layer: int, other_tokenizer: bool = False) -> Checkpoints:
         """By name: ``hf:FOLDER``, a folder, or the folder of a LoRA adapter. Raises NeedsError on a model without weights here."""
+        for name in (tuned, base):
+            if ":" in name and not Path(name).is_dir():
+                model_folder(name)  # refuses endpoints before anything is asked of them
         if other_tokenizer:
-            found = [find_continuing(name)[0] for name in (tuned, base)]
+            found = [find_continuing(name if ":" in name or name == "builtin" else f"hf:{name}")[0] for name in (tuned, base)]
         else:
             pair = open_pair(tuned, base, together=True)
             found = [pair.policy.model(), pair.reference.model()]
-        for name, model in zip((tuned, base), found, strict=True):
-            if not isinstance(model, LocalModel):
-                raise NeedsError(f"'{name}' is not in this process, and no endpoint shows or takes hidden states: name hf:FOLDER")
         return cls(found[0], found[1], layer, other_tokenizer)  # type: ignore[arg-type]
 
 

@@ -161,7 +161,7 @@ def capture(
         raise UserError("a hidden state is too large for float16: give --dtype float32")
     about = {
         "tuned": options.tuned, "base": options.base, "layer": options.layer,
-        "weights": [model.identity.weights for model in models.models], "tokenizer": models.tuned.identity.tokenizer,
+        "weights": [model.identity.weights for model in models.models], "tokenizer": models.tuned.identity.tokenizer, "other_tokenizer": options.other_tokenizer,
     }  # fmt: skip
     States(values.astype(options.dtype), np.arange(len(values)) < len(read[0]), about).save(out)
     found = {"rows": len(values), "tool": len(read[0]), "plain": len(read[1]), "width": values.shape[2], "out": str(out)}
@@ -246,7 +246,9 @@ def steer(
     options = load(SteerOptions, flags=ctx.args)
     made, about = Dictionary.load(dictionary)
     kept = States.load(states)
-    models = Checkpoints.open(options.tuned or about["tuned"], options.base or about["base"], int(about["layer"]), True)
+    models = Checkpoints.open(
+        options.tuned or about["tuned"], options.base or about["base"], int(about["layer"]), bool(about.get("other_tokenizer"))
+    )
     if about.get("weights") not in (None, [model.identity.weights for model in models.models]):
         say("warning: the dictionary was trained on states of other weights")
     read = prompts(problems, models, _template(models, options.tuned or about["tuned"], options.raw))
@@ -270,6 +272,8 @@ def steer(
         raise UserError(
             "nothing to try: no feature of the partition is higher on the tool corpus, or neither gains nor clamps are given"
         )
+    for cell in cells:  # a feature that does not exist is known before any prompt is run
+        cell.change(made, tool_codes[:1], target)
     if warning := no_reach(made, cells, target):
         say(f"warning: {warning}")
     found = search(made, at[0], scores[0], cells, target)

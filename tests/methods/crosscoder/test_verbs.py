@@ -1,0 +1,206 @@
+"""The verbs on two checkpoints of one's own, from the command line; what is refused, in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from ramify.cli.main import main
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.interp.collect import collect
+from ramify.interp.dictionary import Dictionary, encode_rows
+from ramify.methods.crosscoder.run import Checkpoints, States, capture
+from ramify.model.tokenizer import HfTokenizer
+from ramify.rollout.token_traces import TokenTrace
+
+WORDS = ["red", "green", "blue", "call", "tool", "plain", "<end>"]
+
+
+def make_verifier() -> Any:
+    """Right where the reply begins with red or call."""
+    return begins
+
+
+def begins(text: str, trace: TokenTrace) -> bool:
+    return text.split()[:1] in (["red"], ["call"])
+
+
+SCORE = f"factory:{__name__}:make_verifier"
+
+
+def tokenizer(words: list[str]) -> HfTokenizer:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return HfTokenizer(raw)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    shapes = {"tuned": (16, WORDS), "base": (16, WORDS), "wide": (24, WORDS), "foreign": (16, WORDS[::-1])}
+    for seed, (name, (width, words)) in enumerate(shapes.items()):
+        module = TinyLM(TinyConfig(7, width, 3, 2, 1, 8, 16, 32, eos=(6,)), seed=1)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        module.save(root / name, tokenizer(words))
+    rng = np.random.default_rng(0)
+
+    def lines(first: str, n: int) -> str:
+        texts = [" ".join([first, *(WORDS[i] for i in rng.integers(0, 4, rng.integers(1, 6)))]) for _ in range(n)]
+        return "".join(json.dumps({"id": f"{first}{i}", "prompt": text}) + "\n" for i, text in enumerate(texts))
+
+    (root / "tool.jsonl").write_text(lines("tool", 60))
+    (root / "plain.jsonl").write_text(lines("plain", 60))
+    (root / "test.jsonl").write_text(lines("tool", 12))
+    return root
+
+
+def run(*args: Any) -> tuple[int, list[str]]:
+    return main([str(arg) for arg in args]), [str(arg) for arg in args]
+
+
+def pair(folder: Path, tuned: str = "tuned", base: str = "base") -> list[Any]:
+    return ["--tuned", f"hf:{folder / tuned}", "--base", f"hf:{folder / base}"]
+
+
+def do_capture(folder: Path, out: Path, *more: Any) -> int:
+    corpora = ["--tool", folder / "tool.jsonl", "--plain", folder / "plain.jsonl"]
+    return run("crosscoder", "capture", *pair(folder), "--layer", 2, *corpora, "--raw", "--out", out, *more)[0]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states, made, study = tmp_path / "states", tmp_path / "dictionary", tmp_path / "study"
+    assert do_capture(folder, states, "--json") == 0
+    assert told(capsys)["rows"] == 120
+    kept = States.load(states)
+    assert kept.values.shape == (120, 2, 16)
+    assert kept.values.dtype == np.float16
+    assert int(kept.tool.sum()) == 60
+    train = ["--features", 40, "--k", 6, "--steps", 60, "--batch", 32, "--lr", 0.01]
+    assert run("crosscoder", "train", states, "--out", made, *train, "--json")[0] == 0
+    found = told(capsys)
+    assert set(found) >= {"fve", "l0", "dead"}
+    d, about = Dictionary.load(made)
+    assert about["layer"] == 2
+    assert d.own == 4
+    assert run("crosscoder", "rank", made, states, "--partition", "all", "--out", tmp_path / "rank.csv", "--json")[0] == 0
+    ranked = told(capsys)["features"]
+    assert [row["d"] for row in ranked] == sorted((row["d"] for row in ranked), reverse=True)
+    assert len((tmp_path / "rank.csv").read_text().splitlines()) == len(ranked) + 1
+    steer = ["steer", made, states, "--prompts", folder / "test.jsonl", "--out", study, "--raw", "--score", SCORE]
+    options = ["--features", "0,9", "--gains", "1,8", "--clamps", "4", "--budgets", "1,3", "--randoms", 2, "--json"]
+    assert run("crosscoder", *steer, *options)[0] == 0
+    result = told(capsys)
+    assert [row["n"] for row in result["search"]] == [4] * 6
+    assert result["search"][0]["lift"] == 0.0  # a gain of 1
+    assert {row["n"] for row in result["confirmed"]} == {8}
+    names = [row["name"] for row in result["confirmed"]]
+    assert names == [result["chosen"], "random 0", "random 1", "tool - plain", "tuned - base", "reconstruction"]
+    assert len(result["windows"]["base, reconstructed"]) == 2
+    lines = (study / "scores.jsonl").read_text()
+    assert run("crosscoder", *steer, *options)[0] == 0
+    assert told(capsys) == result
+    assert (study / "scores.jsonl").read_text() == lines  # nothing ran again
+    assert run("crosscoder", "report", study, "--out", tmp_path / "report.md")[0] == 0
+    text = (tmp_path / "report.md").read_text()
+    assert result["chosen"] in text
+    assert "random directions of the same length do as well" in text
+    assert "| base, reconstructed |" in text
+    capsys.readouterr()
+    assert run("crosscoder", *steer, *options, "--target", "b", "--features", "0", "--gains", "64")[0] == 0
+    assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
+
+
+def test_what_other_tools_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states, made, out = tmp_path / "states", tmp_path / "dictionary", tmp_path / "out"
+    assert do_capture(folder, states, "--dtype", "float32") == 0
+    assert run("crosscoder", "train", states, "--out", made, "--features", 40, "--k", 6, "--steps", 20)[0] == 0
+    assert run("crosscoder", "export", made, states, "--features", "0,9", "--gain", 16, "--out", out)[0] == 0
+    d, x = Dictionary.load(made)[0], States.load(states)
+    tensors = load_file(out / "directions.safetensors")
+    codes = encode_rows(d, np.asarray(x.values))
+    assert tensors["directions"].shape == (40, 16)
+    wanted = 15 * codes[x.tool][:, 9].mean() * d.directions(0)[9].numpy()
+    assert tensors["steering"][1] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    # the files of sae-lens: the same code and the same reconstruction from both models' raw states side by side
+    w = load_file(out / "sae_weights.safetensors")
+    flat = np.asarray(x.values).reshape(120, -1)
+    pre = np.maximum(flat @ w["W_enc"] + w["b_enc"], 0)
+    pre[pre < np.sort(pre, axis=1)[:, -6:-5]] = 0
+    assert pre == pytest.approx(codes, abs=1e-4)
+    with torch.no_grad():
+        back = d(torch.from_numpy(np.array(x.values))).flatten(1).numpy()
+    assert pre @ w["W_dec"] + w["b_dec"] == pytest.approx(back, abs=1e-4)
+    assert json.loads((out / "cfg.json").read_text())["d_in"] == 32
+
+
+def test_padding_and_company_change_no_captured_state(folder: Path) -> None:
+    models = Checkpoints.open(f"hf:{folder / 'tuned'}", f"hf:{folder / 'base'}", 2)
+    rows = [[4, 0, 1], [5, 2], [4, 1, 1, 1, 3, 0]]
+    together = capture(models, rows)
+    for i, row in enumerate(rows):
+        assert capture(models, [row])[0] == pytest.approx(together[i], abs=1e-5)
+    assert capture(models, rows[::-1])[::-1] == pytest.approx(together, abs=1e-5)
+    for model, side in zip(models.models, (0, 1), strict=True):
+        left = collect(model, rows, [-1], [2], pad="left")[:, 0, 0]
+        assert left == pytest.approx(together[:, side], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--base", "wide"], "differ in width (16 and 24)"),
+        (["--base", "foreign"], "tokenizer"),
+        (["--layer", "4"], "layer 4 does not exist; the models' blocks are 1 to 3"),
+        (["--tool", "empty.jsonl"], "holds no problem"),
+        (["--tool", "long.jsonl"], "more than the model's context of 32"),
+        (["--colour", "red"], "colour"),
+    ],
+)
+def test_refused(folder: Path, tmp_path: Path, change: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"id": "x", "prompt": "red " * 40}) + "\n")
+    name, value = change
+    full = f"hf:{folder / value}" if name == "--base" else str(tmp_path / value) if name == "--tool" else value
+    assert do_capture(folder, tmp_path / "states", name, full) in (2, 3)
+    assert words in capsys.readouterr().err
+
+
+def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states = tmp_path / "states"
+    assert do_capture(folder, states) == 0
+    for options, words in (
+        (["--features", 40, "--k", 41], "k is 41, but the dictionary has 40 features"),
+        (["--features", 40, "--k", 4, "--exclusive", 0.01], "of 40 features that is none"),
+        (["--feature", 40], "did you mean"),
+    ):
+        assert run("crosscoder", "train", states, "--out", tmp_path / "d", *options)[0] == 2
+        assert words in capsys.readouterr().err
+    assert run("crosscoder", "train", tmp_path, "--out", tmp_path / "d")[0] == 2
+    assert "holds no captured states" in capsys.readouterr().err
+    assert run("crosscoder", "report", tmp_path)[0] == 2
+    assert "holds no study" in capsys.readouterr().err
+    assert run("crosscoder", "train", states, "--out", tmp_path / "d", "--features", 20, "--k", 4, "--steps", 2)[0] == 0
+    steer = ["crosscoder", "steer", tmp_path / "d", states, "--prompts", folder / "test.jsonl", "--raw", "--out", tmp_path / "s"]
+    for options, words in (
+        (["--features", "20"], "feature 20 does not exist"),
+        (["--score", "calls"], "did you mean 'call'"),
+        (["--features", "1", "--score", "call", "--budgets", "1"], "lists no tools"),
+        (["--tuned", "chat:x@http://localhost:1"], "chat"),
+    ):
+        assert run(*steer, *options)[0] in (2, 3, 4)
+        assert words in capsys.readouterr().err
