@@ -40,6 +40,16 @@ def test_the_tables_are_made_of_the_committed_figures() -> None:
     assert {name for name, check in CHECKS.items() if check["op"] != "report"} <= {cells[0] for cells in rows()}
 
 
+def test_the_costs_are_those_of_the_benchmark() -> None:
+    saved = json.loads((ROOT / "benchmarks/results/governance.json").read_text(encoding="utf-8"))
+    _, most, _, each, hardened = saved["rows"][0]
+    page = " ".join(PAGE.split())
+    assert f"at most {most} tokens beyond" in page
+    assert f"together {each}, with the hardened wording at most {hardened}, by" in page
+    seconds = saved["note"].split(" for 1,000;")[0].rsplit(" ", 1)[1]
+    assert f"1,000 graded episodes take {seconds} CPU seconds" in page
+
+
 def test_the_pictures_are_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("governance_pictures", ROOT / "docs/governance_pictures.py")
     assert spec is not None
