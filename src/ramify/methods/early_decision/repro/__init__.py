@@ -43,6 +43,14 @@ class Limits:
     """Deliberative: most closed variance from 40 % on."""
     meant: float = 0.45
     """Deliberative: most performative cuts."""
+    apart: float = 0.35
+    """Least difference of the two."""
+    null: float = 0.0
+    """How far a control may lie above the 95th percentile of its shuffled labels."""
+    even: float = 0.8
+    """Locked, even cues: least open variance with nothing kept ..."""
+    even_fall: float = 0.7
+    """... and the most of it that is left at 20 %."""
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -54,12 +62,22 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "quick": {
         "seeds": (0,),
-        "recipe": {"steps": 250, "rows": 32, "examples": 6000, "shortest": 4, "longest": 8, "width": 32},
-        "study": {"prompts": 200, "ambiguous": 40, "opened": 40, "draws": 4, "shuffles": 10},
-        "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.6, 0.5, 0.2, 0.5, 0.6),
+        "recipe": {
+            "steps": 350,
+            "rows": 32,
+            "examples": 6000,
+            "shortest": 4,
+            "longest": 8,
+            "width": 32,
+            "lr": 1e-2,
+            "cut": 0.5,
+            "answer_weight": 10.0,
+        },
+        "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "draws": 4, "shuffles": 5},
+        "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.4, 0.5, 0.2, 0.5, 0.6, 0.05, 0.15, 0.6, 1.1),
     },
 }
-HYBRID_SEEDS = (0, 1)
+HYBRID_SEEDS = (0, 1, 2)
 KNOWN_MISSES = {
     "deliberative: performative share of cuts": "an exact deliberator has 0.45 itself: neutral chunks belong to the segment before, so its "
     "cuts compare ties with ties (docs/methods/early-decision.md)"
@@ -78,10 +96,11 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     }
     done = cells.map(study, calls, workers=1 if size == "quick" else 2)  # a process costs the quick size more than it saves
     locked, deliberative = ([done[f"{kind} {seed}"] for seed in seeds] for kind in ("locked", "deliberative"))
-    checks = _ambiguous(locked, deliberative, seeds) + _judged(locked, deliberative, seeds, chosen["limits"])
+    checks = _ambiguous(locked, deliberative, seeds, chosen["limits"]) + _judged(locked, deliberative, seeds, chosen["limits"])
     checks += [
         check for kind, found in (("locked", locked), ("deliberative", deliberative)) for check in _told(kind, found, seeds)
     ]
+    checks = [check for check in checks if check.n]
     if size == "quick":
         return checks
     found = cells.get("ideal", ideal, traces=40_000)
@@ -102,10 +121,17 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
 def _mean(
     name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", threshold: float | None = None
 ) -> Check:
-    """Mean over seeds, with its interval where there are several; a seed without the value makes it none."""
-    known = [math.nan if value is None else float(value) for value in values]
+    """Mean over seeds, with its interval where there are several. A report leaves out seeds without the value; a check fails by them."""
+    pairs = [
+        (seed, math.nan if v is None else float(v))
+        for seed, v in zip(seeds, values, strict=True)
+        if v is not None or op != "report"
+    ]
+    known = [value for _, value in pairs]
     interval = mean_t(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
-    return Check(name, float(np.mean(known)), interval, len(known), tuple(seeds), op, threshold, KNOWN_MISSES.get(name, ""))
+    mean = float(np.mean(known)) if known else math.nan
+    reason = KNOWN_MISSES.get(name, "")
+    return Check(name, mean, interval, len(known), tuple(seed for seed, _ in pairs), op, threshold, reason)
 
 
 def _of(found: Sequence[Cell], get: Callable[[Cell], float]) -> list[float]:
@@ -116,7 +142,7 @@ def _variance(where: str, mode: str, share: int) -> Callable[[Cell], float]:
     return lambda cell: float(cell[where][mode][str(share)]["variance"])
 
 
-def _ambiguous(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequence[int]) -> list[Check]:
+def _ambiguous(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequence[int], limits: Limits) -> list[Check]:
     """Where deliberation should matter most comes first: prompts whose cues balance, and nearly do."""
     checks = []
     for kind, found in (("locked", locked), ("deliberative", deliberative)):
@@ -131,8 +157,10 @@ def _ambiguous(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequ
     start, early = (np.array(_of(locked, _variance("even", "open", share))) for share in (0, 20))
     return [
         *checks,
-        _mean("locked, |s| = 0: open variance with nothing kept, wanted near 1", start.tolist(), seeds, ">=", 0.8),
-        _mean("locked, |s| = 0: open variance at 20 % / with nothing kept", (early / start).tolist(), seeds, "<=", 0.7),
+        _mean("locked, |s| = 0: open variance with nothing kept, wanted near 1", start.tolist(), seeds, ">=", limits.even),
+        _mean(
+            "locked, |s| = 0: open variance at 20 % / with nothing kept", (early / start).tolist(), seeds, "<=", limits.even_fall
+        ),
     ]
 
 
@@ -157,14 +185,14 @@ def _judged(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequenc
 
     wanted: list[tuple[str, Sequence[Cell], Callable[[Cell], float], str, float]] = [
         ("locked: AUROC at the first token", locked, lambda c: float(c["decoded"]["first token"]), ">=", limits.first),
-        ("locked: text of the first token, AUROC - 95th percentile of shuffled labels", locked, lambda c: over_null(c, "text", "text null"), "<=", 0.0),
+        ("locked: text of the first token, AUROC - 95th percentile of shuffled labels", locked, lambda c: over_null(c, "text", "text null"), "<=", limits.null),
         ("locked: J at the start / mean from 20 to 80 %", locked, lambda c: valley(c, 0), ">=", limits.valley),
         ("locked: J at the end / mean from 20 to 80 %", locked, lambda c: valley(c, -1), ">=", limits.valley),
         ("locked: closed variance at 20 %, judged", locked, closed[20], "<=", limits.closed),
         ("locked: closed variance at 20 % / without thinking", locked, lambda c: closed[20](c) / closed[0](c), "<=", limits.fall),
         ("locked: open flip rate at 20 %, judged", locked, flips, "<=", limits.flips),
         ("locked: performative share of cuts", locked, play, ">=", limits.play),
-        ("deliberative: AUROC at the first token - 95th percentile of shuffled labels", deliberative, lambda c: over_null(c, "first token", "null"), "<=", 0.0),
+        ("deliberative: AUROC at the first token - 95th percentile of shuffled labels", deliberative, lambda c: over_null(c, "first token", "null"), "<=", limits.null),
         ("deliberative: open variance at 20 %, judged", deliberative, opened[20], ">=", limits.open_early),
         ("deliberative: open variance at 80 %, judged", deliberative, opened[80], ">=", limits.open_late),
         *((f"deliberative: closed variance at {share} %, judged", deliberative, closed[share], "<=", limits.closed_late) for share in (40, 60, 80)),
@@ -172,8 +200,7 @@ def _judged(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequenc
     ]  # fmt: skip
     checks = [_mean(name, _of(found, get), seeds, op, threshold) for name, found, get, op, threshold in wanted]
     apart = np.subtract(_of(locked, play), _of(deliberative, play)).tolist()
-    least = limits.play - limits.meant
-    return [*checks, _mean("performative share of cuts, locked - deliberative", apart, seeds, ">=", least)]
+    return [*checks, _mean("performative share of cuts, locked - deliberative", apart, seeds, ">=", limits.apart)]
 
 
 def _told(kind: str, found: Sequence[Cell], seeds: Sequence[int]) -> list[Check]:
