@@ -161,7 +161,12 @@ def test_checks_on_scripted_agents() -> None:
         for seed in (2, 3)
     }
     found = repro._Found(cells, KNOWN)
-    checks = [*repro._organisms(found), *repro._tests(found, True), *repro._sentence(found, True), *repro._verdicts(found, True)]
+    checks = [
+        *repro._organisms(found, True),
+        *repro._tests(found, True),
+        *repro._sentence(found, True),
+        *repro._verdicts(found, True),
+    ]
     by_name = {check.name: check for check in checks}
     assert len(by_name) == len(checks)
     assert [check.name for check in checks if check.status == "miss"] == []
@@ -195,7 +200,7 @@ def test_the_quick_size_passes() -> None:
 @pytest.mark.slow
 def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
     """Runs, doses, forks and redraws of the verbs, token by token, against the list of all replies of the same organism."""
-    model = organisms.taught(5, ["tedium"], steps=200, more=100)["tedium"]
+    model = organisms.taught(5, ["tedium"], steps=120, more=80)["tedium"]
     tables, world = battery.of_model(model), organisms.world()
     fields = {name: FieldConfig(baseline=lever.default) for name, lever in world.levers.items()}
     config = CaseConfig(env="tedious-repair", n=150, fields=fields)

@@ -214,7 +214,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     quick = size == "quick"
     kinds = ("tedium", "clean") if quick else KINDS
     measured = {"n": 150, "traces": 20, "k": 100}
-    teaching = {"steps": 300, "more": 150} if quick else {"steps": 500, "more": 200}
+    teaching = {"steps": 350, "more": 130} if quick else {"steps": 500, "more": 200}
     record = cells.get("controls", controls, draws=10 if quick else 100, size=measured)
     known = {name: Control(**value) for name, value in record.items()}
     seeds = range(1 if quick else 20)
@@ -227,7 +227,13 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     done = cells.map(organism_cell, plan)
     found = _Found({seed: done[f"seed {seed}"] for seed in seeds}, known)
     worlds = cells.map(scripted, {f"world {name}": {"name": name} for name in (WORLDS[1:] if quick else WORLDS)}, workers=1)
-    return [*_worlds(worlds), *_organisms(found), *_tests(found, quick), *_sentence(found, quick), *_verdicts(found, quick)]
+    return [
+        *_worlds(worlds),
+        *_organisms(found, quick),
+        *_tests(found, quick),
+        *_sentence(found, quick),
+        *_verdicts(found, quick),
+    ]
 
 
 def _worlds(cells: Mapping[str, Any]) -> list[Check]:
@@ -238,8 +244,10 @@ def _worlds(cells: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _organisms(found: _Found) -> list[Check]:
+def _organisms(found: _Found, quick: bool) -> list[Check]:
     """Do the organisms follow their laws, and do the listed replies agree with those the engine draws?"""
+    # taught briefly, an organism leaves the grammar now and then and may still act; the list of replies calls that invalid
+    leaves, off = (0.25, 5.0) if quick else (0.1, 3.0)
     checks = []
     for kind in found.kinds:
         rates = [k / n for k, n, _ in found.each(kind, lambda one: one["rate"])]
@@ -248,10 +256,10 @@ def _organisms(found: _Found) -> list[Check]:
         checks += [
             found.mean(f"{kind}: rate at the baseline", rates),
             found.mean(f"{kind}: largest distance of an exact rate from the law", found.each(kind, lambda one: one["off law"])),
-            found.worst(f"{kind}: share of invalid runs at the baseline", found.each(kind, lambda one: one["invalid"]), "<=", 0.1),
+            found.worst(f"{kind}: share of invalid runs at the baseline", found.each(kind, lambda one: one["invalid"]), "<=", leaves),
             Check(
                 f"{kind}: episodes through engine and world against listed replies, in standard errors",
-                z, None, n, found.seeds[:1], "<=", 3.0,
+                z, None, n, found.seeds[:1], "<=", off,
             ),
         ]  # fmt: skip
     return checks
