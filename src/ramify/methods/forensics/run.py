@@ -134,7 +134,7 @@ class Case(Study):
         task = Task(info.task["id"], info.task["data"])
 
         async def outcomes() -> np.ndarray:
-            forks = [await fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets]
+            forks = await asyncio.gather(*(fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets))
             graded = [await asyncio.gather(*(self.grade("fork", episodes, a) for a in one.arm.attempts)) for one in forks]
             return np.array([[np.nan if g.behavior is None else float(g.behavior) for g in row] for row in graded])
 
