@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from ramify.cli.main import main
+from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.early_decision.report import build, html, slices
 from ramify.methods.early_decision.run import Study
@@ -293,6 +295,26 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path)
     assert (record["continuation"], record["oscillation"], record["probe"]) == (None, None, None)
     assert "<h1>" in html(record)
     assert slices(Study.open(out), 4) == {}  # every rollout would be a prefix
+
+
+@pytest.mark.slow
+def test_a_model_behind_an_endpoint_goes_on_from_raw_prefixes(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+    from model_server import NAME, ModelServer, serving
+
+    out = tmp_path / "x"
+    with serving(ModelServer(tokens=LocalModel.load(checkpoint)).app) as url:
+        command = arguments(checkpoint, few, out, "--k", "2")
+        command[command.index(f"hf:{checkpoint}")] = f"completions:{NAME}@{url}?tokenizer={checkpoint}"
+        assert main(command) == 0
+        assert main(["early-decision", "continue", str(out), "--m", "1", "--n", "2", "--shares", "0.5"]) == 0
+        capsys.readouterr()
+        assert main(["early-decision", "probe", str(out)]) == 2
+        assert "hidden states need a model in this process" in capsys.readouterr().err
+    rows = Study.open(out).traces.rows.values()
+    assert len(rows) == 6 * 2 * 2
+    assert {row["status"] for row in rows} <= {"labelled", "truncated"}
+    assert {row["way"] for row in Growing(out / "continue.jsonl").rows.values()} == {"closed", "open"}
 
 
 @pytest.mark.slow
