@@ -206,7 +206,7 @@ def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
     config = CaseConfig(env="tedious-repair", n=150, fields=fields)
 
     def near(k: float, n: int, p: float) -> bool:
-        return abs(k / n - p) <= 4 * (p * (1 - p) / n) ** 0.5 + 0.01
+        return bool(abs(k / n - p) <= 4 * (p * (1 - p) / n) ** 0.5 + 0.01)
 
     with Case(tmp_path, config, model=LocalModel(model, organisms.tokenizer()), world=world) as case:
         base, table = case.base(), tables()
