@@ -21,10 +21,10 @@ Checks = dict[str, dict[str, Any]]
 
 
 def curve(checks: Checks, label: str, name: str, places: Sequence[int]) -> Curve:
-    """One curve with its interval over seeds; ``name`` has a place for the share."""
+    """One curve with its interval over seeds, none of it below 0; ``name`` has a place for the share."""
     points = [checks[name.format(place)] for place in places]
     ends = [point["interval"] or (point["value"],) * 2 for point in points]
-    return Curve(label, places, [point["value"] for point in points], [e[0] for e in ends], [e[1] for e in ends])
+    return Curve(label, places, [point["value"] for point in points], [max(0.0, e[0]) for e in ends], [e[1] for e in ends])
 
 
 def separability(checks: Checks) -> str:
