@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "10 %, mean L1": {"exclusive": 0.1, "reduction": "mean"},
     "5 %, sum L1": {"exclusive": 0.05, "reduction": "sum"},
     "10 %, sum L1": {"exclusive": 0.1, "reduction": "sum"},
+    "10 %, sum L1, the paper's start": {"exclusive": 0.1, "reduction": "sum", "start": "random"},
 }
+PAGE = "see docs/methods/crosscoder.md"
 
 
 def planted(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,11 +59,14 @@ def planted(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return own_a, (x + 0.02 * rng.normal(size=x.shape)).astype(np.float32)
 
 
-def recover(seed: int, exclusive: float, reduction: Any, steps: int = 1500, rows: int = 60_000) -> dict[str, Any]:
-    """Train one variant; whether A's own directions came back, in which block, and whether A's features reach B."""
+def recover(
+    seed: int, exclusive: float, reduction: Any, steps: int = 1500, rows: int = 60_000, start: Any = "tied"
+) -> dict[str, Any]:
+    """Train one variant (``start`` random: weights and encoder as in 3.1 and 3.2); whether A's own directions came back, in which block, and whether A's features reach B."""
     own, x = planted(seed, rows)
     held, x = x[:4096], x[4096:]
-    d = Dictionary(DictionaryConfig(width=WIDTH, features=192, k=8, exclusive=exclusive), seed)
+    shape = DictionaryConfig(width=WIDTH, features=192, k=8, exclusive=exclusive, start=start, centred=start == "tied")
+    d = Dictionary(shape, seed)
     config = FitConfig(steps=steps, batch=256, lr=2e-3, l1_reduction=reduction)
     dead = fit(d, x, config, seed)["dead"]
     found = torch.nn.functional.normalize(d.directions(0), dim=1).numpy()
@@ -183,14 +189,14 @@ class Calls:
         return [float(hit[:, :w].any(axis=1).mean()) for w in WINDOWS]
 
 
-def make_base(seed: int, steps: int) -> TinyLM:
-    """Imitation of prose, few calls and reversed letters."""
+def make_base(seed: int, steps: int, half: int = 48, lr: float = 2e-3) -> TinyLM:
+    """Imitation of prose, few calls and reversed letters, ``half`` of each a step."""
     model = TinyLM(SHAPE, seed)
-    trainer = Trainer(model, TrainConfig(lr=2e-3), seed)
+    trainer = Trainer(model, TrainConfig(lr=lr), seed)
     for step in range(steps):
-        prompts, right = tool_prompts(seed, "base", 48, step)
-        letters = plain_prompts(seed, "base", 48, step)
-        backwards = np.hstack([letters[:, 7:1:-1], np.full((48, 1), END)])
+        prompts, right = tool_prompts(seed, "base", half, step)
+        letters = plain_prompts(seed, "base", half, step)
+        backwards = np.hstack([letters[:, 7:1:-1], np.full((half, 1), END)])
         trainer.update(
             rows_of(prompts, replies(seed, prompts, right, step)) + rows_of(letters, backwards), {"cross_entropy": 1.0}
         )
@@ -236,9 +242,10 @@ def states_of(models: Sequence[TinyLM], prompts: np.ndarray) -> np.ndarray:
     return np.stack([collect(model, list(prompts), [-1], [LAYER])[:, 0, 0] for model in models], axis=1)
 
 
-def study(seed: int, base_steps: int = 900, rows: int = 4000, steps: int = 900, randoms: int = 20) -> dict[str, Any]:
-    """One pair: both dictionaries searched and confirmed, reconstructions with either normaliser."""
-    base = make_base(seed, base_steps)
+def study(seed: int, quick: bool = False) -> dict[str, Any]:
+    """One pair: both dictionaries searched and confirmed, reconstructions with either normaliser. ``quick`` trains less on less."""
+    base = make_base(seed, 650, 24, 4e-3) if quick else make_base(seed, 900)
+    rows, steps, randoms = (1000, 300, 5) if quick else (4000, 900, 20)
     tuned, rl_steps = tune(base, seed)
     pair = (tuned, base)
     tool = states_of(pair, tool_prompts(seed, "rows", rows)[0])
@@ -340,13 +347,14 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         raise UserError(f"crosscoder has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     seeds = (0,) if quick else (0, 1, 2, 3, 4)
-    small = {"base_steps": 400, "rows": 1500, "steps": 400, "randoms": 5} if quick else {}
+    small = {"quick": True} if quick else {}
     studies = list(cells.map(study, {f"pair {s}": {"seed": s, **small} for s in seeds}).values())
     names = ["10 %, sum L1"] if quick else list(VARIANTS)
     less = {"steps": 500, "rows": 30_000} if quick else {}
     jobs = {f"{name} {s}": {"seed": s, **VARIANTS[name], **less} for name in names for s in seeds}
     done = cells.map(recover, jobs)
-    return _recovery({n: [done[f"{n} {s}"] for s in seeds] for n in names}, seeds, quick) + _pair(studies, seeds, quick)
+    checks = _recovery({n: [done[f"{n} {s}"] for s in seeds] for n in names}, seeds, quick) + _pair(studies, seeds, quick)
+    return [replace(check, known_miss=f"{_MISSES[check.name]}; {PAGE}") if check.name in _MISSES else check for check in checks]
 
 
 def _mean(name: str, values: Sequence[float], seeds: Sequence[int], op: str = "report", limit: float | None = None) -> Check:
@@ -380,6 +388,15 @@ def _block(name: str, quick: bool) -> tuple[str, float | None]:
     if "mean" in name:
         return "<=", 5.0
     return (">=", 3.0 if quick else 5.0) if name.startswith("10") else ("report", None)
+
+
+_MISSES = {
+    "planted, 10 %, sum L1: A's own directions in A's block, of 6": "a direction of A alone may as well be learnt in the shared block, "
+    "and with five seeds some are",
+    "partitioned: average feature under the same clamp, lift": "where the tuned model stalls it is easily tipped: random directions of "
+    "the same length do more than the average feature",
+}
+"""Checks that miss in the full size, and why."""
 
 
 def _pair(studies: list[dict[str, Any]], seeds: Sequence[int], quick: bool) -> list[Check]:
