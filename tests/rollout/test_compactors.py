@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ramify.base import conformance, registry
@@ -191,6 +191,7 @@ def test_a_model_of_its_own_answers() -> None:
 shapes = st.lists(st.tuples(st.sampled_from(["user", "assistant", "call"]), st.integers(1, 40)), min_size=1, max_size=14)
 
 
+@example([("user", 1), ("assistant", 1), ("assistant", 14)], 20)
 @given(shapes, st.integers(20, 300))
 @settings(max_examples=25, deadline=None)
 def test_the_promises_hold_on_histories_of_calls(shape: list[tuple[str, int]], limit: int) -> None:

@@ -71,7 +71,7 @@ class LlmSummarize:
         rest = messages[len(head) :]
         limit = window.limit - sum(message.size for message in head) - spare(rest, window)
         turns = units(rest)
-        kept = newest([message for turn in turns[-self.keep :] for message in turn], limit, limit)
+        kept = newest(_recent(turns, self.keep), limit, limit)
         old = list(rest[: len(rest) - len(kept)])
         if not old:
             return opened(head, kept)
@@ -127,6 +127,14 @@ def _size(turn: Sequence[Entry]) -> int:
     return sum(message.size for message in turn)
 
 
+def _recent(turns: Sequence[Sequence[Entry]], keep: int) -> list[Entry]:
+    """The messages of the last ``keep`` turns, and of those before them up to the observation that they answer."""
+    first = max(0, len(turns) - keep)
+    while first and not any(message.role in ("user", "tool") for turn in turns[first:] for message in turn):
+        first -= 1
+    return [message for turn in turns[first:] for message in turn]
+
+
 def _least(turns: Sequence[Sequence[Entry]]) -> int:
     """Size of the newest turns from the last observation on."""
     size = 0
@@ -170,7 +178,7 @@ class HeadTail:
             limit -= _size(turns[0])
             first.append(turns.pop(0))
         head = [*system, *(message for turn in first for message in turn)]
-        kept = newest([m for turn in turns[-self.tail :] for m in turn], limit, limit)
+        kept = newest(_recent(turns, self.tail), limit, limit)
         old = [m for turn in turns for m in turn][: -len(kept)]
         if self.middle is not None and old:
             text = first_words(await self.middle.summary(old, window), self.middle.words)
