@@ -177,6 +177,7 @@ def test_checks_on_scripted_agents() -> None:
         check.to_json()
 
 
+@pytest.mark.slow
 def test_teaching_repeats() -> None:
     one, again = (organisms.taught(3, ("clean",), steps=1)["clean"].state_dict() for _ in range(2))
     assert all(bool((one[name] == again[name]).all()) for name in one)
@@ -200,7 +201,7 @@ def test_the_quick_size_passes() -> None:
 @pytest.mark.slow
 def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
     """Runs, doses, forks and redraws of the verbs, token by token, against the list of all replies of the same organism."""
-    model = organisms.taught(5, ["tedium"], steps=120, more=80)["tedium"]
+    model = organisms.taught(5, ["tedium"], steps=300, more=150)["tedium"]
     tables, world = battery.of_model(model), organisms.world()
     fields = {name: FieldConfig(baseline=lever.default) for name, lever in world.levers.items()}
     config = CaseConfig(env="tedious-repair", n=150, fields=fields)
