@@ -116,7 +116,7 @@ def dose_response(
     alpha: float = ALPHA,
 ) -> TestResult:
     """Cochran-Armitage trend over (K,) doses; ``detail`` holds the isotonic shares and the doses at which the logistic fit reaches
-    ``shares``, with Fieller's intervals."""
+    ``shares``, with Fieller's intervals: None where the slope is not certain, so that no dose is."""
     hits, n = [c.k for c in counts], [c.n for c in counts]
     z, p = cochran_armitage(hits, n, doses)
     fit = logistic_fit(hits, n, doses)
@@ -128,7 +128,10 @@ def dose_response(
         "intervals": [wilson(c.k, c.n) for c in counts],
         "isotonic": isotonic(hits, n, doses).tolist(),
         "logistic": None if fit is None else {"intercept": fit.intercept, "slope": fit.slope},
-        "points": {share: {"dose": dose, "interval": list(ends)} for share, (dose, ends) in points.items()},
+        "points": {
+            share: {"dose": dose, "interval": list(ends)} if math.isfinite(ends[0]) else None
+            for share, (dose, ends) in points.items()
+        },
     }
     return TestResult(
         name, "dose", f"trend of {name} over {len(doses)} doses", sum(n), z, None, p, control, detail=detail, alpha=alpha

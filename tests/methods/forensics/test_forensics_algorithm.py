@@ -80,6 +80,12 @@ def test_dose_response_says_where_a_share_is_reached() -> None:
     assert result_from_json(json.loads(json.dumps(found.to_json()))).seen == "rises"
 
 
+def test_a_flat_dose_response_names_no_dose_and_is_json() -> None:
+    found = dose_response("errors", (0, 10, 20), [Counts(5, 50), Counts(6, 50), Counts(5, 50)])
+    assert found.detail["points"] == {"0.01": None, "0.05": None}
+    json.dumps(found.to_json(), allow_nan=False)
+
+
 def test_scores_telescope_and_ignore_nothing() -> None:
     rng = np.random.default_rng(0)
     outcomes = (rng.random((8, 40)) < rng.random((8, 1))).astype(float)

@@ -150,6 +150,8 @@ def _doses(tests: Sequence[Mapping[str, Any]]) -> list[str]:
         counts = zip(t["detail"]["doses"], t["detail"]["hits"], t["detail"]["n"], strict=True)
         points = [
             f"{float(share):.0%} at {p['dose']:.4g} [{p['interval'][0]:.4g}, {p['interval'][1]:.4g}]"
+            if p
+            else f"{float(share):.0%} at no dose for certain"
             for share, p in t["detail"]["points"].items()
         ]
         out.append(
