@@ -120,11 +120,12 @@ def test_a_size_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.slow
 def test_the_quick_size_can_pass_and_can_fail(cache: Path) -> None:
-    checks = {check.name: check for check in repro.reproduce("quick", Cells())}
+    cells = Cells()
+    checks = {check.name: check for check in repro.reproduce("quick", cells)}
     judged = [check for check in checks.values() if check.op != "report"]
     assert len(judged) > 12
     assert all(check.status == "pass" for check in judged), [c.name for c in judged if c.status != "pass"]
     with pytest.MonkeyPatch.context() as patch:
         chosen = {**repro.SIZES["quick"], "limits": repro.Limits(first=1.01)}
         patch.setitem(repro.SIZES, "quick", chosen)
-        assert any(check.status == "miss" for check in repro.reproduce("quick", Cells()))
+        assert any(check.status == "miss" for check in repro.reproduce("quick", cells))
