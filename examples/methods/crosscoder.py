@@ -33,9 +33,9 @@ def small():
         down += 0.3 * torch.outer(torch.randn(len(down)), torch.rand(down.shape[1]))
     tuned.refresh()
     tasks = HouseholdWorld().panel("train", 200)
-    tool = [template.render("user", f"Go and {task.data}"[:80], "")[0] for task in tasks]
-    plain = [template.render("user", f"Number {i} of {i * i}, please.", "")[0] for i in range(200)]
-    return Checkpoints(tuned, base, 2), tool, plain
+    texts = [f"Go and {task.data}"[:80] for task in tasks], [f"Number {i} of {i * i}, please." for i in range(200)]
+    lay = lambda text: [*template.render("user", text, "")[0], *template.open("assistant", "user")]  # noqa: E731
+    return Checkpoints(tuned, base, 2), *([lay(text) for text in part] for part in texts)
 
 
 def main(models, tool, plain):

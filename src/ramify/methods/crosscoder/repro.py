@@ -244,7 +244,7 @@ def states_of(models: Sequence[TinyLM], prompts: np.ndarray) -> np.ndarray:
 
 def study(seed: int, quick: bool = False) -> dict[str, Any]:
     """One pair: both dictionaries searched and confirmed, reconstructions with either normaliser. ``quick`` trains less on less."""
-    base = make_base(seed, 650, 24, 4e-3) if quick else make_base(seed, 900)
+    base = make_base(seed, 600, 24, 5e-3) if quick else make_base(seed, 900)
     rows, steps, randoms = (1000, 300, 5) if quick else (4000, 900, 20)
     tuned, rl_steps = tune(base, seed)
     pair = (tuned, base)
@@ -256,7 +256,7 @@ def study(seed: int, quick: bool = False) -> dict[str, Any]:
         "clean": [float(Calls(model, *held)(None).mean()) for model in pair],
     }
     made = {}
-    for name, exclusive in (("partitioned", 0.1), ("plain", 0.0)):
+    for name, exclusive in (("partitioned", 0.1), ("plain", 0.0))[: 1 if quick else 2]:
         d = Dictionary(DictionaryConfig(width=SHAPE.width, features=256, k=12, exclusive=exclusive), seed)
         found = fit(d, np.concatenate([tool, plain]), FitConfig(steps=steps, batch=256, lr=2e-3), seed)
         made[name] = {"fve": found["fve"], "l0": found["l0"], "dead": found["dead"]} | steering(
@@ -264,6 +264,8 @@ def study(seed: int, quick: bool = False) -> dict[str, Any]:
         )
         if name == "partitioned":
             matched = d
+    if quick:
+        return about | made | {"reconstruction": reconstructions({"matched": matched}, pair, held)}
     mismatched = Dictionary(matched.config, seed)
     scored = np.concatenate([(part - part.mean(axis=0)) / part.std(axis=0) for part in (tool, plain)]).astype(np.float32)
     fit(mismatched, scored, FitConfig(steps=steps, batch=256, lr=2e-3, normalise="none"), seed)
@@ -301,6 +303,7 @@ def steering(
     calls, held_codes = Calls(pair[0], *held), encode_rows(d, at)
     clean = calls(None)
     every = [outcome(str(i), clean, calls(c), c, at[:, 0]).lift for i in pool for c in [clamp(d, held_codes, [i], value)]]
+    scaling = float(latent_scaling(d, np.concatenate([tool, plain]), [cell.features[0]])[0])  # NaN where it never fires
     out: dict[str, Any] = {
         "cell": cell.name,
         "d rank": ranked.index(cell.features[0]) if cell.features[0] in ranked else -1,
@@ -309,7 +312,7 @@ def steering(
         "average": {"clamp": value, "lifts": every},
         "ablated": outcome("", clean, calls(c := scale(d, held_codes, [cell.features[0]], 0.0)), c, at[:, 0]).to_json(),
         "highest d": max(one.lift for c_, one in zip(cells, found, strict=True) if c_.features[0] == ranked[0]),
-        "latent scaling": float(latent_scaling(d, np.concatenate([tool, plain]), [cell.features[0]])[0]),
+        "latent scaling": None if np.isnan(scaling) else scaling,
         "relative norm": float(d.relative_norm()[cell.features[0]]),
     }
     if d.own:
@@ -357,10 +360,15 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     return [replace(check, known_miss=f"{_MISSES[check.name]}; {PAGE}") if check.name in _MISSES else check for check in checks]
 
 
-def _mean(name: str, values: Sequence[float], seeds: Sequence[int], op: str = "report", limit: float | None = None) -> Check:
-    """Mean over seeds, with its interval where there are several."""
-    interval = mean_t(values) if len(values) > 1 else None
-    return Check(name, float(np.mean(values)), interval, len(values), tuple(seeds), op, limit)
+def _mean(
+    name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", limit: float | None = None
+) -> Check:
+    """Mean over seeds, with its interval where there are several; seeds without a value (None) are left out."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Check(name, float("nan"), None, 0, tuple(seeds), op, limit)
+    interval = mean_t(known) if len(known) > 1 else None
+    return Check(name, float(np.mean(known)), interval, len(known), tuple(seeds), op, limit)
 
 
 def _recovery(found: dict[str, list[dict[str, Any]]], seeds: Sequence[int], quick: bool) -> list[Check]:
@@ -391,8 +399,8 @@ def _block(name: str, quick: bool) -> tuple[str, float | None]:
 
 
 _MISSES = {
-    "planted, 10 %, sum L1: A's own directions in A's block, of 6": "a direction of A alone may as well be learnt in the shared block, "
-    "and with five seeds some are",
+    "planted, 10 %, sum L1: A's own directions in A's block, of 6": "our tied start leaves some in the "
+    "shared block; with the paper's start all six are there in every seed",
     "partitioned: average feature under the same clamp, lift": "where the tuned model stalls it is easily tipped: random directions of "
     "the same length do more than the average feature",
 }
@@ -413,7 +421,7 @@ def _pair(studies: list[dict[str, Any]], seeds: Sequence[int], quick: bool) -> l
         _mean("pair: clean base calls rightly", [s["clean"][1] for s in studies], seeds),
     ]
     wanted: dict[str, tuple[str, float]] = {"partitioned": (">=", 0.15 if quick else 0.3)}
-    for kind in ("partitioned", "plain"):
+    for kind in [kind for kind in ("partitioned", "plain") if kind in studies[0]]:
         chosen = rows(kind, "")
         lifts = [one.lift for one in chosen]
         checks += [
@@ -439,14 +447,15 @@ def _pair(studies: list[dict[str, Any]], seeds: Sequence[int], quick: bool) -> l
         average = [float(np.mean(s[kind]["average"]["lifts"])) for s in studies]
         limit = ("<=", 0.3 if quick else 0.1) if kind == "partitioned" else ("report",)
         checks.append(_mean(f"{kind}: average feature under the same clamp, lift", average, seeds, *limit))
-    one, other = ([r.lift for r in rows(kind, "")] for kind in ("partitioned", "plain"))
-    checks += [
-        _mean("partitioned - plain: best single feature", np.subtract(one, other).tolist(), seeds, ">=", -0.15 if quick else -0.05),
+    if "plain" in studies[0]:
+        one, other = ([r.lift for r in rows(kind, "")] for kind in ("partitioned", "plain"))
+        checks.append(_mean("partitioned - plain: best single feature", np.subtract(one, other).tolist(), seeds, ">=", -0.05))
+    reach = max(max(s["partitioned"]["no reach"]) for s in studies)
+    checks.append(
         Check(
-            "largest effect of either model's own features on the other",
-            max(max(s["partitioned"]["no reach"]) for s in studies), None, 2 * len(studies), tuple(seeds), "==", 0.0,
-        ),
-    ]  # fmt: skip
+            "largest effect of either model's own features on the other", reach, None, 2 * len(studies), tuple(seeds), "==", 0.0
+        )
+    )
     return checks + _reconstructed(studies, seeds)
 
 
@@ -454,11 +463,11 @@ def _reconstructed(studies: list[dict[str, Any]], seeds: Sequence[int]) -> list[
     found = [s["reconstruction"] for s in studies]
     checks = []
     for target, model in enumerate(("tuned", "base")):
-        for kind in ("clean", "matched", "mismatched"):
+        for kind in [kind for kind in ("clean", "matched", "mismatched") if kind in found[0]]:
             for j, window in enumerate(WINDOWS):
                 values = [f[kind][target][j] for f in found]
                 checks.append(_mean(f"{model}, {kind}: right tool within {window} tokens", values, seeds))
-        for kind in ("matched", "mismatched"):
+        for kind in [kind for kind in ("matched", "mismatched") if kind in found[0]]:
             checks.append(
                 _mean(f"{model}, {kind}: cosine of the reconstruction", [f[f"{kind}, cosine"][target] for f in found], seeds)
             )
