@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
@@ -41,6 +41,8 @@ class Vote:
     votes: tuple[bool | None, ...]
     flagged: bool
     """Nobody voted, so the outcome is no by default and should not be counted."""
+    failed: bool = False
+    """Flagged because a voter failed: asked again it may vote."""
 
 
 def count(votes: Sequence[bool | None], ties: bool = False) -> Vote:
@@ -66,9 +68,11 @@ class Panel:
 
     async def vote(self, prompt: str, answer: str) -> Vote:
         """The panel's vote on one answer."""
-        return count([await self._ask(name, voter, prompt, answer) for name, voter in self.voters], self.ties)
+        failed: list[str] = []
+        vote = count([await self._ask(name, voter, prompt, answer, failed) for name, voter in self.voters], self.ties)
+        return replace(vote, failed=vote.flagged and bool(failed))
 
-    async def _ask(self, name: str, voter: Voter, prompt: str, answer: str) -> bool | None:
+    async def _ask(self, name: str, voter: Voter, prompt: str, answer: str, failed: list[str]) -> bool | None:
         try:
             said = voter(prompt, answer)
             verdict = await said if inspect.isawaitable(said) else said
@@ -77,6 +81,7 @@ class Panel:
             raise
         except Exception as error:  # a voter may be anybody's code
             self.failed.setdefault(name, f"{type(error).__name__}: {error}")
+            failed.append(name)
             return None
 
 
@@ -110,10 +115,7 @@ def find_voter(spec: str, opener: Opener | None = None) -> Voter:
 
 
 async def _asked(model: Model, template: ChatTemplate | None, prompt: str, answer: str) -> bool | None:
-    try:
-        said = _SAID.findall(await reply_to(model, template, _ASK.format(prompt=prompt, answer=answer), "refused"))
-    except BoundaryError:
-        return None
+    said = _SAID.findall(await reply_to(model, template, _ASK.format(prompt=prompt, answer=answer), "refused"))
     return said[-1].lower() == "yes" if said else None
 
 

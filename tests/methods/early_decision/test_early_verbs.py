@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +18,10 @@ from ramify.cli.main import main
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.early_decision.report import build, html, slices
-from ramify.methods.early_decision.run import Study
+from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, Study, continuations, oscillations, rollout
+from ramify.methods.early_decision.verbs import _opened
 from ramify.model.tokenizer import HfTokenizer
+from ramify.score.votes import Panel
 from ramify.trace.growing import Growing
 
 WORDS = ["<unk>", "<think>", "</think>", "gladly", "never", "perhaps", "so.", "then.", "hmm.", "well", "sorry", "sure"]
@@ -243,6 +247,48 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     before = (study / "cuts.jsonl").read_bytes()
     assert main(command) == 0
     assert (study / "cuts.jsonl").read_bytes() == before
+    capsys.readouterr()
+    for other in (["--limit", "1000"], ["--before", "9"], ["--no-show-prompt"], ["--ties-refuse"]):
+        assert main([*command, *other]) == 2  # stances are kept, and those of other settings would be cut at wrong places
+        assert f"other settings ({other[0].replace('--no-', '--')})" in capsys.readouterr().err
+
+
+def broken(*given: Any) -> Any:
+    raise OSError("the endpoint is down")
+
+
+def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    shutil.copytree(study, tmp_path / "x", ignore=shutil.ignore_patterns("c*", "s*.jsonl", "oscillate.json"))
+    lines = (study / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x" / "traces.jsonl").write_bytes(b"".join(lines[:-3]))
+    opened, thinker, panel = _opened(tmp_path / "x")
+    down = Panel([("down", broken)])
+
+    async def nothing(prefix: Any, n: int, *rest: Any, **more: Any) -> list[None]:
+        return [None] * n
+
+    def stages(panel: Panel, judge: Any) -> list[int]:
+        asyncio.run(rollout(opened, thinker, panel))
+        closed = asyncio.run(continuations(opened, thinker, panel, ContinueConfig(shares=(0.5,), m=1, n=2)))
+        settings = OscillateConfig(limit=40, least=5, answers=2, traces=1)
+        rated, cuts = asyncio.run(oscillations(opened, thinker, panel, [judge], settings))
+        return [len(opened.traces.rows), len(closed.rows), len(rated.rows), len(cuts.rows)]
+
+    unjudged = stages(down, broken)
+    assert all(row["status"] != "unvoted" for row in opened.traces.rows.values())
+    assert unjudged[1:] == [0, unjudged[2], 0]
+    short = sum(not row["chunks"] for row in Growing(opened.folder / "stances.jsonl").rows.values())
+    assert unjudged[2] == short  # what has no chunk needs no judge
+    with monkeypatch.context() as patch:
+        patch.setattr(thinker, "answers", nothing)
+        undrawn = stages(panel, make_judge())
+    assert all(row["status"] != "failed" for row in opened.traces.rows.values())
+    assert (undrawn[1], undrawn[3]) == (0, 0)
+    whole = stages(panel, make_judge())
+    assert whole[0] == len(lines)
+    assert whole[1] > 0
+    assert whole[2] > unjudged[2]
+    assert whole[3] > 0
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ class Study:
         if known is not None and known != json.loads(json.dumps(record)):
             parts = (
                 [f"--{key.replace('_', '-')}" for key in record["config"] if known["config"].get(key) != record["config"][key]]
-                if name == "study.json"
+                if "config" in record
                 else []
             )
             what = (
@@ -187,39 +187,62 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
         for i, thought in enumerate(drawn, first):
             if thought is not None and i in missing:
                 record = await _labelled(study, thinker, panel, name, thought)
-                study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
+                if record is not None:
+                    study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
         tell(len(study.traces.rows))
 
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
 
-async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought) -> dict[str, Any]:
-    """A trace's row. Only an answer is ever labelled: thinking that was never closed has none (``truncated``)."""
+async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought) -> dict[str, Any] | None:
+    """A trace's row, None where the answer or its voters failed.
+
+    Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
+    """
     row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
+    if _failed(thinker, study.prompts[prompt]["prompt_ids"], thought):
+        return None
     if thought.answer is None:
-        fits = thinker.fits(thinker.closed_prefix(study.prompts[prompt]["prompt_ids"], thought.thinking, thought.closed))
-        return row | {"status": "truncated" if thought.closed == "never" else "failed" if fits else "no_room"}
+        return row | {"status": "truncated" if thought.closed == "never" else "no_room"}
     vote = await panel.vote(study.asked(prompt), thought.answer.text)
+    if vote.failed:
+        return None
     row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
     row |= {"votes": list(vote.votes), "soft": vote.soft}
     return row | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
+
+
+def _failed(thinker: Thinker, prompt: Sequence[int], thought: Thought | None) -> bool:
+    """Whether a draw failed, and is not without an answer because it was never closed or left no room for one."""
+    if thought is None:
+        return True
+    unanswered = thought.answer is None and thought.closed != "never"
+    return unanswered and thinker.fits(thinker.closed_prefix(prompt, thought.thinking, thought.closed))
 
 
 async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, panel: Panel) -> None:
     """Take over traces drawn elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
     The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
-    its thinking is not labelled in place of it.
+    its thinking is not labelled in place of it. Raises UserError where the study has another trace at a row's place.
     """
+    known = {row["sample"]: row for row in study.traces.rows.values() if row["mode"] == "thinking"}
     for i, given in enumerate(rows):
         key = f"{given['prompt']}/thinking/{i}"
-        if key in study.traces:
+        if i in known:
+            of = (given["prompt"], list(tokenizer.encode(given["thinking"])), given.get("response") or None)
+            if of != (known[i]["prompt"], known[i]["thinking"], known[i].get("answer")):
+                raise UserError(
+                    f"{study.folder} holds other traces: trace {i + 1} is not the one given; name another folder with --out"
+                )
             continue
         row: dict[str, Any] = {"thinking": tokenizer.encode(given["thinking"]), "closed": "own", "outcome": None}
         if not given.get("response"):
             row |= {"closed": "never", "status": "truncated"}
         else:
             vote = await panel.vote(study.asked(given["prompt"]), given["response"])
+            if vote.failed:
+                continue
             row |= {"answer": given["response"], "votes": list(vote.votes), "soft": vote.soft}
             row |= {"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes}
         study.traces.add(key, {"prompt": given["prompt"], "mode": "thinking", "sample": i, **row})
@@ -244,7 +267,10 @@ class ContinueConfig(Config):
 async def continuations(
     study: Study, thinker: Thinker, panel: Panel, config: ContinueConfig, tell: Tell = lambda done: None
 ) -> Growing:
-    """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own."""
+    """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own.
+
+    A prefix of which a draw or a vote failed has no row, so the next call tries it again.
+    """
     found = Growing(study.folder / "continue.jsonl")
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
@@ -266,13 +292,18 @@ async def continuations(
         if way == "open":
             thoughts = await thinker.think(ids, config.n, place, kept)
             answers = [None if thought is None else thought.answer for thought in thoughts]
+            failed = any(_failed(thinker, ids, thought) for thought in thoughts)
         else:
             row = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
             if thinker.fits(row):
                 answers = await thinker.answers(row, config.n, place)
             else:
                 status = "no_room"
-        yes, graded = await _votes(study, panel, trace["prompt"], answers)
+            failed = None in answers
+        votes = None if failed else await _votes(study, panel, trace["prompt"], answers)
+        if votes is None:
+            return
+        yes, graded = votes
         record = {
             "trace": trace["key"],
             "prompt": trace["prompt"],
@@ -297,10 +328,12 @@ async def continuations(
     return found
 
 
-async def _votes(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> tuple[int, int]:
-    """(yes, judged) of answers; equal texts are judged once, answers that failed are not counted."""
+async def _votes(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> tuple[int, int] | None:
+    """(yes, judged) of answers, None where voters failed; equal texts are judged once, answers nobody can judge are not counted."""
     texts = [answer.text for answer in answers if answer is not None]
     votes = {text: await panel.vote(study.asked(prompt), text) for text in dict.fromkeys(texts)}
+    if any(vote.failed for vote in votes.values()):
+        return None
     judged = [votes[text] for text in texts if not votes[text].flagged]
     return sum(vote.yes for vote in judged), len(judged)
 
@@ -339,10 +372,13 @@ async def oscillations(
 ) -> tuple[Growing, Growing]:
     """Rate stances and draw answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
-    Raises UserError where the model has no tokenizer: stances are read off text.
+    A trace that no judge rated and a cut of which a draw or a vote failed have no row, so the next call tries them again. Raises UserError
+    where the study's stances are of other settings (but ``answers`` and ``traces``, which may grow), or the model has no tokenizer.
     """
     if thinker.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
+    fixed = {name: value for name, value in config.to_json().items() if name not in ("answers", "traces")}
+    study._keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}})
     rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
     tokenizer = thinker.tokenizer
 
@@ -354,6 +390,8 @@ async def oscillations(
             loop = len(chunks) > LOOP
             shown = study.asked(trace["prompt"]) if config.show_prompt else ""
             said = [None if loop or not chunks else await stances(judge, shown, chunks) for judge in judges]
+            if chunks and not loop and all(one is None for one in said):
+                return
             record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}
             settled = settle(said, len(chunks))
             turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
@@ -367,9 +405,10 @@ async def oscillations(
                     room, answers = thinker.fits(prefix), []
                     if room:
                         answers = await thinker.answers(prefix, config.answers, (trace["key"], "cut", len(kept)))
-                    yes, graded = await _votes(study, panel, trace["prompt"], answers)
-                    status = "done" if room else "no_room"
-                    cuts.add(key, {"trace": trace["key"], "chunk": chunk, "status": status, "k": yes, "n": graded})
+                    votes = None if None in answers else await _votes(study, panel, trace["prompt"], answers)
+                    if votes is not None:
+                        record = {"trace": trace["key"], "chunk": chunk, "status": "done" if room else "no_room"}
+                        cuts.add(key, record | {"k": votes[0], "n": votes[1]})
         tell(len(rated.rows))
 
     await asyncio.gather(*(one(trace) for rows in study.prefixes(config.traces).values() for trace in rows if trace["thinking"]))

@@ -141,7 +141,7 @@ def run_(
     )
     _warn(thinker, panel)
     if not study.traces.rows:
-        raise RamifyError(f"no trace could be drawn: {thinker.first_failure}")
+        raise RamifyError(f"no trace could be drawn: {thinker.first_failure or 'all voters failed'}")
 
 
 def _given(path: Path, known: set[str]) -> list[dict[str, Any]]:
@@ -243,11 +243,16 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     if ties:
         panel = _panel(study.config, ties=True)
     traces = bill(study, options)["traces"]
-    _work("oscillate", "traces", traces, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell))
-    found = build(study)["oscillation"]
-    emit(
-        {"oscillation": found}, as_json, table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
+    rated, _ = _work(
+        "oscillate", "traces", traces, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
     )
+    found = build(study)["oscillation"]
+    asked = [row for rows in study.prefixes(options.traces).values() for row in rows if row["thinking"]]
+    unrated = sum(row["key"] not in rated for row in asked)
+    shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
+    emit({"oscillation": found, "unrated": unrated}, as_json, shown)
+    if unrated:
+        say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
     _warn(thinker, panel)
 
 
@@ -275,9 +280,9 @@ def report_(
     emit(record, as_json, text)
 
 
-def _work(title: str, unit: str, total: int, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> None:
+def _work(title: str, unit: str, total: int, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
     with progress(title, total, unit, as_json) as bar:
-        asyncio.run(work(bar.at))
+        return asyncio.run(work(bar.at))
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:
@@ -288,4 +293,4 @@ def _warn(thinker: Thinker, panel: Panel) -> None:
     if thinker.failures:
         say(f"warning: {thinker.failures} draws failed ({thinker.first_failure}); the same command tries them again")
     for name, why in panel.failed.items():
-        say(f"warning: the voter {name} failed: {why}")
+        say(f"warning: the voter {name} failed: {why}; answers without a vote are tried again by the same command")
