@@ -27,6 +27,11 @@ def make_verifier() -> Any:
     return begins
 
 
+def make_other() -> Any:
+    """Right where the reply is empty: what ended it is no part of it."""
+    return lambda text, trace: not text
+
+
 def begins(text: str, trace: TokenTrace) -> bool:
     return text.split()[:1] in (["red"], ["call"])
 
@@ -120,6 +125,9 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert result["chosen"] in text
     assert "random directions of the same length do as well" in text
     assert "| base, reconstructed |" in text
+    capsys.readouterr()
+    assert run("crosscoder", *steer[:-1], f"factory:{__name__}:make_other", *options)[0] == 0
+    assert len((study / "scores.jsonl").read_text()) > len(lines)  # another judge's scores are its own
     capsys.readouterr()
     assert run("crosscoder", *steer, *options, "--target", "b", "--features", "0", "--gains", "64")[0] == 0
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err

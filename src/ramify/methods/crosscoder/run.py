@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.base.ids import stable_hash
+from ramify.base.ids import json_hash, stable_hash
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
@@ -171,17 +171,23 @@ class Scores:
         budgets: Sequence[int] = (50, 100, 200),
         file: Path | None = None,
         seed: int = 0,
+        name: str = "",
+        stops: Sequence[int] = (),
     ) -> None:
+        """``name``: what ``judge`` is called, so that another one's kept scores are not taken for its own. ``stops``: tokens that end a
+        reply beside the model's own end."""
         self.models, self.target, self.problems, self.judge = models, target, list(problems), judge
         self.budgets, self.file, self.seed = sorted(set(budgets)), file, seed
+        self.stops = tuple(dict.fromkeys([*models.models[target].eos, *stops]))
         if not self.problems or not self.budgets or self.budgets[0] < 1:
             raise UserError("scores need at least one prompt and one budget of at least one token")
         self.at: dict[str, np.ndarray] = {}
         """Key of a change -> scores [N, budgets]."""
         model = models.models[target]
         # what a kept score depends on beside the change itself
+        asked = [[list(map(int, one.prompt_ids)), dict(one.data)] for one in self.problems]
         self._place = stable_hash(
-            model.identity.weights, str(models.layer), str(self.budgets), *(str(one.prompt_ids) for one in self.problems)
+            model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(asked)
         )
         if file is not None and file.exists():
             for _, record in read_lines(file, ended=True):
@@ -207,7 +213,7 @@ class Scores:
         model = self.models.models[self.target]
         if model.tokenizer is None:
             raise NeedsError(f"'{model.name}' has no tokenizer, so replies cannot be read")
-        settings = Sampling(temperature=0.0, max_tokens=self.budgets[-1], stop_tokens=model.eos)
+        settings = Sampling(temperature=0.0, max_tokens=self.budgets[-1], stop_tokens=self.stops)
         rows = [np.asarray(one.prompt_ids, np.int32) for one in self.problems]
         drawn = await draw(model, rows, self.models.layer, change, settings, self.seed)
         found = np.zeros((len(rows), len(self.budgets)))
@@ -217,7 +223,9 @@ class Scores:
                 trace = TokenTrace(
                     problem.id, problem.id, problem.prompt_ids, tuple(tokens[:budget]), settings, data=problem.data
                 )
-                verdict: Any = self.judge(model.tokenizer.decode(tokens[:budget]), trace)
+                said = tokens[:budget]  # without the token that ended the reply, as verifiers of whole replies read it
+                text = model.tokenizer.decode(said[:-1] if said and said[-1] in self.stops else said)
+                verdict: Any = self.judge(text, trace)
                 found[i, j] = float(bool(await verdict if inspect.isawaitable(verdict) else verdict))
         return found
 

@@ -251,17 +251,24 @@ def steer(
     )
     if about.get("weights") not in (None, [model.identity.weights for model in models.models]):
         say("warning: the dictionary was trained on states of other weights")
-    read = prompts(problems, models, _template(models, options.tuned or about["tuned"], options.raw))
+    template = _template(models, options.tuned or about["tuned"], options.raw)
+    read = prompts(problems, models, template)
     if len(read) < 4:
         raise UserError(f"{problems} holds {len(read)} prompts; some choose and others confirm, so at least 4 are needed")
     order = np.random.Generator(np.random.Philox(options.seed)).permutation(len(read))
     cut = min(len(read) - 2, max(2, round(options.select * len(read))))
     choosing, others = ([read[i] for i in sorted(part)] for part in (order[:cut], order[cut:]))
     out.mkdir(parents=True, exist_ok=True)
-    target, judge = "ab".index(options.target), find_score(options.score)
-    scores = [
-        Scores(models, target, part, judge, options.budgets, out / "scores.jsonl", options.seed) for part in (choosing, others)
-    ]
+    target = "ab".index(options.target)
+    scoring: dict[str, Any] = {
+        "judge": find_score(options.score),
+        "budgets": options.budgets,
+        "file": out / "scores.jsonl",
+        "seed": options.seed,
+        "name": options.score,
+        "stops": () if template is None else template.stop_tokens,
+    }
+    scores = [Scores(models, target, part, **scoring) for part in (choosing, others)]
     at = [capture_states(models, [one.prompt_ids for one in part]) for part in (choosing, others)]
     tool_codes, plain_codes = _codes(made, kept)
     features = options.features or tuple(
@@ -290,7 +297,7 @@ def steer(
         "search": [one.to_json() | {"p_holm": p} for one, p in zip(found, corrected(found), strict=True)],
         "chosen": cell.name,
         "confirmed": [one.to_json() for one in table_],
-        "windows": _windows(made, models, others, judge, options, out, at[1], cell, target),
+        "windows": _windows(made, models, others, scoring, at[1], cell, target),
         "warning": warning,
     }
     write_whole(out / "study.json", json.dumps(study, indent=1) + "\n")
@@ -301,17 +308,15 @@ def _windows(
     made: Dictionary,
     models: Checkpoints,
     problems: Any,
-    judge: Any,
-    options: SteerOptions,
-    out: Path,
+    scoring: dict[str, Any],
     at: np.ndarray,
     cell: Cell,
     target: int,
 ) -> dict[str, Any]:
     """Scores at every budget: both models clean and reconstructed (spillover), and the chosen cell."""
-    found: dict[str, Any] = {"budgets": sorted(set(options.budgets))}
+    found: dict[str, Any] = {"budgets": sorted(set(scoring["budgets"]))}
     for model, name in enumerate(("tuned", "base")):
-        scores = Scores(models, model, problems, judge, options.budgets, out / "scores.jsonl", options.seed)
+        scores = Scores(models, model, problems, **scoring)
         changes = {"clean": None, "reconstructed": reconstruct(made, at, model)}
         if model == target:
             changes["steered"] = cell.change(made, encode_rows(made, at), target)
