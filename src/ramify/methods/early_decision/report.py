@@ -41,7 +41,7 @@ class ReportConfig(Config):
     """locked: the share before the turn is saturated (the code), or both are (the documentation)"""
     family: Family = "model"
     """cuts that are corrected together"""
-    alpha: float = Field(0.05, gt=0, lt=1)
+    alpha: float = Field(0.05, gt=0, lt=0.5)
     """of the tests of cuts"""
     margin: float = Field(0.1, gt=0, lt=1)
     """within which two shares are equivalent"""
@@ -145,23 +145,28 @@ def slices(study: Study, m: int) -> dict[str, str]:
 
 def _curves(study: Study) -> dict[str, Any] | None:
     """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes, and the mean of the pools (the paper's)."""
-    drawn = list(Growing(study.folder / "continue.jsonl").rows.values())
+    drawn = _largest(Growing(study.folder / "continue.jsonl"), "trace", "way", "share")
     if not drawn:
         return None
     parents = {row["key"]: row for row in study.labelled()}
     used = sorted({row["trace"] for row in drawn})
-    slice_of = slices(study, max(Counter(parents[key]["prompt"] for key in used).values()))
+    m = max(Counter(parents[key]["prompt"] for key in used).values())
+    slice_of, prefixes = slices(study, m), {row["key"] for rows in study.prefixes(m).values() for row in rows}
     on, off = _tally(study, "thinking"), _tally(study, "none")
+    siblings = _tally(study, "thinking", parents.keys() - prefixes)  # a slice is not shown on the rollouts that chose it
+    siblings |= {name: on[name] for name in on if study.prompts[name]["data"].get("slice")}
     points = [(row["way"], row["share"], row["trace"], row["k"], row["n"]) for row in drawn]
-    for key in used:  # nothing kept: the whole trace anew (its own draw left out), or no thinking
-        name = parents[key]["prompt"]
-        points.append(("open", 0.0, key, on[name][0] - parents[key]["outcome"], on[name][1] - 1))
-        points.append(("closed", 0.0, key, *off[name]))
+    points += [("closed", 0.0, key, *off[parents[key]["prompt"]]) for key in used]  # nothing kept: no thinking
 
-    def curve(way: str, names: Container[str]) -> list[dict[str, Any]]:
-        out = []
-        for share in sorted({s for w, s, *_ in points if w == way}):
-            here = [(parents[key], k, n) for w, s, key, k, n in points if (w, s) == (way, share) and n > 1]
+    def anew(key: str, ends: dict[str, tuple[int, int]]) -> tuple[str, float, str, int, int]:
+        """Nothing kept: the whole trace anew, its own draw left out."""
+        k, n = ends[parents[key]["prompt"]]
+        return "open", 0.0, key, k - parents[key]["outcome"], n - 1
+
+    def curve(way: str, names: Container[str], ends: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
+        out, every = [], [*points, *(anew(key, ends) for key in used)]
+        for share in sorted({s for w, s, *_ in every if w == way}):
+            here = [(parents[key], k, n) for w, s, key, k, n in every if (w, s) == (way, share) and n > 1]
             here = [one for one in here if one[0]["prompt"] in names]
             if here:
                 rows, k, n = zip(*here, strict=True)
@@ -172,15 +177,17 @@ def _curves(study: Study) -> dict[str, Any] | None:
     parts = sorted(set(slice_of.values()), key=lambda name: (name != "ambiguous", name))
     groups: dict[str, Container[str]] = {part: {name for name in slice_of if slice_of[name] == part} for part in parts}
     pools = {f"pool {pool}": set(_members(study, pool)) for pool in _pool_names(study) if pool}
-    ways = sorted({way for way, *_ in points})
+    ways = ("closed", "open")
     curves = {
-        name: {way: curve(way, members) for way in ways} for name, members in (groups | pools | {"all": study.prompts}).items()
+        name: {way: curve(way, members, siblings if name in groups else on) for way in ways}
+        for name, members in (groups | pools | {"all": study.prompts}).items()
     }
     mean: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for way in ways if pools else []:
         for share in [p["share"] for p in curves["all"][way]]:
             own = [p["variance"] for pool in pools for p in curves[pool][way] if p["share"] == share]
-            mean[way].append({"share": share, "variance": sum(own) / len(own)})
+            if own:
+                mean[way].append({"share": share, "variance": sum(own) / len(own)})
     return {
         "curves": curves,
         "mean_of_pools": mean,
@@ -190,12 +197,20 @@ def _curves(study: Study) -> dict[str, Any] | None:
     }
 
 
+def _largest(found: Growing, *place: str) -> list[dict[str, Any]]:
+    """The row with most draws at each place: fewer draws, asked for in an earlier call, are among them."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(found.rows.values(), key=lambda row: row["n"] + row.get("missing", 0)):
+        rows[tuple(row[name] for name in place)] = row
+    return list(rows.values())
+
+
 def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
     """Turns of stance and what cutting there shows; traces of more than 120 chunks apart."""
     rated = Growing(study.folder / "stances.jsonl").rows
     if not rated:
         return None
-    at = {(row["trace"], row["chunk"]): row for row in Growing(study.folder / "cuts.jsonl").rows.values()}
+    at = {(row["trace"], row["chunk"]): row for row in _largest(Growing(study.folder / "cuts.jsonl"), "trace", "chunk")}
     cuts, unanswered = [], 0
     for key, row in rated.items():
         for pre, post, stance in row["turns"]:
