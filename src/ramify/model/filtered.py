@@ -20,7 +20,8 @@ from ramify.trace.segment import By, sentences
 
 
 class Filtered:
-    """``inner`` without the sentences of which ``says`` is true. ``name`` names the class in the identity.
+    """``inner`` without the sentences of which ``says`` is true. ``name`` and the ``__qualname__`` of ``says``, which a
+    pattern or description of :mod:`ramify.score.classify` is in, name the class in the identity.
 
     A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the draw is marked: its data hold
     ``{"forbid": {"rejected", "unfiltered"}}``. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
@@ -34,7 +35,9 @@ class Filtered:
         self.inner, self.says, self.redraws, self.by = inner, says, redraws, by
         own = inner.identity
         self.identity = Identity(
-            f"{own.name} without {name}", stable_hash("filtered", own.weights, name, redraws, by), own.tokenizer
+            f"{own.name} without {name}",
+            stable_hash("filtered", own.weights, name, getattr(says, "__qualname__", ""), redraws, by),
+            own.tokenizer,
         )
         self.capabilities = frozenset(inner.capabilities - {"batch_invariant", "taps", "train"})
         self.tokenizer = getattr(inner, "tokenizer", None)
@@ -82,7 +85,9 @@ def _upto(draw: Draw, length: int) -> Draw:
         return None if array is None else array[:length]
 
     assert draw.ends is not None
-    arrays: dict[str, Any] = {name: head(getattr(draw, name)) for name in ("tokens", "logprobs", "model_logprobs", "entropy", "ends")}
+    arrays: dict[str, Any] = {
+        name: head(getattr(draw, name)) for name in ("tokens", "logprobs", "model_logprobs", "entropy", "ends")
+    }
     return replace(draw, text=draw.text[: int(draw.ends[length - 1])], **arrays)
 
 

@@ -39,6 +39,7 @@ def by_pattern(pattern: str) -> Says:
     async def says(text: str) -> bool:
         return found.search(text) is not None
 
+    says.__qualname__ = f"by_pattern({pattern!r})"
     return says
 
 
@@ -55,6 +56,7 @@ def by_model(model: Model, template: ChatTemplate | None, what: str) -> Says:
             known[text] = words[-1] == "yes"
         return known[text]
 
+    says.__qualname__ = f"by_model({model.identity.weights}, {what!r})"
     return says
 
 

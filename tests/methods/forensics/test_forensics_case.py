@@ -241,6 +241,7 @@ def test_an_intervention_touches_its_field_only(tmp_path: Path) -> None:
     [
         ("[variants.x]\nset = { moon = 1 }", "variant 'x' sets 'moon', which is no declared field"),
         ('[variants.x]\nset = { errors = 1, reviewer = "present" }', "sets 2 fields; set one, or declare stack = true"),
+        ("[variants.baseline]\nset = { errors = 1 }", "a variant cannot be named 'baseline'"),
         ("[hypotheses.only]", "one hypothesis cannot compete"),
         ("[benign]\nmisreding = 'no'", "did you mean 'misreading'"),
         ("[hypotheses.a]\npredicts = { errors = 'grows' }\n[hypotheses.b]", "rises"),
@@ -296,6 +297,23 @@ def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
         assert (found["rate"], found["invalid_share"], found["failures"]) == (None, 1.0, {"scorer: no verdict": 3})
     with Case(tmp_path / "case") as case:
         assert case.baseline(3)["invalid"] == 0
+
+
+def test_runs_of_a_cell_that_was_changed_are_not_read_as_its_own(tmp_path: Path) -> None:
+    config = load_case(folder(tmp_path, "unclear"))
+    other = config.model_dump()
+    other["variants"]["clear"]["set"] = {"errors": 50}
+    with Case(tmp_path / "case", config) as case:
+        case.counterfactual(["clear"], 2)
+        case.forbid("idea", by_pattern("huge task"), 2)
+        with pytest.raises(UserError, match="holds runs of 'without idea' that were made with other values"):
+            case.forbid("idea", by_pattern("zzzz"), 2)
+        assert len({case.play(name, {}, 1)[0].tree for name in ("a b", "a-b", "é", "à")}) == 4
+    with Case(tmp_path / "case", CaseConfig(**other)) as case, pytest.raises(UserError, match="holds runs of 'clear'"):
+        case.counterfactual(["clear"], 2)
+    other["fields"]["errors"]["baseline"] = 50
+    with Case(tmp_path / "case", CaseConfig(**other)) as case, pytest.raises(UserError, match="holds runs of 'baseline'"):
+        case.baseline(2)
 
 
 def test_an_undeclared_stack_is_refused_in_python_too() -> None:

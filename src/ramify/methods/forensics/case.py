@@ -118,6 +118,8 @@ def load_case(folder: Path) -> CaseConfig:
 
 def check_case(config: CaseConfig, where: str = "the case") -> None:
     """Raises UserError on a variant of undeclared or, without ``stack``, several fields, and on names that mean nothing."""
+    if "baseline" in config.variants:
+        raise UserError(f"{where}: a variant cannot be named 'baseline', which is the incident itself")
     for name, variant in config.variants.items():
         for one in variant.set:
             if one not in config.fields:

@@ -16,7 +16,7 @@ from typing import Any, Self, cast
 
 from ramify.base.errors import BoundaryError, UserError
 from ramify.base.files import write_whole
-from ramify.base.ids import stable_hash
+from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import Progress
 from ramify.env.levers import LeverWorld, require_honest
 from ramify.env.protocol import Panel, World, read_panel
@@ -131,11 +131,15 @@ class Study:
         return Episodes(agent or self.agent, self.world, self.run, self.config.seed)
 
     def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
-        """``n`` runs (those of the case) of one cell, task after task; those that are stored are read."""
+        """``n`` runs (those of the case) of one cell, task after task; those that are stored are read.
+
+        Raises UserError where the runs stored for the cell were made of other tasks, with other values, or by another agent.
+        """
         self.check_honest(changes)
         n = n or self.config.n
         name = _safe(self.prefix + cell)
         episodes, tasks = self.episodes(agent), list(self.panel)
+        self._check_cell(cell, name, [varied(task, self.config, changes).data for task in tasks], episodes.agent)
         done = {entry.key: entry.payload for entry in self.run.journal("played")}
         gate = asyncio.Semaphore(self.config.concurrency)
         if self.progress is not None:
@@ -165,6 +169,17 @@ class Study:
             return asyncio.run(everything())
         finally:
             self.run.commit()
+
+    def _check_cell(self, cell: str, name: str, data: Sequence[Mapping[str, Any]], agent: Agent) -> None:
+        """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
+        made = json_hash([self.world.name, agent.model.identity.weights, [dict(one) for one in data]])
+        if not self.run.log("cell", name, made):
+            (stored,) = (entry.payload for entry in self.run.journal("cell") if entry.key == name)
+            if stored != made:
+                raise UserError(
+                    f"{self.folder / 'run'} holds runs of '{cell}' that were made with other values, tasks, sentences or another agent: "
+                    "take another name, or another folder"
+                )
 
     async def grade(self, cell: str, episodes: Episodes, attempt: Attempt) -> Played:
         """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
@@ -226,8 +241,9 @@ class Study:
 
 
 def _safe(name: str) -> str:
-    """A name of a tree or file: letters that mean something there become dashes."""
-    return "".join(letter if letter in NAMED else "-" for letter in name)
+    """A name of a tree or file: letters that mean something there become dashes, and a hash keeps names apart that differ in them."""
+    plain = "".join(letter if letter in NAMED else "-" for letter in name)
+    return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
 
 
 def _forbidden(marks: Iterable[Any]) -> dict[str, Any] | None:
