@@ -198,11 +198,21 @@ def test_summary_of_cuts() -> None:
     assert nothing["with_any"] == 0
 
 
+def of_each(hit: int, n: int, alarm: int, m: int, k: int = 1) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Counts by prompt, ``k`` equal traces of each."""
+    return [(k * (i < hit), k) for i in range(n)], [(k * (i < alarm), k) for i in range(m)]
+
+
 def test_a_moved_threshold_is_no_better_discrimination() -> None:
-    slides = defence((131, 1000, 60, 1000), (590, 1000, 455, 1000))  # Qwen3-8B, base and STAR-1, as if of 1,000 each
+    base, star = of_each(131, 1000, 60, 1000), of_each(590, 1000, 455, 1000)  # Qwen3-8B, base and STAR-1, as if of 1,000 each
+    slides = defence(base, star)
     assert slides["verdict"] == "slides"
     assert abs(slides["moved_c"]) > abs(slides["moved_d"])
-    better = defence((600, 1000, 300, 1000), (800, 1000, 100, 1000))
+    better = defence(of_each(600, 1000, 300, 1000), of_each(800, 1000, 100, 1000))
     assert better["verdict"] == "improves"
     assert better["moved_d"] > 1
-    assert defence((800, 1000, 100, 1000), (600, 1000, 300, 1000))["verdict"] == "worsens"
+    assert defence(of_each(800, 1000, 100, 1000), of_each(600, 1000, 300, 1000))["verdict"] == "worsens"
+    one, eight = (defence(of_each(25, 50, 25, 50, k), of_each(27, 50, 23, 50, k)) for k in (1, 8))
+    assert one["both_fall"] == eight["both_fall"] < 0.95  # more traces of a prompt are no more prompts
+    with pytest.raises(UserError, match="no prompt of a pool"):
+        defence(([(0, 0)], [(1, 1)]), ([(1, 1)], [(1, 1)]))

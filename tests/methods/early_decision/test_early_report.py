@@ -57,3 +57,11 @@ def test_each_prefix_counts_once_and_a_share_without_pools_has_no_mean(tmp_path:
     (half,) = [point for point in found["curves"]["all"]["open"] if point["share"] == 0.5]
     assert (half["prefixes"], half["draws"]) == (1, 8)
     assert [point["share"] for point in found["mean_of_pools"]["open"]] == [0.0, 0.2]
+
+
+def test_traces_of_a_prompt_are_not_counted_as_prompts(tmp_path: Path) -> None:
+    found = build(made(tmp_path / "a", np.repeat([[True], [False]] * 10, 16, axis=1)))["pools"]["thinking"]["all"]
+    assert (found["k"], found["n"]) == (160, 320)
+    assert found["interval"][1] - found["interval"][0] > 0.35  # of 20 prompts; Wilson's of 320 traces is .11 wide
+    same = build(made(tmp_path / "b", np.ones((20, 16), bool)))["pools"]["thinking"]["all"]["interval"]
+    assert same == pytest.approx([0.839, 1], abs=0.001)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -27,7 +27,7 @@ from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
 from ramify.render.page import html_table, page
 from ramify.stats.agreement import detection
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import clustered_mean, proportion, wilson
 from ramify.trace.growing import Growing
 
 AMBIGUOUS = (0.2, 0.8)
@@ -95,12 +95,31 @@ def _pools(study: Study) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mode in study.config.modes:
         counts = _pool_counts(study, mode)
-        found[mode] = {pool or "all": proportion(*pair) for pool, pair in counts.items()}
+        rows = study.labelled(mode)
+        found[mode] = {
+            pool or "all": _share([(row["prompt"], row["outcome"]) for row in rows if study.pool(row["prompt"]) == pool])
+            for pool in counts
+        }
         if {"harmful", "benign"} <= counts.keys() and all(n for _, n in counts.values()):
             (hit, n), (alarm, m) = counts["harmful"], counts["benign"]
             d, c = detection(hit, n, alarm, m)
             found[mode] |= {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
     return found
+
+
+def _share(ends: Sequence[tuple[str, bool]]) -> dict[str, Any] | None:
+    """Share of yes among traces, (prompt, yes) each; the interval resamples prompts, as traces of one prompt are alike.
+
+    Where all are the same a resample shows no spread, and the interval is Wilson's of as many prompts.
+    """
+    prompts, said = [prompt for prompt, _ in ends], [float(yes) for _, yes in ends]
+    record, count = proportion(int(sum(said)), len(said)), len(set(prompts))
+    if record is None:
+        return None
+    if len(set(said)) == 1:
+        return record | {"interval": list(wilson(count * int(said[0]), count))}
+    interval = clustered_mean(said, prompts)[1]
+    return record | {"interval": interval and list(interval)}
 
 
 def compare(base: Study, treated: Study, mode: Mode = "thinking") -> dict[str, Any]:
@@ -116,7 +135,8 @@ def compare(base: Study, treated: Study, mode: Mode = "thinking") -> dict[str, A
         for pool in ("harmful", "benign"):
             if not counts.get(pool, (0, 0))[1]:
                 raise UserError(f"{study.folder} has no labelled trace in a pool named '{pool}', and a comparison needs both")
-        sides.append((*counts["harmful"], *counts["benign"]))
+        each = _tally(study, mode)
+        sides.append(([each[name] for name in _members(base, "harmful")], [each[name] for name in _members(base, "benign")]))
     return defence(sides[0], sides[1])
 
 
@@ -225,7 +245,11 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
     def summary(pool: str | None) -> dict[str, Any]:
         inside = [row for row in rated.values() if pool is None or study.pool(row["prompt"]) == pool]
         loops = sum(row["loop"] for row in inside)
-        return oscillation_summary([j for j in judged if pool in (None, j.cut.pool)], len(inside) - loops, loops)
+        mine = [j for j in judged if pool in (None, j.cut.pool)]
+        turned = {j.cut.trace for j in mine}
+        share = _share([(row["prompt"], row["key"] in turned) for row in inside if not row["loop"]])
+        found = oscillation_summary(mine, len(inside) - loops, loops)
+        return found | {"with_any_interval": share and share["interval"]}
 
     n = min((cut.n_pre for cut in cuts), default=0)
     sees = (
