@@ -10,6 +10,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.stats.experiment import Move, TestResult
 
 Cell = Literal["consistent", "inconsistent", "neutral", "weak"]
+_TURNED: dict[Move, Move] = {"rises": "falls", "falls": "rises", "same": "same"}
 _SHORT: dict[str, Cell] = {"+": "consistent", "-": "inconsistent", "0": "neutral", "?": "weak"}
 
 
@@ -24,9 +25,14 @@ class Hypothesis:
     """What would be seen if it were wrong."""
 
     def prediction(self, result: TestResult) -> Move | None:
-        """What it predicts for ``result``: by the test's name, else by the role in its detail; None where it says nothing."""
-        found = self.predicts.get(result.name)
-        return self.predicts.get(str(result.detail.get("role", ""))) if found is None else found
+        """What it predicts for ``result``: by the test's name, else by the role in its detail; None where it says nothing.
+
+        A prediction by role is for a lever that is turned up; where the detail says ``lowered`` it is the other way round.
+        """
+        if (named := self.predicts.get(result.name)) is not None:
+            return named
+        found = self.predicts.get(str(result.detail.get("role", "")))
+        return _TURNED[found] if found is not None and result.detail.get("lowered") else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,15 @@ def test_runs_of_a_cell_that_was_changed_are_not_read_as_its_own(tmp_path: Path)
         case.baseline(2)
 
 
+def test_a_variant_that_lowers_the_effort_speaks_for_tedium(tmp_path: Path) -> None:
+    few = '[variants.few]\nset = { errors = 50 }\n[variants.mixed]\nset = { errors = 50, reviewer = "present" }\nstack = true'
+    with Case(folder(tmp_path, more=few)) as case:
+        found, mixed = case.counterfactual(["few", "mixed"])[:2]
+        assert (found.seen, found.detail["role"], found.detail["lowered"], mixed.detail["role"]) == ("falls", "effort", True, "")
+        (line,) = table_of(case.config, [found]).lines
+        assert (line.cells["tedium"], line.cells["confusion"]) == ("consistent", "inconsistent")
+
+
 def test_an_undeclared_stack_is_refused_in_python_too() -> None:
     config = CaseConfig(env="x", fields={"a": {"baseline": 1}, "b": {"baseline": 1}}, variants={"v": {"set": {"a": 2, "b": 2}}})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the case: variant 'v' sets 2 fields"):

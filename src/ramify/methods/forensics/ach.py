@@ -47,4 +47,4 @@ STANDARD: dict[str, Hypothesis] = {
     )
 }
 """The standard battery: four motives and what each predicts where a lever of that role is turned (``clarity``: the wish is spelt out;
-``oversight``: the act will be seen; ``cue``: the nudge is gone; ``effort``: the dose grows; ``idea``: its sentence is forbidden)."""
+``oversight``: the act will be seen; ``cue``: the nudge is gone; ``effort``: the dose grows, and where a variant lowers a number the prediction is turned round; ``idea``: its sentence is forbidden)."""

@@ -32,7 +32,8 @@ class FieldConfig(Config):
     values: list[Any] = Field(default_factory=list)
     """Values worth trying; doses in order."""
     role: Role = ""
-    """What it stands for: effort, clarity, oversight, cue, stakes; the standard hypotheses predict by it."""
+    """What it stands for: effort, clarity, oversight, cue, stakes; the standard hypotheses predict by it, for values that are more of it than the
+    baseline: the wish spelt out, the act seen, the cue gone; of numbers also for less."""
     shows: list[str] = Field(default_factory=list)
     """Pieces of the shown text it may change, by name; without it any."""
 
@@ -198,6 +199,8 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         "# What is to be explained, and what may be changed to find out. `ramify forensics plan` says what this design can find.",
         *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in (("question", "Why did the agent do that?"), ("env", env), ("model", model), ("behavior", behavior))),
         "n = 150",
+        "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen (oversight) or take",
+        "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]  # fmt: skip
     shown = pieces(world, first)
     for name, baseline in fields.items():

@@ -79,10 +79,16 @@ class Case(Study):
         for result in algorithm.counterfactuals(base, arms):
             changes = changed[result.name]
             told = intervention(self.world, self.config, next(iter(self.panel)), changes)
-            roles = {self.config.fields[field].role for field in changes}
-            detail = {**result.detail, "role": roles.pop() if len(roles) == 1 else "", "change": told}
+            turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
+            role, lowered = turned.pop() if len(turned) == 1 else ("", False)
+            detail = {**result.detail, "role": role, "lowered": lowered, "change": told}
             found.append(self.record(replace(result, detail=detail)))
         return [*found, *(self._interaction(name, base, arms, n) for name in names if len(changed[name]) == 2)]
+
+    def _lowered(self, field: str, value: Any) -> bool:
+        """Whether a field of numbers is set below its baseline, against the way in which roles predict."""
+        before = self.config.fields[field].baseline
+        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (before, value)) and value < before
 
     def _interaction(self, name: str, base: Counts, arms: Mapping[str, Counts], n: int | None) -> TestResult:
         (first, one), (second, two) = self.config.changes(name).items()
