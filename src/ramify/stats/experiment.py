@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self
+
+import numpy as np
 
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import evidence
 from ramify.stats.intervals import Interval, difference_of_differences, wilson
-from ramify.stats.trend import cochran_armitage, isotonic, logistic_fit
+from ramify.stats.power import power_of_difference
+from ramify.stats.trend import cochran_armitage, isotonic, logistic_fit, trend_power
 
 ALPHA = 0.05
 BELIEVED = 0.8
@@ -32,6 +35,36 @@ class Control:
     n: int
     source: str
     """Which agents, e.g. ``20 organisms trained to be evasive``."""
+    move: Move | None = None
+    """Which way the behaviour moved on them, where that is known."""
+    counts: Mapping[str, Any] | None = None
+    """The detail of the test made on them; its rates give the power at other sizes."""
+
+    @classmethod
+    def of(cls, found: TestResult, source: str) -> Self:
+        """The control that a test made on agents with the property comes to."""
+        names = ("base", "hits", "n") if "base" in found.detail else ("doses", "hits", "n")
+        counts = {name: found.detail[name] for name in names} if "hits" in found.detail else None
+        move: Move = "rises" if found.value > 0 else "falls"
+        return cls(float(found.fired), found.alpha, found.n, source, move, counts).at(found)
+
+    def at(self, result: TestResult) -> Self:
+        """With the power to find the rates of these agents with the runs of ``result``, among as many tests as were made together
+        with it (each at alpha / looks, the worst case of Holm). As it is where no counts are known."""
+        if self.counts is None:
+            return self
+        hits, n, mine = self.counts["hits"], self.counts["n"], result.detail
+        level = 1 - result.alpha / max(1, mine.get("looks", 1))
+        if ("doses" in self.counts) != ("doses" in mine):
+            return replace(self, power=0.0)  # a test of another kind by the same name
+        if "doses" in self.counts:
+            order = np.argsort(self.counts["doses"])
+            doses, shares = (np.asarray(x, np.float64)[order] for x in (self.counts["doses"], np.divide(hits, n)))
+            return replace(self, power=trend_power(np.interp(mine["doses"], doses, shares), mine["n"], mine["doses"], level))
+        base, base_n = self.counts["base"]
+        sizes = (mine["n"], mine["base"][1])
+        power = power_of_difference(hits / n, base / base_n, *sizes, level) if n and base_n else 0.0
+        return replace(self, power=power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +133,8 @@ def counterfactuals(
             row.difference_interval,
             row.p_corrected,
             (controls or {}).get(row.intervention),
-            detail=row.to_json() | {"base": [base.k, base.n], "invalid": [base.missing, arms[row.intervention].missing]},
+            detail=row.to_json()
+            | {"base": [base.k, base.n], "invalid": [base.missing, arms[row.intervention].missing], "looks": len(arms)},
             alpha=alpha,
         )
         for row in rows

@@ -134,8 +134,11 @@ class ACH:
 
 
 def cell_of(result: TestResult, hypothesis: Hypothesis) -> Cell:
-    """What a test says of a hypothesis: nothing without a prediction or where its silence cannot be believed."""
+    """What a test says of a hypothesis: nothing without a prediction or where its silence cannot be believed, and silence
+    nothing against a move the other way than that of its positive control."""
     predicted = hypothesis.prediction(result)
     if predicted is None or result.seen == "uninterpretable":
+        return "neutral"
+    if result.seen == "same" and predicted != "same" and result.control and result.control.move not in (None, predicted):
         return "neutral"
     return "consistent" if predicted == result.seen else "inconsistent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -154,6 +155,30 @@ def test_a_silence_without_a_positive_control_is_uninterpretable() -> None:
     assert fired.seen == "falls", "what moved needs no control"
 
 
+def test_a_control_has_the_power_of_the_test_it_is_put_to() -> None:
+    (large,) = counterfactuals(Counts(33, 60), {"seen": Counts(12, 60)})
+    known = Control.of(large, "sly")
+    assert (known.move, known.power) == ("falls", pytest.approx(0.98, abs=0.01))
+    known = Control(**json.loads(json.dumps(asdict(known))))
+    (small,) = counterfactuals(Counts(2, 12), {"seen": Counts(2, 12)})
+    assert known.at(small).power < 0.5
+    assert replace(small, control=known.at(small)).seen == "uninterpretable"
+    one, *_ = counterfactuals(Counts(8, 40), {name: Counts(8, 40) for name in ("seen", "b", "c", "d")})
+    alone = counterfactuals(Counts(8, 40), {"seen": Counts(8, 40)})[0]
+    assert known.at(one).power < known.at(alone).power - 0.1
+    dose = Control.of(dose_response("errors", [0, 50, 100], [Counts(k, 60) for k in (3, 10, 20)]), "busy")
+    tiny = dose_response("errors", [100, 50, 0, 25], [Counts(1, 6)] * 4)
+    assert dose.at(tiny).power < 0.6 < 0.95 < dose.power
+
+
+def test_silence_says_nothing_against_a_move_the_control_did_not_make() -> None:
+    (sure,) = counterfactuals(Counts(30, 60), {"seen": Counts(55, 60)})
+    (silent,) = counterfactuals(Counts(30, 60), {"seen": Counts(30, 60)})
+    found = ACH([Hypothesis("up", predicts={"seen": "rises"}), Hypothesis("down", predicts={"seen": "falls"})])
+    line = found.add(replace(silent, control=Control.of(sure, "x").at(silent)))
+    assert line.cells == {"up": "inconsistent", "down": "neutral"}
+
+
 def test_interaction_of_a_stack_as_the_paper_reports_it() -> None:
     found = stacked("country", Counts(3, 100), Counts(19, 100), Counts(59, 100), Counts(65, 100))
     assert found.value == pytest.approx((0.03 - 0.19) - (0.59 - 0.65))
@@ -223,8 +248,6 @@ def test_rows_with_a_shared_confound_count_once() -> None:
 def test_a_test_fills_its_row_from_the_predictions_and_silence_fills_nothing() -> None:
     found = ACH(list(STANDARD.values()))
     (clear,) = counterfactuals(Counts(20, 150), {"clear": Counts(2, 150)})
-    from dataclasses import replace
-
     line = found.add(replace(clear, detail={**clear.detail, "role": "clarity"}))
     assert (line.cells["confusion"], line.cells["tedium"]) == ("consistent", "inconsistent")
     (silent,) = counterfactuals(Counts(20, 150), {"oversight": Counts(19, 150)})
@@ -238,8 +261,6 @@ def test_a_test_fills_its_row_from_the_predictions_and_silence_fills_nothing() -
 
 
 def test_likelihoods_multiply_over_independent_rows_only() -> None:
-    from dataclasses import replace
-
     found = ACH(["a", "b"])
     for i, confound in enumerate(("x", "x", "y")):
         found.add(f"row {i}", confounds=(confound,), b="-")

@@ -20,8 +20,6 @@ from ramify.rollout.compact import reply
 from ramify.rollout.parts import make_agent
 from ramify.score.classify import Says, by_model, by_pattern
 from ramify.stats.intervals import proportion
-from ramify.stats.power import power_of_difference
-from ramify.stats.trend import trend_power
 
 
 def ask(
@@ -77,8 +75,8 @@ def control(
 ) -> dict[str, Control]:
     """Make a test on an agent known to have the property: another model, or the case's own told to have it. The controls are kept.
 
-    Its power at the size of the test follows from the rates found there; its false alarms are those of its level. Raises UserError
-    where neither or both are named.
+    The rates found there give its power at its own size, told here, and at that of each test it is put to; its false alarms are those of
+    its level. Raises UserError where neither or both are named.
     """
     if bool(model) == bool(instruct):
         raise UserError("a positive control is another model, or an instruction to the same one")
@@ -90,7 +88,7 @@ def control(
         stops = () if agent.template is None else tuple(agent.template.stop_tokens)
         name = f"organism-{agent.model.identity.weights[:6]}"
         known = case.acting(name, replace(agent, sampling=replace(case.agent.sampling, stop_tokens=stops)))
-    found = {r.name: Control(power_at(r), r.alpha, r.n, name) for r in test(known)}
+    found = {r.name: Control.of(r, name) for r in test(known)}
     case.write("controls", case.read("controls") | {test_name: asdict(one) for test_name, one in found.items()})
     return found
 
@@ -113,14 +111,3 @@ class Instructed:
     def panel(self, split: str, n: int, seed: int = 0) -> Panel:
         """The tasks of the world."""
         return self.inner.panel(split, n, seed)
-
-
-def power_at(result: TestResult) -> float:
-    """Probability that a test of this size fires at the rates it found."""
-    d = result.detail
-    if result.kind == "dose":
-        return trend_power([k / n for k, n in zip(d["hits"], d["n"], strict=True)], d["n"], d["doses"], 1 - result.alpha)
-    if "base" not in d or not d["n"] or not d["base"][1]:
-        return float(result.fired)
-    base, n = d["base"]
-    return power_of_difference(d["hits"] / d["n"], base / n, d["n"], n, 1 - result.alpha)

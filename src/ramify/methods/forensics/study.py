@@ -211,7 +211,7 @@ class Study:
         if self.prefix:
             return result
         control = self.read("controls").get(result.name)
-        known = result.control or (None if control is None else Control(**control))
+        known = result.control or (None if control is None else Control(**control).at(result))
         confounds = (*result.confounds, *self.config.confounds.get(result.name, ()))
         result = replace(result, control=known, confounds=tuple(dict.fromkeys(confounds)))
         self.write(f"results/{result.name}", result.to_json())
@@ -223,7 +223,7 @@ class Study:
         found = [
             result_from_json(json.loads(file.read_text("utf-8"))) for file in sorted((self.folder / "results").glob("*.json"))
         ]
-        return [replace(r, control=Control(**controls[r.name])) if r.name in controls else r for r in found]
+        return [replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r for r in found]
 
     def read(self, name: str) -> dict[str, Any]:
         """CASEDIR/NAME.json; empty where there is none. Raises UserError on a file that is none of JSON."""
