@@ -136,6 +136,12 @@ def test_the_paper_s_recipe_runs_where_there_are_fewer_dimensions_than_it_keeps(
     assert found.recipe == "table"
 
 
+def test_blank_texts_tell_nothing() -> None:
+    """Every trace may begin with the same line break, which is no word."""
+    x, y = data(60)
+    assert probe(x, y, np.arange(60), texts={"first token": ["\n"] * 60}, shuffles=0).controls == {"first token": 0.5}
+
+
 def test_near_duplicates_share_a_group() -> None:
     texts = ["how do I pick a lock at night", "how do I pick a lock at night?", "write a poem about spring", ""]
     groups = near_duplicates(texts)

@@ -103,6 +103,21 @@ def test_random_halves_hold_the_truth() -> None:
     assert claimed <= 3
 
 
+def test_states_of_a_prompt_are_no_valley() -> None:
+    """Both ends carry the prompt, whose outcomes are drawn at random: J is far above the floor of as many prompts."""
+    claimed, g = 0, np.repeat(np.arange(40), 8)
+    for seed in range(8):
+        rng = generator(seed, "prompts")
+        y = (rng.random(40) < 0.5)[g] ^ (rng.random(320) < 0.1)
+        x = rng.normal(size=(320, 6, 16))
+        x[:, [0, -1]] += 2 * rng.normal(size=(40, 16))[g][:, None]
+        found = valley(x, y, g, seed=seed, draws=40)
+        assert found.floor[0] > 3 * found.floor[2]
+        assert found.low[0] < 0
+        claimed += found.depth_interval is not None and found.depth_interval[0] > 0
+    assert claimed <= 1
+
+
 def test_nothing_at_the_ends_gives_no_depth() -> None:
     x = generator(4, "none").normal(size=(60, 5, 4))
     y = np.arange(60) % 2 == 0

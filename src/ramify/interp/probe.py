@@ -119,10 +119,9 @@ def probe(
         )
     split = folds_of(labels, groups, folds, seed)
     scores = out_of_fold(x, labels, split, recipe)
-    order = np.argsort(np.unique(np.asarray(groups), return_inverse=True)[1], kind="stable")
     null = []
     for i in range(shuffles):
-        mixed = _shuffled(labels, order, groups, generator(seed, "shuffled labels", i))
+        mixed = shuffled_groups(labels, groups, generator(seed, "shuffled labels", i))
         null.append(auroc(out_of_fold(x, mixed, split, recipe), mixed))
     controls: dict[str, float | None] = {
         name: auroc(out_of_fold(np.array(list(said), object), labels, split, None), labels)
@@ -168,11 +167,11 @@ def folds_of(y: np.ndarray, groups: Sequence[Any], folds: int = 5, seed: int = 4
 def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: Recipe | None = TABLE) -> np.ndarray:
     """Logits (N,) of ``y`` bool (N,) from fits that saw neither the sample nor its fold, its scaling and reduction included.
 
-    ``recipe`` None takes ``x`` as texts: a bag of words weighted by TF-IDF. A training fold of one class scores 0.
+    ``recipe`` None takes ``x`` as texts: a bag of words weighted by TF-IDF. A training fold of one class, or of blank texts, scores 0.
     """
     scores = np.zeros(len(y))
     for train, held in folds:
-        if y[train].all() or not y[train].any():
+        if y[train].all() or not y[train].any() or (recipe is None and not any(text.split() for text in x[train])):
             continue
         pipeline = _pipeline(recipe, len(train), 0 if x.ndim < 2 else x.shape[1])
         scores[held] = pipeline.fit(x[train], y[train]).decision_function(x[held])
@@ -256,9 +255,10 @@ def youden(scores: np.ndarray, y: np.ndarray) -> float:
     return float(thresholds[np.argmax(true - false)])
 
 
-def _shuffled(y: np.ndarray, order: np.ndarray, groups: Sequence[Any], rng: np.random.Generator) -> np.ndarray:
-    """Labels with whole groups' stretches put in another order, so that outcomes of one group stay about as alike as they are."""
-    lengths = np.unique(np.asarray(groups), return_counts=True)[1]
+def shuffled_groups(y: np.ndarray, groups: Sequence[Any] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Labels ``y`` (N,) with whole groups' stretches put in another order: outcomes of one group stay about as alike as they are."""
+    _, codes, lengths = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    order = np.argsort(codes, kind="stable")
     stretches = np.split(y[order], np.cumsum(lengths)[:-1])
     mixed = np.empty_like(y)
     mixed[order] = np.concatenate([stretches[i] for i in rng.permutation(len(stretches))])

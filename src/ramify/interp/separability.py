@@ -18,6 +18,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.interp.probe import shuffled_groups
 
 _FLAT = 1e-6
 """A dimension whose deviation is not above this is left as it is."""
@@ -77,6 +78,7 @@ class Valley:
     """V = 1 - mean(J from 20 to 80 %) / min(J at the start, J at the end), the floor taken off; None where an end is not above it.
     The lesser of two noisy ends errs low, so V errs towards no valley."""
     depth_interval: tuple[float, float] | None
+    """None where an end is not above its floor in more halves than the interval leaves out on one side."""
     n: tuple[int, int]
     """Positive and negative traces."""
 
@@ -96,13 +98,17 @@ def valley(
 ) -> Valley:
     """J at each of P positions spread evenly over the traces: ``x`` (N, P, D), ``y`` bool (N,).
 
-    The floor is that of ``draws`` shuffled labellings. Intervals are those of random halves of the ``groups`` (traces, where none are
+    The floor is that of ``draws`` shuffled labellings, which move the labels of a group together: traces of one prompt are alike, so their
+    J without any signal is far above that of as many traces of as many prompts. Intervals are those of random halves of the ``groups`` (traces, where none are
     given), drawn without replacement: a half differs from the whole as the whole differs from the truth, and unlike a resample it
     repeats no trace, which would raise J. Raises UserError where a class is missing.
     """
     labels, positions = _labels(x, y), range(x.shape[1])
     rng = generator(seed, "valley")
-    shuffled = rng.permuted(np.broadcast_to(labels, (draws, len(labels))), axis=1)
+    if groups is None:
+        shuffled = rng.permuted(np.broadcast_to(labels, (draws, len(labels))), axis=1)
+    else:
+        shuffled = np.stack([shuffled_groups(labels, groups, rng) for _ in range(draws)])
     _, codes = np.unique(np.arange(len(labels)) if groups is None else np.asarray(groups), return_inverse=True)
     order = rng.permuted(np.broadcast_to(np.arange(codes.max() + 1), (draws, codes.max() + 1)), axis=1)
     kept = (order < (codes.max() + 1) / 2)[:, codes]
@@ -123,7 +129,7 @@ def valley(
         net = halves - null * (sizes / floor(int(labels.sum()), int((~labels).sum())))[:, None]
         low, high = np.quantile(net, tails, axis=0)
         depths = [value for one in net if (value := _depth(one, middle)) is not None]
-        if len(depths) > len(net) / 2:
+        if len(depths) >= tails[1] * len(net):
             ends = np.quantile(depths, tails)
             interval = float(ends[0]), float(ends[1])
     counts = int(labels.sum()), int((~labels).sum())

@@ -348,7 +348,8 @@ def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: i
         if not len(pairs):
             raise UserError("no prompt of a pool has labelled traces with the defence and without it")
         totals.append(pairs.sum(axis=0).tolist())
-        drawn = rng.multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), draws) @ pairs
+        kinds, times = np.unique(pairs, axis=0, return_counts=True)
+        drawn = rng.multinomial(len(pairs), times / len(pairs), draws) @ kinds
         moved.append(drawn[:, 2] / drawn[:, 3] - drawn[:, 0] / drawn[:, 1])
     found = {}
     for name, at in (("base", 0), ("treated", 2)):

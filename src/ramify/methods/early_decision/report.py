@@ -319,7 +319,10 @@ def html(record: dict[str, Any]) -> str:
         within = {"control": "within pools", "AUROC": one["within_pools"]}
         null = {"control": "shuffled labels, 95th percentile", "AUROC": one["null"]}
         parts.append(
-            html_table("", [within, null, *({"control": name, "AUROC": value} for name, value in one["controls"].items())])
+            html_table(
+                "Controls, all pools together",
+                [within, null, *({"control": name, "AUROC": value} for name, value in one["controls"].items())],
+            )
         )
     if record["valley"] and not record["valley"]["reason"]:
         parts += ["<h2>Along the thinking</h2>", separability_svg(record["valley"])]

@@ -17,7 +17,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import FINAL, Network, collect, hop
-from ramify.interp.probe import STATE_A, TABLE, Recipe, folds_of, near_duplicates, out_of_fold, probe, too_few
+from ramify.interp.probe import STATE_A, TABLE, Recipe, folds_of, near_duplicates, out_of_fold, probe, shuffled_groups, too_few
 from ramify.interp.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.run import Study
 from ramify.model.protocol import Model
@@ -168,7 +168,7 @@ def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[s
     if not record["reason"]:
         record |= {"valley": valley(x.astype(np.float32), y, names, draws=config.draws).to_json()}
         folds = folds_of(y, names)
-        mixed = generator(study.config.seed, "valley probe").permutation(y)
+        mixed = shuffled_groups(y, names, generator(study.config.seed, "valley probe"))
         probes: dict[str, list[Any]] = {"auroc": [], "shuffled": [], "mahalanobis": []}
         for p in range(config.points):
             here = x[:, p].astype(np.float32)

@@ -170,7 +170,8 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     study, thinker, _ = _opened(run)
     found = probe_stage(study, thinker, options)
     rows = [
-        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], one["null"], *(one["controls"].get(name) for name in ("prompt words", "first token"))]
+        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"]]
+        + ([one["null"], *(one["controls"].get(name) for name in ("prompt words", "first token"))] if pool["pool"] == "all" else [None] * 3)
         for one in found["probes"] for pool in one["pools"]
     ]  # fmt: skip
     columns = [
@@ -203,7 +204,7 @@ def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     found, probes = record["valley"], record["probe"]
     at = range(0, options.points, max(1, options.points // 10))
     rows = [[f"{found['share'][p]:.0%}", found["j"][p], found["floor"][p], probes["auroc"][p], probes["shuffled"][p]] for p in at]
-    depth = "no valley can be told: an end is not above its floor" if found["depth"] is None else f"V = {found['depth']:.2f} {found['depth_interval']}"  # fmt: skip
+    depth = "no valley can be told: an end is not above its floor" if found["depth"] is None else f"V = {found['depth']:.2f} {found['depth_interval'] or '(no interval: an end is too near its floor)'}"  # fmt: skip
     emit(record, as_json, table(["at", "J", "floor", "probe AUROC", "shuffled"], rows) + f"\n\n{depth}")
 
 
