@@ -325,6 +325,23 @@ def test_a_variant_that_lowers_the_effort_speaks_for_tedium(tmp_path: Path) -> N
         assert (line.cells["tedium"], line.cells["confusion"]) == ("consistent", "inconsistent")
 
 
+def test_a_dose_or_a_place_without_graded_runs_is_one_sentence(tmp_path: Path) -> None:
+    blind = False
+
+    async def behavior(said: Any) -> bool | None:
+        return None if blind or any("50 errors" in m.text for m in said) else True
+
+    with Case(folder(tmp_path), behavior=behavior) as case:
+        with pytest.raises(UserError, match="all 3 runs at errors = 50 are invalid"):
+            case.vary("errors", [50, 130, 258], 3)
+        high = case.play("baseline", {}, 1)[0]
+        blind = True
+        with pytest.raises(UserError, match="4 of the 4 forks behind 0 sentences of reply 0 are invalid"):
+            case.resample(high, k=4)
+    with pytest.raises(ValueError, match="expect"):
+        CaseConfig(env="x", expect=1)
+
+
 def test_an_undeclared_stack_is_refused_in_python_too() -> None:
     config = CaseConfig(env="x", fields={"a": {"baseline": 1}, "b": {"baseline": 1}}, variants={"v": {"set": {"a": 2, "b": 2}}})  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the case: variant 'v' sets 2 fields"):

@@ -83,7 +83,7 @@ class CaseConfig(Config):
     concurrency: int = Field(64, ge=1)
     sentences: Literal["prose", "stops", "lines"] = "prose"
     """What a sentence of a trace is."""
-    expect: float = Field(0.13, ge=0, le=1)
+    expect: float = Field(0.13, ge=0, lt=1)
     """Rate of the behaviour that the plan reckons with."""
     instead: float = Field(0.01, ge=0, le=1)
     """Rate under a change that takes the cause away."""

@@ -64,6 +64,12 @@ class Case(Study):
                 f"'{field}' needs at least three different numbers as doses, not {values}; for other values use counterfactual"
             )
         counts = [self._cell(f"{field}={value}", {field: value}, n) for value in values]
+        for value, count in zip(values, counts, strict=True):
+            if not count.n:
+                raise UserError(
+                    f"all {count.missing} runs at {field} = {value} are invalid, so it has no rate: see what `ramify forensics run` says of "
+                    "failures, or leave it out of the doses"
+                )
         found = algorithm.dose_response(field, values, counts)
         return self.record(replace(found, detail={**found.detail, "role": declared[field].role}))
 
@@ -145,8 +151,14 @@ class Case(Study):
             return np.array([[np.nan if g.behavior is None else float(g.behavior) for g in row] for row in graded])
 
         found = asyncio.run(outcomes())
-        scores = algorithm.sentence_scores(found)
         self.run.commit()
+        for i, row in enumerate(np.isfinite(found)):
+            if min(row[0::2].sum(), row[1::2].sum()) < 2:
+                raise UserError(
+                    f"{k - row.sum()} of the {k} forks behind {i} sentences of reply {turn} are invalid, and either half needs 2 graded "
+                    "ones: ask for more forks"
+                )
+        scores = algorithm.sentence_scores(found)
         ends = [0 if not offset or node.ends is None else int(node.ends[offset - 1]) for offset in offsets]
         texts = [node.text[a:b].strip() for a, b in itertools.pairwise(ends)]
         rows = [
