@@ -137,6 +137,9 @@ def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Pa
 
 def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "again"
+    assert main(arguments(checkpoint, prompts, out, "--dry-run", "--seed", "9")) == 0
+    assert not out.exists()  # a bill fixes no settings
+    shutil.copytree(study, out, ignore=lambda folder, names: set(names) - {"study.json", "prompts.json"})
     assert main(arguments(checkpoint, prompts, out, "--dry-run")) == 0
     whole = (study / "traces.jsonl").read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -390,6 +393,12 @@ def test_traces_drawn_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path,
     found = Study.open(out).traces.rows
     assert found["p0/thinking/0"]["outcome"] is False
     assert found["p1/thinking/1"]["outcome"] is None
+    command = arguments(checkpoint, prompts, out, "--traces", str(file))
+    assert main(command) == 0
+    file.write_text(json.dumps(rows[0] | {"response": "never"}) + "\n")
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds other traces: trace 1" in capsys.readouterr().err
     for row, says in [
         ({"prompt_id": "p99", "thinking": "x"}, ":1: 'prompt_id' names no prompt 'p99'"),
         ({"prompt_id": "p0"}, ":1: the trace: 'thinking' must be text, and it is missing"),

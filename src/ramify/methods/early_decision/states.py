@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError
+from ramify.base.files import whole_file
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import FINAL, Network, collect, hop
@@ -111,7 +112,8 @@ def capture(
             if json.loads((kept.metadata() or {}).get("made", "{}")) == made:
                 return Captured(rows, kept.get_tensor("states"), len(every) - len(rows))
     states = collect(model, ids, where, layers, dtype=dtype)
-    save_file({"states": states}, file, {"made": json.dumps(made)})
+    with whole_file(file) as temporary:
+        save_file({"states": states}, temporary, {"made": json.dumps(made)})
     return Captured(rows, states, len(every) - len(rows))
 
 

@@ -124,6 +124,10 @@ def run_(
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems})
     identity = thinker.model.identity
+    if dry_run and not (out / "study.json").is_file():  # a bill decides nothing
+        total = len(problems) * len(options.modes) * options.k
+        _show({"traces": total, "missing": total, "out": str(out)}, as_json)
+        return
     study = Study(out, options, problems, {"model": identity.name, "weights": identity.weights, "voters": panel.names})
     if dry_run:
         _show(bill(study) | {"out": str(out)}, as_json)
