@@ -96,10 +96,16 @@ class ACH:
         counts = self.inconsistencies()
         return sorted(self.hypotheses, key=lambda h: counts[h])
 
+    def untested(self) -> list[str]:
+        """The hypotheses that say nothing about any row: nothing could have spoken against them."""
+        return [h for h in self.hypotheses if all(line.cells[h] == "neutral" for line in self.lines)]
+
     def fewest(self) -> list[str]:
-        """The hypotheses with the fewest inconsistencies: one name where the evidence decides, several where it does not."""
-        counts = self.inconsistencies()
-        return [h for h in self.hypotheses if counts[h] == min(counts.values())]
+        """The tested hypotheses with the fewest inconsistencies: one name where the evidence decides, several where it does not, all
+        where none is tested."""
+        counts, untested = self.inconsistencies(), self.untested()
+        tested = [h for h in self.hypotheses if h not in untested] or list(self.hypotheses)
+        return [h for h in tested if counts[h] == min(counts[t] for t in tested)]
 
     def likelihoods(self) -> dict[str, float]:
         """Product of the rows' likelihoods, the first row of each group of shared confounds only; 1 where no row has any."""
@@ -116,7 +122,9 @@ class ACH:
         counts, visited = self.inconsistencies(), benign or {}
         named = self.fewest()
         silent = [line.name for line in self.lines if line.note.startswith("uninterpretable")]
-        bearing = any(cell == "inconsistent" for line in self.lines for cell in line.cells.values())
+        bearing = len(self.hypotheses) - len(self.untested()) > 1 and any(
+            cell == "inconsistent" for line in self.lines for cell in line.cells.values()
+        )
         return {
             "rows": [
                 {"name": x.name, "statement": x.statement, "cells": dict(x.cells), "confounds": list(x.confounds), "note": x.note}
@@ -126,6 +134,7 @@ class ACH:
             "inconsistencies": counts,
             "fewest": named if bearing else [],
             "decided": bearing and len(named) == 1,
+            "untested": self.untested() if self.lines else [],
             "uninterpretable": silent,
             "benign": {name: visited.get(name, "not visited") for name in checklist},
             "overturned_by": {h: self.hypotheses[h].overturned_by for h in named if self.hypotheses[h].overturned_by},

@@ -26,6 +26,7 @@ from ramify.methods.forensics import (
     stacked,
 )
 from ramify.methods.forensics.algorithm import awareness, result_from_json
+from ramify.methods.forensics.report import ach_text
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import fisher, two_proportions
@@ -273,6 +274,18 @@ def test_nothing_is_decided_without_a_row_against_something() -> None:
     found.add("fits", a="+")
     assert found.report()["fewest"] == []
     assert not found.report()["decided"]
+
+
+def test_a_hypothesis_that_predicts_nothing_is_not_named() -> None:
+    found = ACH(["said", "silent", "other"])
+    found.add("speaks", said="-")
+    assert not found.report()["decided"], "one alone competes with none"
+    found.add("speaks too", said="-", other="-")
+    found.add("and again", said="+", other="-")
+    found.add("and again", said="+", other="-")
+    report = found.report()
+    assert (report["fewest"], report["untested"]) == (["said"], ["silent"])
+    assert "neither cleared nor named: silent" in "".join(ach_text(report))
 
 
 def test_mistakes_in_a_table_are_one_sentence() -> None:

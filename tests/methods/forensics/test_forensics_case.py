@@ -14,6 +14,7 @@ from ramify.methods.forensics.case import CaseConfig, check_case, intervention, 
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.run import Case
+from ramify.methods.forensics.verbs import _run
 from ramify.score.classify import by_pattern
 from ramify.trace.db import Run
 from tests.methods.forensics import scripted_organisms as organisms
@@ -340,6 +341,15 @@ def test_a_dose_or_a_place_without_graded_runs_is_one_sentence(tmp_path: Path) -
             case.resample(high, k=4)
     with pytest.raises(ValueError, match="expect"):
         CaseConfig(env="x", expect=1)
+
+
+def test_a_run_of_a_control_is_no_run_of_the_incident(tmp_path: Path) -> None:
+    with Case(folder(tmp_path)) as case:
+        case.acting("organism-x").play("baseline", {}, 20)
+        with pytest.raises(UserError, match="no run of the incident did it yet"):
+            _run(case, "")
+        found = next(r for r in case.play("baseline", {}, 20) if r.behavior)
+        assert _run(case, "").leaf == found.leaf
 
 
 def test_an_undeclared_stack_is_refused_in_python_too() -> None:

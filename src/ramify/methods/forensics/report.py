@@ -169,12 +169,14 @@ def ach_text(found: Mapping[str, Any]) -> list[str]:
     if not found["rows"]:
         said = "There is no evidence yet."
     elif not found["fewest"]:
-        said = "No row speaks against any hypothesis: nothing is decided."
+        said = "Nothing is decided: no row speaks against any hypothesis, or fewer than two predict anything about the rows."
     elif found["decided"]:
         said = f"Fewest inconsistencies: {found['fewest'][0]}. The rows above are what this rests on."
     else:
         said = f"Several hypotheses have the fewest inconsistencies: {', '.join(found['fewest'])}. The evidence does not decide between them."
     out.append(said)
+    if found["untested"]:
+        out.append(f"Predict nothing about these rows, so they are neither cleared nor named: {', '.join(found['untested'])}.")
     if found["uninterpretable"]:
         out.append(f"Silent without a positive control, so evidence for nothing: {', '.join(found['uninterpretable'])}.")
     if found["likelihoods"]:

@@ -102,6 +102,7 @@ def _no_table() -> dict[str, Any]:
         "inconsistencies": {},
         "rows": [],
         "fewest": [],
+        "untested": [],
         "uninterpretable": [],
         "likelihoods": None,
         "overturned_by": {},
@@ -352,15 +353,15 @@ def _numbers(text: str) -> list[float]:
 
 
 def _run(case: Case, leaf: str) -> Played:
-    """The run that ends at ``leaf``; without one the first of the incident that did it."""
-    runs = [Played(**entry.payload) for entry in case.run.journal("played")]
+    """The run that ends at ``leaf``; without one the first of the incident that did it, which is none of a positive control."""
+    runs = {entry.key: Played(**entry.payload) for entry in case.run.journal("played")}
     if leaf:
         name = case.run.find(leaf)
-        found = next((r for r in runs if r.leaf == name), None)
+        found = next((r for r in runs.values() if r.leaf == name), None)
         if found is None:
             raise UserError(f"no run of the case ends at node {name}; `ramify forensics read` names some")
         return found
-    found = next((r for r in runs if r.behavior and r.cell == "baseline"), None)
+    found = next((r for key, r in runs.items() if r.behavior and key.startswith("baseline/")), None)
     if found is None:
         raise UserError("no run of the incident did it yet: name one with --run, or play more")
     return found
