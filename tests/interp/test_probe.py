@@ -142,6 +142,22 @@ def test_blank_texts_tell_nothing() -> None:
     assert probe(x, y, np.arange(60), texts={"first token": ["\n"] * 60}, shuffles=0).controls == {"first token": 0.5}
 
 
+def test_controls_by_pool() -> None:
+    # words that tell the pools apart tell the outcome of all together, and nothing within a pool
+    x, _ = data(200)
+    pools = np.where(np.arange(200) % 2, "harmful", "benign")
+    y = generator(5, "pools").random(200) < np.where(pools == "harmful", 0.8, 0.3)
+    found = probe(x, y, np.arange(200), pools=pools.tolist(), texts={"words": pools.tolist()}, shuffles=3)
+    every, *each = found.pools
+    assert every.null == found.null
+    assert every.controls == found.controls
+    assert [one.pool for one in each] == ["benign", "harmful"]
+    for one in each:
+        assert (one.controls["words"] or 0) < 0.55  # pooled over folds it lies below one half
+        assert one.null is not None
+    assert (every.controls["words"] or 0) > 0.65
+
+
 def test_near_duplicates_share_a_group() -> None:
     texts = ["how do I pick a lock at night", "how do I pick a lock at night?", "write a poem about spring", ""]
     groups = near_duplicates(texts)

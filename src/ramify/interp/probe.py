@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ class Ranked:
     """Balanced accuracy with a threshold (Youden 1950) from the other folds' samples of this pool."""
     reason: str = ""
     """Why there is no figure."""
+    null: float | None = None
+    """95th percentile of the AUROC on shuffled labels, in this pool."""
+    controls: dict[str, float | None] = field(default_factory=dict)
+    """AUROC of the controls in this pool: what tells pools apart may tell nothing within one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Probed:
     @property
     def null(self) -> float | None:
         """95th percentile of the shuffled labels' AUROC."""
-        return float(np.quantile(self.shuffled, 0.95)) if self.shuffled else None
+        return _percentile(self.shuffled)
 
     def to_json(self) -> dict[str, Any]:
         """JSON form, without the scores."""
@@ -122,14 +126,20 @@ def probe(
     null = []
     for i in range(shuffles):
         mixed = shuffled_groups(labels, groups, generator(seed, "shuffled labels", i))
-        null.append(auroc(out_of_fold(x, mixed, split, recipe), mixed))
-    controls: dict[str, float | None] = {
-        name: auroc(out_of_fold(np.array(list(said), object), labels, split, None), labels)
-        for name, said in (texts or {}).items()
-    }
+        null.append((out_of_fold(x, mixed, split, recipe), mixed))
+    others = {name: out_of_fold(np.array(list(said), object), labels, split, None) for name, said in (texts or {}).items()}
     for name, held in (other_groups or {}).items():
-        apart = len(set(held)) >= folds
-        controls[name] = auroc(out_of_fold(x, labels, folds_of(labels, held, folds, seed), recipe), labels) if apart else None
+        others[name] = (
+            _nothing(x) if len(set(held)) < folds else out_of_fold(x, labels, folds_of(labels, held, folds, seed), recipe)
+        )
+
+    def shuffled(on: np.ndarray) -> list[float]:
+        return sorted(v for said, mixed in null if (v := auroc(said[on], mixed[on])) is not None)
+
+    def controls(on: np.ndarray) -> dict[str, float | None]:
+        return {name: None if np.isnan(said).any() else auroc(said[on], labels[on]) for name, said in others.items()}
+
+    every = np.ones(len(x), bool)
     ranked = [_ranked("all", scores, labels, groups, split, seed)]
     within = within_auroc(scores, labels, names.tolist()) if len(set(names.tolist()) - {"all"}) else None
     for pool in sorted(set(names.tolist()) - {"all"}):
@@ -138,7 +148,11 @@ def probe(
         parts = [part for part in parts if not too_few(labels[part])]
         if len(parts) > 1:
             ranked.append(_mean_of(pool, parts, scores, labels, groups, split, seed))
-    return Probed(recipe.name, ranked, within, sorted(v for v in null if v is not None), controls, scores)
+    for i, one in enumerate(ranked):
+        if not one.reason and one.pool in {"all", *names}:
+            on = every if one.pool == "all" else names == one.pool
+            ranked[i] = replace(one, null=_percentile(shuffled(on)), controls=controls(on))
+    return Probed(recipe.name, ranked, within, shuffled(every), controls(every), scores)
 
 
 def too_few(y: np.ndarray) -> str:
@@ -263,6 +277,10 @@ def shuffled_groups(y: np.ndarray, groups: Sequence[Any] | np.ndarray, rng: np.r
     mixed = np.empty_like(y)
     mixed[order] = np.concatenate([stretches[i] for i in rng.permutation(len(stretches))])
     return mixed
+
+
+def _percentile(null: list[float]) -> float | None:
+    return float(np.quantile(null, 0.95)) if null else None
 
 
 def _nothing(x: np.ndarray) -> np.ndarray:

@@ -174,8 +174,7 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     study, thinker, _ = _opened(run)
     found = probe_stage(study, thinker, options)
     rows = [
-        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"]]
-        + ([one["null"], *(one["controls"].get(name) for name in ("prompt words", "first token"))] if pool["pool"] == "all" else [None] * 3)
+        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
     ]  # fmt: skip
     columns = [
