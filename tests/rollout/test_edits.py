@@ -180,6 +180,11 @@ def test_sentences(tmp_path: Path) -> None:
         assert "+It is huge. All look." in forked.diff
         with pytest.raises(UserError, match="has 3 sentences, so there is no place before sentence 7"):
             do(made, attempt, node.id, n=1, edit={"sentence": {"at": 7, "by": "stops"}})
+        apart = {"one": said_so, "two": {"sentence": {"at": 2, "text": " None.", "by": "stops"}}}
+        with pytest.raises(UserError, match=r"one place in node \w+, not one at token \d+, two at token \d+: fork each apart"):
+            asyncio.run(compare(made, attempt.tree, TASK, node.id, apart, n=1))
+        same = {"one": said_so, "two": {"sentence": {"at": 1, "text": " None.", "by": "stops"}}}
+        assert len(asyncio.run(compare(made, attempt.tree, TASK, node.id, same, n=1))[1]) == 2
 
 
 def test_prose_knows_abbreviations() -> None:

@@ -150,6 +150,7 @@ def test_text_only_agents_fork_at_messages(tmp_path: Path) -> None:
         ({"append": "a", "ban": ["b"]}, "one key"),
         ({"replace": "a\ud800"}, "no valid text"),
         ({"ban": ["a", "\ud800"]}, "no valid text"),
+        ({"ban": ["a", ""]}, "takes a non-empty list of non-empty texts"),
     ],
 )
 def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:

@@ -108,6 +108,10 @@ def test_an_interaction_and_its_interval() -> None:
     assert p < 1e-6
     assert difference_of_differences((0, 0), (1, 2), (1, 2), (1, 2)) == (0.0, (-2.0, 2.0), 1.0)
     assert difference_of_differences((0, 9), (0, 9), (0, 9), (0, 9))[2] == 1.0
+    value, (low, high), p = difference_of_differences((2, 2), (0, 2), (0, 2), (0, 2))
+    assert (value, low < 0 < high) == (1.0, True)
+    assert p > 0.05, "four certain shares of two runs show little"
+    assert difference_of_differences((90, 90), (0, 90), (0, 90), (0, 90))[2] < 1e-6
 
 
 def test_homogeneity() -> None:

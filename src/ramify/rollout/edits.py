@@ -90,9 +90,11 @@ def check_edit(edit: Any) -> dict[str, Any] | None:
     if kind not in EDITS:
         raise UserError(f"unknown edit '{kind}' ({nearest(kind, EDITS)})")
     inner = {"append_tokens": int, "ban_tokens": int, "ban": str}.get(kind)
-    wrong = inner is not None and isinstance(value, list) and not all(type(v) is inner for v in value)
+    wrong = inner is not None and isinstance(value, list) and not all(type(v) is inner and v != "" for v in value)
     if not isinstance(value, EDITS[kind]) or not value or wrong:
-        what = "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'texts'}"
+        what = (
+            "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'non-empty texts'}"
+        )
         what = f"an object with {', '.join(_FIELDS[kind])}" if kind in _FIELDS else what
         raise UserError(f"edit '{kind}' takes {what}")
     if isinstance(value, dict):

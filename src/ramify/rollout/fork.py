@@ -156,9 +156,15 @@ async def compare(
 ) -> tuple[list[Fork], list[Row]]:
     """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
 
-    Raises UserError and NeedsError like :func:`fork`, before anything is drawn where an edit itself is wrong.
+    Raises UserError and NeedsError like :func:`fork`, before anything is drawn where an edit itself is wrong, and UserError where
+    edits of sentences bring different places: one control is none for both.
     """
     checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
+    node = episodes.load(tree).node(node_id)
+    places = {name: _offset(episodes, node, offset, edit) for name, edit in checked.items()}
+    if len(set(places.values())) > 1:
+        told = ", ".join(f"{name} at token {at}" for name, at in places.items())
+        raise UserError(f"edits that are compared share one control, so one place in node {node.id}, not {told}: fork each apart")
     forks = [
         await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0) for i, edit in enumerate(checked.values())
     ]

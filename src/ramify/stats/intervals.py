@@ -62,8 +62,8 @@ def difference_of_differences(
 ) -> tuple[float, Interval, float]:
     """Interaction ``both - first - second + none`` of four independent proportions (hits, n): value, interval, two-sided p.
 
-    The interval joins the four Wilson intervals (Zou and Donner 2008); p is that of the unpooled z test. An empty cell gives
-    (0, (-2, 2), 1).
+    The interval joins the four Wilson intervals (Zou and Donner 2008); p is that of the unpooled z test, or, where all
+    four proportions are 0 or 1 and their variance would be 0, follows from the width of the interval. An empty cell gives (0, (-2, 2), 1).
     """
     cells = (both, first, second, none)
     if not all(n for _, n in cells):
@@ -74,8 +74,9 @@ def difference_of_differences(
     ends = [wilson(k, n, level) for k, n in cells]
     down = math.sqrt(sum((r - e[0] if s > 0 else e[1] - r) ** 2 for s, r, e in zip(signs, rates, ends, strict=True)))
     up = math.sqrt(sum((e[1] - r if s > 0 else r - e[0]) ** 2 for s, r, e in zip(signs, rates, ends, strict=True)))
-    spread = math.sqrt(sum(r * (1 - r) / n for r, (_, n) in zip(rates, cells, strict=True)))
-    p = math.erfc(abs(value) / spread / math.sqrt(2)) if spread else float(value == 0)
+    variance = sum(r * (1 - r) / n for r, (_, n) in zip(rates, cells, strict=True))
+    spread = math.sqrt(variance) or (down if value > 0 else up) / normal_quantile(level)
+    p = math.erfc(abs(value) / spread / math.sqrt(2))
     return value, (value - down, value + up), p
 
 
