@@ -28,7 +28,7 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Problem, Verifier, read_problems
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.verifiers import find_verifier
-from ramify.trace.lines import read_lines
+from ramify.trace.growing import Growing
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Scores:
         problems: Sequence[Problem],
         judge: Verifier,
         budgets: Sequence[int] = (50, 100, 200),
-        file: Path | None = None,
+        kept: Growing | None = None,
         seed: int = 0,
         name: str = "",
         stops: Sequence[int] = (),
@@ -177,7 +177,7 @@ class Scores:
         """``name``: what ``judge`` is called, so that another one's kept scores are not taken for its own. ``stops``: tokens that end a
         reply beside the model's own end."""
         self.models, self.target, self.problems, self.judge = models, target, list(problems), judge
-        self.budgets, self.file, self.seed = sorted(set(budgets)), file, seed
+        self.budgets, self.kept, self.seed = sorted(set(budgets)), kept, seed
         self.stops = tuple(dict.fromkeys([*models.models[target].eos, *stops]))
         if not self.problems or not self.budgets or self.budgets[0] < 1:
             raise UserError("scores need at least one prompt and one budget of at least one token")
@@ -189,10 +189,9 @@ class Scores:
         self._place = stable_hash(
             model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(asked)
         )
-        if file is not None and file.exists():
-            for _, record in read_lines(file, ended=True):
-                if record.get("place") == self._place:
-                    self.at[record["change"]] = np.asarray(record["scores"], np.float64)
+        for record in () if kept is None else kept.rows.values():
+            if record.get("place") == self._place:
+                self.at[record["change"]] = np.asarray(record["scores"], np.float64)
 
     def key(self, change: Change | None) -> str:
         """The name of a change in the file."""
@@ -203,10 +202,9 @@ class Scores:
         key = self.key(change)
         if key not in self.at:
             self.at[key] = asyncio.run(self._run(change))
-            if self.file is not None:
-                record = {"place": self._place, "change": key, "scores": self.at[key].tolist()}
-                with self.file.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(record) + "\n")
+            if self.kept is not None:
+                row = {"place": self._place, "change": key, "scores": self.at[key].tolist()}
+                self.kept.add(stable_hash(self._place, key), row)
         return self.at[key][:, -1]
 
     async def _run(self, change: Change | None) -> np.ndarray:

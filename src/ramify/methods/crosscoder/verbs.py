@@ -43,6 +43,7 @@ from ramify.methods.crosscoder.run import (
     export as export_files,
 )
 from ramify.render.terminal import emit, progress, say, table
+from ramify.trace.growing import Growing
 
 app = typer.Typer(
     add_completion=False,
@@ -194,7 +195,10 @@ def rank(
     dictionary: DictionaryFolder,
     states: StatesFolder,
     partition: Annotated[str, typer.Option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
-    threshold: Annotated[float, typer.Option(help="A feature fires above this activation.")] = 0.0,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="A feature fires above this activation (default: 0; 0.1 with --short).", show_default=False),
+    ] = None,
     short: Annotated[
         bool, typer.Option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
     ] = False,
@@ -204,8 +208,9 @@ def rank(
 ) -> None:
     """Order features by how well they tell the two corpora apart, with the check whether they are one model's alone."""
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
-    ranked = rank_features(made, *_codes(made, kept), partition, threshold)
-    ranked = shortlist(ranked) if short else ranked
+    fires = (0.1 if short else 0.0) if threshold is None else threshold
+    signed = rank_features(made, *_codes(made, kept), partition, fires)
+    ranked = shortlist(signed) if short else signed
     scaling = latent_scaling(made, np.asarray(kept.values), [one.feature for one in ranked])
     rows = [
         one.to_json() | {"latent_scaling": float(s) if np.isfinite(s) else None} for one, s in zip(ranked, scaling, strict=True)
@@ -218,9 +223,9 @@ def rank(
     shown = [list(row.values()) for row in rows[:top]]
     columns = list(rows[0]) if rows else ["feature"]
     emit(
-        {"tool_signed": len(rows), "features": rows},
+        {"tool_signed": len(signed), "features": rows},
         as_json,
-        table(columns, shown, f"{len(rows)} features are higher on the tool corpus"),
+        table(columns, shown, f"{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
     )
 
 
@@ -263,7 +268,7 @@ def steer(
     scoring: dict[str, Any] = {
         "judge": find_score(options.score),
         "budgets": options.budgets,
-        "file": out / "scores.jsonl",
+        "kept": Growing(out / "scores.jsonl"),
         "seed": options.seed,
         "name": options.score,
         "stops": () if template is None else template.stop_tokens,
@@ -290,6 +295,7 @@ def steer(
         "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
         "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
     }
+    directions = {name: value for name, value in directions.items() if value.any()}  # equal states point nowhere
     table_ = confirm(made, at[1], scores[1], cell, directions, target, options.randoms, options.seed)
     study = {
         "about": about | {"options": options.to_json(), "quality": about.get("quality")},
