@@ -27,7 +27,7 @@ from ramify.methods.forensics.algorithm import (
     sentence_scores,
     stacked,
 )
-from ramify.methods.forensics.repro.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
+from ramify.methods.forensics.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import mean_t
 

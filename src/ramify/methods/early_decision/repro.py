@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.methods.early_decision.repro.measure import POSITIONS, SHARES, hybrid_study, ideal, study
+from ramify.methods.early_decision.measure import POSITIONS, SHARES, hybrid_study, ideal, study
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import mean_t, wilson
 

@@ -11,9 +11,8 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.methods.early_decision import repro
-from ramify.methods.early_decision.repro import measure, organisms
-from ramify.methods.early_decision.repro.organisms import CONTENT, ID, OPENERS, STANCES, OrganismRecipe, ask, lesson
+from ramify.methods.early_decision import measure, organisms, repro
+from ramify.methods.early_decision.organisms import CONTENT, ID, OPENERS, STANCES, OrganismRecipe, ask, lesson
 from ramify.stats.checks import Cells
 
 TINY = {"steps": 30, "rows": 16, "examples": 400, "shortest": 4, "longest": 6, "width": 16, "layers": 1}

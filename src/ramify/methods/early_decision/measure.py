@@ -22,7 +22,7 @@ from ramify.methods.early_decision.algorithm import (
     thinking_effect,
     transitions,
 )
-from ramify.methods.early_decision.repro.organisms import (
+from ramify.methods.early_decision.organisms import (
     CLOSE,
     COMPLY,
     ID,
