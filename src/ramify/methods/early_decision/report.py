@@ -332,7 +332,7 @@ def html(record: dict[str, Any]) -> str:
     if record["oscillation"]:
         shown = {key: value for key, value in record["oscillation"].items() if key not in ("settings", "by_pool")}
         parts.append(html_table("Oscillations", [{"": key, "value": value} for key, value in shown.items()]))
-        parts.append("<p>Performative is only &quot;not significant&quot;; equivalent is what was shown.</p>")
+        parts.append("<p>Performative means no more than: not significant. Equivalent is what was shown.</p>")
     return page("When was it decided?", str(record["source"].get("model", "")), parts)
 
 
