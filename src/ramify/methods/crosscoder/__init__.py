@@ -20,7 +20,7 @@ _HOMES = {
     "Checkpoints": "run",
     "States": "run",
     "capture": "run",
-    "scores": "run",
+    "Scores": "run",
     "export": "run",
 }
 

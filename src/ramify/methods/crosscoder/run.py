@@ -228,9 +228,6 @@ class Scores:
         return found
 
 
-scores = Scores
-
-
 def export(
     dictionary: Dictionary, tool_codes: np.ndarray, features: Sequence[int], gain: float, target: int, folder: Path
 ) -> None:

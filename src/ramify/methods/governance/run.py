@@ -16,7 +16,6 @@ from pydantic import Field
 from ramify.base import conformance
 from ramify.base.config import Config
 from ramify.base.errors import BoundaryError, UserError, nearest
-from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.filler import LANGUAGES, filler
@@ -30,6 +29,7 @@ from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
 from ramify.score.calls import Grade, grade
+from ramify.trace.growing import Growing
 from ramify.trace.rules import Survival, survival
 
 DISTRACTORS = tuple(
@@ -162,15 +162,10 @@ class Bench:
         """Without ``summarizers`` each agent summarises for itself. Raises UserError on names that are none."""
         config.check()
         self.config, self.agents, self.summarizers = config, list(agents), list(summarizers)
-        self.out = out
         self.calls = 0
-        self._done: dict[str, dict[str, Any]] = {}
+        self._done = {row["key"]: row for row in read_rows(out)} if out is not None and out.exists() else {}
+        self._kept = None if out is None else Growing(out)
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
-        if out is not None and out.exists():
-            self._done = {row["key"]: row for row in read_rows(out)}
-            write_whole(
-                out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._done.values())
-            )  # without a cut last line
 
     def cells(self) -> list[Cell]:
         """The grid, in order. Conditions without compaction do not vary with how it is done, and are there once."""
@@ -216,10 +211,9 @@ class Bench:
             key = self.key(cell)
             if key not in self._done:
                 async with door:
-                    self._done[key] = row = {"key": key} | await self.episode(cell)
-                if self.out is not None:
-                    with self.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    self._done[key] = {"key": key} | await self.episode(cell)
+                if self._kept is not None:
+                    self._kept.add(key, self._done[key])
             done += 1
             tell(done)
             return self._done[key]
