@@ -26,6 +26,7 @@ def test_a_trend_of_two_doses_is_the_pooled_z_test() -> None:
 def test_no_variation_is_no_trend() -> None:
     assert cochran_armitage([0, 0], [10, 10], [0, 1]) == (0.0, 1.0)
     assert cochran_armitage([3, 4], [10, 10], [5, 5]) == (0.0, 1.0)
+    assert cochran_armitage([0, 0, 1], [30, 30, 30], [1.8457034298187809] * 3) == (0.0, 1.0)
     assert two_proportions(0, 10, 0, 10) == 1.0
     assert two_proportions(0, 0, 1, 2) == 1.0
 

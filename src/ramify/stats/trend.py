@@ -25,7 +25,8 @@ def cochran_armitage(hits: Numbers, n: Numbers, doses: Numbers) -> tuple[float, 
     k, m, d = _counts(hits, n, doses)
     share, centre = k.sum() / m.sum(), (m * d).sum() / m.sum()
     variance = share * (1 - share) * (m * (d - centre) ** 2).sum()
-    if variance <= 0:
+    # Doses all alike: their mean may differ from them in the last bit.
+    if variance <= 0 or not np.ptp(d):
         return 0.0, 1.0
     z = float((k * (d - centre)).sum() / math.sqrt(variance))
     return z, math.erfc(abs(z) / math.sqrt(2))
@@ -42,6 +43,8 @@ def trend_power(shares: Numbers, n: Numbers, doses: Numbers, level: float = 0.95
     _, m, d = _counts(np.zeros(len(p)), n, doses)
     pooled, centre = (m * p).sum() / m.sum(), (m * d).sum() / m.sum()
     mean = float((m * p * (d - centre)).sum())
+    if not np.ptp(d):
+        return 0.0
     null = math.sqrt(pooled * (1 - pooled) * (m * (d - centre) ** 2).sum())
     spread = math.sqrt((m * p * (1 - p) * (d - centre) ** 2).sum())
     bound = normal_quantile(level) * null
@@ -87,9 +90,9 @@ def logistic_fit(hits: Numbers, n: Numbers, doses: Numbers) -> Logistic | None:
     None where the doses are all alike. Raises ValueError on counts that are none.
     """
     k, m, d = _counts(hits, n, doses)
-    scale = float(d.std())
-    if scale == 0:
+    if not np.ptp(d):
         return None
+    scale = float(d.std())
     X = np.stack([np.ones(len(d)), (d - d.mean()) / scale], axis=1)
     beta = np.array([math.log((k.sum() + 0.5) / (m.sum() - k.sum() + 0.5)), 0.0])
 
