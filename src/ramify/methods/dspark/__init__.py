@@ -1,0 +1,22 @@
+"""dspark: draft several tokens in one pass, check them in one pass of the target, and check no more than pays at the present load.
+
+Paper: DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation (DeepSeek-AI and Peking University, 2026). Needs
+the target's weights here: drafters read its hidden states. What comes out follows the target's law exactly, whatever the drafter.
+"""
+
+from __future__ import annotations
+
+from ramify.base.lazy import loader
+
+NEEDS: tuple[str, ...] = ("tokens", "taps")
+"""Model capabilities the method needs of the target."""
+
+_HOMES = {
+    "DOMAINS": "domains",
+    "TargetRecipe": "domains",
+    "target_folder": "domains",
+}
+
+__all__ = ["NEEDS", *_HOMES]
+
+__getattr__ = loader(__name__, _HOMES)
