@@ -1,0 +1,264 @@
+"""Acceptance statistics, calibration of the confidence head, and schedules on recorded rounds. Pure functions of numpy arrays.
+
+Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. A round is one draft and its verification: of its
+``proposed`` tokens the first ``accepted`` survived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ramify.base.errors import UserError
+
+BINS = 20
+"""Equal-width bins of the calibration error, as in the authors' repository."""
+GRID = np.exp(np.linspace(np.log(0.25), np.log(8.0), 61))
+"""Temperatures that are tried (derived: the paper names no grid)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Rounds of one drafter, verified at full length. Raises UserError where the arrays do not belong together."""
+
+    accepted: np.ndarray
+    """Drafts that survived, int [N]."""
+    proposed: np.ndarray
+    """Positions that count, int [N]: the block's length, or less where the target's end of sequence cut the round (positions behind
+    an accepted stop token were never proposed)."""
+    ended: np.ndarray
+    """Whether the round ended at an accepted stop token, bool [N]: then there is no bonus token."""
+    confidence: np.ndarray
+    """The drafter's conditional acceptance probabilities, float [N, G]; nan where it has none."""
+    prompt: np.ndarray
+    """Which prompt a round belongs to, int [N]: what intervals are drawn over."""
+
+    def __post_init__(self) -> None:
+        n = len(self.accepted)
+        sizes = {len(part) for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)}
+        if sizes != {n} or self.confidence.ndim != 2:
+            raise UserError(f"rounds need arrays of one length, and a confidence for each position; lengths are {sorted(sizes)}")
+        if n and not ((self.accepted >= 0) & (self.accepted <= self.proposed) & (self.proposed <= self.block)).all():
+            raise UserError("a round accepts at most what it proposes, and proposes at most a block")
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def block(self) -> int:
+        """G."""
+        return int(self.confidence.shape[1])
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """Tokens of each round, int [N]: accepted drafts and the bonus or corrected token, which a stop token leaves out."""
+        return np.asarray(self.accepted + ~self.ended)
+
+    @property
+    def survived(self) -> np.ndarray:
+        """y_k = 1[x_1..x_k all accepted], bool [N, G]."""
+        return np.asarray(self.accepted[:, None] > np.arange(self.block))
+
+    @property
+    def judged(self) -> np.ndarray:
+        """Whether position k was proposed at all, bool [N, G]."""
+        return np.asarray(self.proposed[:, None] > np.arange(self.block))
+
+    def pick(self, rows: np.ndarray) -> Rounds:
+        """The rounds at these places, or where the mask holds."""
+        return Rounds(*(part[rows] for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Lists; confidences to 6 digits, null where there are none."""
+        has = not np.isnan(self.confidence).any()
+        return {
+            "accepted": self.accepted.tolist(),
+            "proposed": self.proposed.tolist(),
+            "ended": self.ended.tolist(),
+            "confidence": np.round(self.confidence.astype(np.float64), 6).tolist() if has else None,
+            "block": self.block,
+            "prompt": self.prompt.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Rounds:
+        """Inverse of :meth:`to_json`."""
+        n = len(record["accepted"])
+        given = record["confidence"]
+        confidence = np.full((n, record["block"]), np.nan) if given is None else np.array(given).reshape(n, record["block"])
+        accepted, proposed, prompt = (np.array(record[name], int) for name in ("accepted", "proposed", "prompt"))
+        return cls(accepted, proposed, np.array(record["ended"], bool), confidence, prompt)
+
+
+def joined(parts: Sequence[Rounds]) -> Rounds:
+    """Rounds of several sets of prompts as one; prompts of different sets stay apart. Raises UserError where there are none."""
+    if not parts:
+        raise UserError("there are no rounds to join")
+    shifts = np.cumsum([0, *(int(part.prompt.max(initial=-1)) + 1 for part in parts)])
+    fields = [[getattr(part, name) for part in parts] for name in ("accepted", "proposed", "ended", "confidence")]
+    prompt = [part.prompt + shift for part, shift in zip(parts, shifts, strict=False)]
+    return Rounds(*(np.concatenate(field) for field in (*fields, prompt)))
+
+
+def accepted_length(rounds: Rounds) -> float:
+    """tau: tokens per pass of the target, accepted drafts and the bonus or corrected token together (section 2)."""
+    return float(rounds.emitted.mean())
+
+
+def conditional_acceptance(rounds: Rounds) -> np.ndarray:
+    """Share of position k accepted among the rounds where all before it were, float [G]; nan where none came so far."""
+    reached = rounds.judged & (rounds.accepted[:, None] >= np.arange(rounds.block))
+    seen = reached.sum(axis=0)
+    return np.where(seen, (reached & rounds.survived).sum(axis=0) / np.maximum(seen, 1), np.nan)
+
+
+def expected_length(alpha: float, block: int) -> float:
+    """tau of a constant conditional acceptance ``alpha``: (1 - alpha^(gamma+1)) / (1 - alpha)."""
+    return float(sum(alpha**k for k in range(block + 1)))
+
+
+# -- calibration (section 3.3.1 of the paper)
+
+
+def calibration_error(p: np.ndarray, y: np.ndarray, bins: int = BINS) -> float:
+    """ECE of probabilities ``p`` for labels ``y``, both [N], over equal-width bins; nan of nothing."""
+    if not len(p):
+        return float("nan")
+    gap = np.bincount(_bin(p, bins), weights=p - y, minlength=bins)
+    return float(np.abs(gap).sum() / len(p))
+
+
+def _bin(p: np.ndarray, bins: int) -> np.ndarray:
+    return np.asarray(np.minimum((p * bins).astype(int), bins - 1))
+
+
+def calibration_floor(p: np.ndarray, draws: int = 200, seed: int = 0, bins: int = BINS) -> float:
+    """ECE that a perfectly calibrated predictor of these ``p`` [N] would show: the mean over labels drawn from ``p`` itself."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    return float(np.mean([calibration_error(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
+
+
+def ranking_quality(p: np.ndarray, y: np.ndarray) -> float:
+    """AUROC: probability that a label of 1 has a higher ``p`` than one of 0, ties half; nan where one of them is missing."""
+    ones = int(y.sum())
+    if not 0 < ones < len(y):
+        return float("nan")
+    _, inverse, counts = np.unique(p, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # the mean rank of ties
+    return float((ranks[y.astype(bool)].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
+
+
+def logits_of(confidence: np.ndarray) -> np.ndarray:
+    """z with sigma(z) = c; probabilities of 0 and 1 are taken for 1e-7 from it."""
+    c = np.clip(confidence.astype(np.float64), 1e-7, 1 - 1e-7)
+    return np.asarray(np.log(c) - np.log1p(-c))
+
+
+def survival(logits: np.ndarray, temperatures: np.ndarray | float = 1.0) -> np.ndarray:
+    """a_k = prod_{i<=k} sigma(z_i / T_i), [N, G]."""
+    return np.cumprod(1 / (1 + np.exp(-logits / temperatures)), axis=1)
+
+
+def sequential_temperatures(logits: np.ndarray, rounds: Rounds, bins: int = BINS) -> np.ndarray:
+    """T_k, float [G], fitted left to right: T_k makes the survival at k calibrated, with the earlier ones as they are.
+
+    Of the grid the temperature nearest 1 is taken whose calibration error is within one standard error of the least: a single least
+    value is noise (derived). Positions without rounds keep 1.
+    """
+    found = np.ones(rounds.block)
+    before = np.ones(len(rounds))
+    nearest = np.argsort(np.abs(np.log(GRID)), kind="stable")
+    for k in range(rounds.block):
+        seen = rounds.judged[:, k]
+        if seen.any():
+            y = rounds.survived[seen, k]
+            tried = [before[seen] / (1 + np.exp(-logits[seen, k] / t)) for t in GRID]
+            errors = np.array([calibration_error(p, y, bins) for p in tried])
+            least = int(errors.argmin())
+            limit = errors[least] + _standard_error(tried[least], y, bins)
+            found[k] = next(GRID[i] for i in nearest if errors[i] <= limit)
+        before = before / (1 + np.exp(-logits[:, k] / found[k]))
+    return found
+
+
+def _standard_error(p: np.ndarray, y: np.ndarray, bins: int) -> float:
+    """Of the calibration error: bins are independent, the labels of one vary by its own rate."""
+    which = _bin(p, bins)
+    n = np.bincount(which, minlength=bins)
+    rate = np.bincount(which, weights=y, minlength=bins) / np.maximum(n, 1)
+    return float(np.sqrt((n * rate * (1 - rate)).sum()) / len(p))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How well the survival of one position is predicted."""
+
+    position: int
+    n: int
+    error: float
+    """ECE."""
+    floor: float
+    """ECE of a perfect predictor of as many rounds."""
+    ranking: float
+    """AUROC."""
+
+
+def calibration(logits: np.ndarray, rounds: Rounds, temperatures: np.ndarray | float = 1.0) -> list[Calibration]:
+    """One entry for each position that any round proposed."""
+    a, found = survival(logits, temperatures), []
+    for k in range(rounds.block):
+        seen = rounds.judged[:, k]
+        if seen.any():
+            p, y = a[seen, k], rounds.survived[seen, k]
+            found.append(Calibration(k + 1, len(p), calibration_error(p, y), calibration_floor(p, seed=k), ranking_quality(p, y)))
+    return found
+
+
+# -- schedules on recorded rounds (section 4.2 of the paper without an engine)
+
+
+class Schedule(Protocol):
+    """What :mod:`ramify.engine.schedules` offers."""
+
+    def admit(self, confidence: np.ndarray) -> np.ndarray:
+        """Lengths to verify, int [R], given the confidences [R, G] of this step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A schedule at one load."""
+
+    throughput: float
+    """Tokens per unit of time, over that of decoding without drafts."""
+    budget: float
+    """Drafts verified per request and step."""
+    tokens: float
+    """Tokens per request and step."""
+
+
+def simulate(
+    rounds: Rounds, schedule: Schedule, cost: Callable[[int], float], requests: int, steps: int, seed: int = 0
+) -> Simulated:
+    """Run ``steps`` steps of ``requests`` requests, each of which meets a recorded round drawn at random at every step.
+
+    ``cost(B)``: time of a pass over B tokens. Nothing of a round's difficulty persists to the next step, the hard case for a budget
+    from confidences of two steps ago. Rounds cut short are left out, since a longer draft was never judged there.
+    """
+    whole = rounds.pick((rounds.proposed == rounds.block) & ~rounds.ended)
+    if not len(whole):
+        raise UserError("no round was verified at full length, so there is nothing to simulate")
+    rng = np.random.Generator(np.random.Philox(seed))
+    emitted = verified = 0
+    time = 0.0
+    for _ in range(steps):
+        at = rng.integers(0, len(whole), requests)
+        lengths = np.asarray(schedule.admit(whole.confidence[at]))
+        emitted += int(np.minimum(whole.accepted[at], lengths).sum()) + requests
+        verified += int(lengths.sum())
+        time += cost(requests + int(lengths.sum()))
+    each = steps * requests
+    return Simulated(emitted / time / (requests / cost(requests)), verified / each, emitted / each)
