@@ -1,0 +1,160 @@
+"""Draws that arrive piece by piece, from any model: one that can stream does, any other gives its whole draw as one piece.
+
+The pieces of a draw, put together, are the draw: texts, tokens and log-probs. A character that several tokens make comes whole, with
+the last of them. Closing the iterator before its end cancels the draw: read it inside ``contextlib.aclosing``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
+
+_BROKEN = "\ufffd"  # what decoders put for bytes that are no character
+_OPEN = 3
+"""Tokens at the end that may be the start of a character: it has four bytes at most, and a token one at least."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What came anew of one draw. Arrays have shape (T,), T the new tokens; None where the model cannot tell (yet)."""
+
+    text: str
+    tokens: np.ndarray | None = None
+    logprobs: np.ndarray | None = None
+    """float32: under the sampling distribution, as :attr:`Draw.logprobs`."""
+    model_logprobs: np.ndarray | None = None
+    """float32: under the model itself, as :attr:`Draw.model_logprobs`."""
+    ends: np.ndarray | None = None
+    """int32: character end of each new token in the text of the whole draw, as :attr:`Draw.ends`."""
+    draw: Draw | None = None
+    """The whole draw, on the last piece and on no other. ``data["usage"]`` counts ``cached_tokens`` where the model knows."""
+
+
+Pieces: TypeAlias = AsyncGenerator[Piece, None]
+Report: TypeAlias = Callable[[Sequence[int], Sequence[float], Sequence[float]], None]
+"""Told of new tokens of one draw in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
+
+
+class StreamingModel(Model, Protocol):
+    """A model that tells of a draw while it is made."""
+
+    def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """The pieces of the draw that ``sample(prefix, 1, settings, [key])`` makes; raises what that raises."""
+        ...
+
+
+def stream(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+    """The pieces of one draw, from any model."""
+    own: Callable[[Prefix, Sampling, int], Pieces] | None = getattr(model, "stream", None)
+    return (own or partial(_at_once, model))(prefix, settings, key)
+
+
+async def _at_once(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+    (draw,) = await model.sample(prefix, 1, settings, [key])
+    yield whole(draw)
+
+
+def whole(draw: Draw) -> Piece:
+    """A draw as its only piece."""
+    return Piece(draw.text, draw.tokens, draw.logprobs, draw.model_logprobs, draw.ends, draw)
+
+
+async def gathered(pieces: Pieces) -> Draw:
+    """The draw at the end of ``pieces``; cancelled with its reader."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if piece.draw is not None:
+                return piece.draw
+    raise AssertionError("a stream ended without its draw")
+
+
+async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokenizer | None) -> Pieces:
+    """Pieces of the draw that ``start`` makes, which reports its tokens as they are drawn.
+
+    A reader slower than the model finds what came meanwhile in one piece. Closing cancels ``start`` and waits until it is gone.
+    """
+    spelled, news = Detokenizer(tokenizer), asyncio.Event()
+    logprobs: list[float] = []
+    model_logprobs: list[float] = []
+    fresh: list[int] = []
+
+    def report(tokens: Sequence[int], under_sampler: Sequence[float], under_model: Sequence[float]) -> None:
+        fresh.extend(tokens)
+        logprobs.extend(under_sampler)
+        model_logprobs.extend(under_model)
+        news.set()
+
+    async def run() -> Draw:
+        return await start(report)
+
+    task = asyncio.create_task(run())
+    task.add_done_callback(lambda _: news.set())
+    done = 0
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            if task.done():
+                break
+            text, ends = spelled.push(fresh)
+            fresh.clear()
+            if count := len(ends):
+                tokens = np.array(spelled.tokens[done : done + count], np.int32)
+                sampler, model = (np.array(values[done : done + count], np.float32) for values in (logprobs, model_logprobs))
+                done += count
+                yield Piece(text, tokens, sampler, model, ends if tokenizer is not None else None)
+        yield _rest(task.result(), done, spelled.length)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen: nobody is left to be told
+
+
+def _rest(draw: Draw, tokens: int, characters: int) -> Piece:
+    """What of ``draw`` lies beyond its first ``tokens`` and ``characters``."""
+    arrays = (draw.tokens, draw.logprobs, draw.model_logprobs, draw.ends)
+    rest = [None if array is None else array[tokens:] for array in arrays]
+    return Piece(draw.text[characters:], rest[0], rest[1], rest[2], rest[3], draw)
+
+
+class Detokenizer:
+    """Text of tokens that come a few at a time, in whole characters; without a tokenizer every token has an empty text.
+
+    ``tokens`` are all tokens pushed, ``length`` the characters given out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.tokens: list[int] = []
+        self.length = 0
+        self._known = 0  # tokens whose text is given out
+        self._start = (
+            0  # decoding starts here: one known token before the new ones, since decoders treat a text's first token apart
+        )
+
+    def push(self, tokens: Sequence[int]) -> tuple[str, np.ndarray]:
+        """New text, and the ends int32 (K,) in the whole text of the K tokens that it completes (those held back before come first)."""
+        self.tokens.extend(tokens)
+        if self.tokenizer is None:
+            count, self._known = len(self.tokens) - self._known, len(self.tokens)
+            return "", np.zeros(count, np.int32)
+        window = self.tokens[self._start :]
+        text, ends = self.tokenizer.decode(window), self.tokenizer.ends(window)
+        known = self._known - self._start
+        sure = max(known, len(window) - _OPEN) if text.endswith(_BROKEN) else len(window)
+        before = int(ends[known - 1]) if known else 0
+        new = text[before : int(ends[sure - 1])] if sure > known else ""
+        found = (ends[known:sure] + (self.length - before)).astype(np.int32)
+        self.length += len(new)
+        self._known = self._start + sure
+        self._start = max(self._start, self._known - 1)
+        return new, found
