@@ -66,11 +66,11 @@ def prompts(domain: Domain, n: int, length: int, seed: int, part: str) -> list[n
 
 
 def _math(words: list[str], length: int, rng: Rng) -> None:
-    """``ab+cd=ef;``: two operands of two digits whose sum has two."""
+    """``ab+cd=ef;``: random operands, added digit by digit without carries."""
     while len(words) < length:
-        total = int(rng.integers(0, 100))
-        first = int(rng.integers(0, total + 1))
-        words += [*f"{first:02d}", "+", *f"{total - first:02d}", "=", *f"{total:02d}", ";"]
+        a, b = rng.integers(0, 10, (2, 2))
+        line = f"{a[0]}{a[1]}+{b[0]}{b[1]}={(a[0] + b[0]) % 10}{(a[1] + b[1]) % 10};"
+        words += line
 
 
 def _code(words: list[str], length: int, rng: Rng) -> None:
