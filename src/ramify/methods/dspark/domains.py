@@ -158,6 +158,8 @@ class TargetRecipe(Config):
     """Decoder blocks."""
     width: int = 96
     """Model width."""
+    head_size: int = 32
+    """Size of an attention head; vLLM's CPU attention knows 32 and 64, not 24."""
     rows: int = 12
     """Rows of a step."""
     length: int = 96
@@ -203,8 +205,8 @@ def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> TinyLM:
         layers=recipe.layers,
         heads=heads,
         kv_heads=heads // 2,
-        head_size=24,
-        ffn=3 * recipe.width,
+        head_size=recipe.head_size,
+        ffn=8 * recipe.width // 3,
         context=512,
         eos=(ID[END],),
     )
