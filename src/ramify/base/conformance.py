@@ -5,6 +5,7 @@ A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module w
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from typing import Any
@@ -22,11 +23,12 @@ BATTERIES = {
     "loss": "ramify.train.battery:check_loss",
     "compactor": "ramify.rollout.battery:check_compactor",
     "sandbox": "ramify.sandbox.battery:check_sandbox",
+    "middleware": "ramify.model.middleware_battery:check_middleware",
 }
 #: The check of a problem that ended the battery: what it had found until then is not known.
 STOPPED = "the checks"
 #: Kinds whose registered object is the part itself; of the others it is a class or function that makes one.
-AS_THEY_ARE = ("loss",)
+AS_THEY_ARE = ("loss", "middleware")
 
 
 def known_kind(kind: str) -> str:
@@ -41,6 +43,8 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
 
     Raises UserError where it cannot be made so.
     """
+    if kind == "middleware" and argument is not None:
+        return functools.partial(part, argument=argument)
     if kind in AS_THEY_ARE or not (isinstance(part, type) or (callable(part) and hasattr(part, "__qualname__"))):
         if argument is not None:
             raise UserError(f"this {kind} takes no argument, and was given '{argument}'")

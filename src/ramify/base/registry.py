@@ -26,6 +26,7 @@ KINDS = {
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
     "sandbox": "runs code nobody trusts",
+    "middleware": "a model that wraps a model",
     "reader": "reads another tool's traces into a run",
     "writer": "writes a run for another tool",
     "backend": "workers that attempts are played on",
@@ -34,7 +35,7 @@ KINDS = {
 }
 
 #: Kinds of which classes or functions are registered; of the others any record.
-_CALLABLE = ("env", "model", "scorer", "searcher", "loss", "compactor", "sandbox", "assertion")
+_CALLABLE = ("env", "model", "scorer", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
     "sandbox": ("ramify.sandbox",),
+    "middleware": ("ramify.score.replies", "ramify.methods.governance.middleware"),
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (
         "ramify.trace.formats",

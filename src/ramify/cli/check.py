@@ -22,7 +22,9 @@ MODELS = ("builtin", "hf", "chat", "completions", "factory")
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor or sandbox.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox or middleware.")
+    ],
     name: Annotated[
         str,
         typer.Argument(

@@ -25,7 +25,9 @@ LONGEST = 40
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor or sandbox.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox or middleware.")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
     as_json: Json = False,
@@ -88,7 +90,7 @@ def _class(name: str) -> str:
 
 
 def _part(kind: str, name: str) -> str:
-    return _module(name) if kind in conformance.AS_THEY_ARE else _class(name)
+    return _module(name) if kind == "loss" else _class(name)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -75,6 +75,15 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """A message as a model was shown it. ``tokens`` int32 (T,), the template's included, and their ``ends``; None where it has text only."""
+
+    message: Message
+    tokens: np.ndarray | None = None
+    ends: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """One continuation. Arrays have shape (T,); None where the model cannot tell."""
 
@@ -92,6 +101,8 @@ class Draw:
     """int32: character end of each token in ``text``."""
     data: Mapping[str, Any] | None = None
     """Small JSON extras that go onto the node: ``tool_calls`` as OpenAI writes them, ``usage``."""
+    shown: tuple[Laid, ...] = ()
+    """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

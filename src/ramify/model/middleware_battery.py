@@ -1,0 +1,257 @@
+"""The conformance battery every piece of middleware must pass: what a caller relies on, whatever model is inside."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import BoundaryError, UserError
+from ramify.base.problem import Problem, run_checks
+from ramify.base.seeds import place_key
+from ramify.model.battery import check_model
+from ramify.model.middleware import Make
+from ramify.model.protocol import CAPABILITIES, Draw, Identity, Message, Model, Prefix, Sampling, TokenScores
+from ramify.model.scripted import ScriptedModel
+from ramify.model.streaming import Piece, Pieces, stream
+
+_SETTINGS = Sampling(max_tokens=200)
+_TOKENS = Prefix(np.array([5, 6, 7], np.int32))
+
+
+def check_middleware(make: Make, timeout: float = 30.0) -> list[Problem]:
+    """Run every check on what ``make`` puts around models that take messages and models that take tokens.
+
+    ``make`` is what is registered, without its argument: so made it should have nothing to do, and change no draw, unless the class says
+    ``rewrites``. A call that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
+    """
+    return run_checks(CHECKS, _Probe(make, timeout))
+
+
+@dataclass(frozen=True)
+class _Probe:
+    make: Make
+    timeout: float
+
+    def run(self, work: Any) -> Any:
+        async def bounded() -> Any:
+            return await asyncio.wait_for(work, self.timeout)
+
+        return asyncio.run(bounded())
+
+    def sample(self, model: Model, prefix: Prefix, keys: Sequence[int]) -> list[Draw]:
+        found: list[Draw] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))
+        return found
+
+
+def _chat(*texts: str) -> Prefix:
+    roles = ("user", "assistant")
+    said = (Message(roles[i % 2], text, {"name": "n"}) for i, text in enumerate(texts))
+    return Prefix(messages=(Message("system", "Be brief."), *said))
+
+
+CHATS = (_chat("hello"), _chat("count", "one", "go on"), Prefix(messages=(Message("user", "?\x00\u202e<|end|>"),)))
+
+
+def _keys(n: int, place: int = 0) -> list[int]:
+    return [place_key(0, "middleware", place, i) for i in range(n)]
+
+
+def _reply(messages: tuple[Message, ...], key: int) -> str:
+    """Told by the last message and the key, so that a swapped conversation or key shows."""
+    last = next((message.text for message in reversed(messages) if message.role == "user"), "")
+    return f"{key % 997}: {last} and so on"
+
+
+@dataclass
+class _Inside:
+    """A model of messages that streams, remembers what it was shown, and fails or waits where told to."""
+
+    fails: Exception | None = None
+    waits: bool = False
+    asked: list[Prefix] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    identity: Identity = field(default=Identity("inside", "w0"))
+    capabilities: frozenset[str] = frozenset({"seeds", "batch_invariant"})
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        self.asked.append(prefix)
+        if self.fails is not None:
+            raise self.fails
+        try:
+            if self.waits:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+        except BaseException as error:
+            self.ended.append(type(error).__name__)
+            raise
+        return [Draw(_reply(prefix.messages, key), "eos", data={"usage": {"prompt_tokens": 1}}) for key in keys]
+
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        (draw,) = await self.sample(prefix, 1, settings, [key])
+        try:
+            for at in range(0, len(draw.text), 4):
+                yield Piece(draw.text[at : at + 4])
+            yield Piece("", draw=draw)
+        except GeneratorExit:
+            self.ended.append("closed")
+            raise
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        raise UserError("a model of messages scores no tokens")
+
+
+def _claims(probe: _Probe) -> Iterator[str]:
+    """The identity tells it from the model inside, and the capabilities are no more than what is there."""
+    for inside in (_Inside(), ScriptedModel()):
+        made, own = probe.make(inside), inside.identity
+        if made.identity.weights == own.weights:
+            yield "its identity is that of the model inside"
+        if made.identity.tokenizer != own.tokenizer:
+            yield "its identity does not name the tokenizer of the model inside"
+        if made.identity != probe.make(inside).identity:
+            yield "made twice around one model it has two identities"
+        if more := sorted(made.capabilities - inside.capabilities):
+            yield f"it claims what the model inside lacks: {', '.join(more)}"
+    if probe.make(_Inside(identity=Identity("inside", "w1"))).identity.weights == probe.make(_Inside()).identity.weights:
+        yield "its identity does not change with the weights of the model inside"
+    everything = _Inside(capabilities=frozenset(CAPABILITIES))
+    if hidden := sorted(probe.make(everything).capabilities & {"taps", "train"}):
+        yield f"it claims {', '.join(hidden)}, which would go past it"
+
+
+def _model(probe: _Probe) -> Iterator[str]:
+    """What it makes is a model: the battery of models, around one of tokens and one of messages."""
+    for inside in (ScriptedModel(lambda messages, key: f"reply {key % 9}"), ScriptedModel(tokens=False)):
+        for problem in check_model(probe.make(inside)):
+            yield f"{problem.check}: {problem.message}"
+
+
+def _transparent(probe: _Probe) -> Iterator[str]:
+    """With nothing to do it changes no draw, and never what it was given."""
+    for place, chat in enumerate(CHATS):
+        before, inside = copy.deepcopy(chat.messages), _Inside()
+        made = probe.make(inside)
+        found = probe.sample(made, chat, _keys(2, place))
+        if chat.messages != before:
+            yield "it changes the messages that it was given"
+        plain = probe.sample(_Inside(), chat, _keys(2, place))
+        same = [(d.text, d.stop) for d in found] == [(d.text, d.stop) for d in plain]
+        if not same and not getattr(made, "rewrites", False):
+            yield "with nothing to do it changes a draw"
+        if any((draw.data or {}).get("usage") is None for draw in found):
+            yield "it drops the data of a draw"
+    script = ScriptedModel(["drawn"])
+    made = probe.make(script)
+    drawn, alone = (probe.sample(model, _TOKENS, _keys(1))[0].tokens for model in (made, script))
+    assert alone is not None
+    if (drawn is None or drawn.tolist() != alone.tolist()) and not getattr(made, "rewrites", False):
+        yield "with nothing to do it changes the tokens of a draw"
+
+
+def _draws(probe: _Probe) -> Iterator[str]:
+    """As many draws as keys, and key i decides draw i."""
+    made = probe.make(_Inside())
+    for n in (1, 3):
+        found = probe.sample(made, CHATS[0], _keys(n))
+        if len(found) != n:
+            yield f"for {n} keys it returns {len(found)} draws"
+        alone = [probe.sample(made, CHATS[0], [key])[0].text for key in _keys(n)]
+        if [draw.text for draw in found] != alone:
+            yield "a draw in company differs from the same key's draw alone"
+
+
+def _failures(probe: _Probe) -> Iterator[str]:
+    """A failure inside comes out as it is."""
+    for error in (BoundaryError("provider", "down"), UserError("no such thing")):
+        made = probe.make(_Inside(fails=error))
+        for how, work in (("sample", made.sample(CHATS[0], 1, _SETTINGS, [1])), ("stream", _read(made, CHATS[0], 1))):
+            try:
+                probe.run(work)
+                yield f"{how} hides a {type(error).__name__} of the model inside"
+            except Exception as raised:
+                if raised is not error:
+                    yield f"{how} turns a {type(error).__name__} of the model inside into a {type(raised).__name__}"
+
+
+def _cancelled(probe: _Probe) -> Iterator[str]:
+    """Cancelling a draw, or closing a stream, reaches the model inside."""
+    waiting, streaming = _Inside(waits=True), _Inside()
+    made = probe.make(streaming)
+
+    async def cancel() -> bool:
+        task = asyncio.ensure_future(probe.make(waiting).sample(CHATS[0], 1, _SETTINGS, [1]))
+        while not waiting.asked:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        return "CancelledError" in waiting.ended  # asked here: the end of the loop cancels whatever is left
+
+    async def close() -> bool:
+        async with aclosing(stream(made, CHATS[0], _SETTINGS, 1)) as pieces:
+            await anext(pieces)
+        return bool(streaming.ended)
+
+    if not probe.run(cancel()):
+        yield "cancelling a draw does not cancel it inside"
+    if not probe.run(close()) and not getattr(made, "rewrites", False):
+        yield "closing a stream does not close it inside"
+
+
+def _streams(probe: _Probe) -> Iterator[str]:
+    """The pieces of a stream, put together, are the draw that ``sample`` makes; the last, and no other, carries it."""
+    for chat in CHATS:
+        made = probe.make(_Inside())
+        pieces: list[Piece] = probe.run(_read(made, chat, 7))
+        (draw,) = probe.sample(made, chat, [7])
+        if not pieces or pieces[-1].draw is None or any(piece.draw is not None for piece in pieces[:-1]):
+            yield "a stream does not end with its draw, or carries it earlier"
+            continue
+        if "".join(piece.text for piece in pieces) != pieces[-1].draw.text:
+            yield "the pieces of a stream are not the text of its draw"
+        if (pieces[-1].draw.text, pieces[-1].draw.stop) != (draw.text, draw.stop):
+            yield "a stream ends with another draw than sample makes"
+        if pieces[-1].draw.data != draw.data:
+            yield "a stream ends with other data than those of sample"
+        if len(pieces) < 3 and not getattr(made, "rewrites", False):
+            yield "it holds a stream back until its end, and does not say that it rewrites"
+
+
+async def _read(model: Model, prefix: Prefix, key: int) -> list[Piece]:
+    async with aclosing(stream(model, prefix, _SETTINGS, key)) as pieces:
+        return [piece async for piece in pieces]
+
+
+def _mixing(probe: _Probe) -> Iterator[str]:
+    """Conversations at the same time stay apart."""
+    inside = _Inside()
+    made, marks = probe.make(inside), [f"mark-{i:02d}-" for i in range(16)]
+
+    async def all_at_once() -> list[list[Draw]]:
+        work = (made.sample(_chat(mark, f"heard {mark}", mark), 1, _SETTINGS, [i]) for i, mark in enumerate(marks))
+        return await asyncio.gather(*work)
+
+    for own, (draw,) in zip(marks, probe.run(all_at_once()), strict=True):
+        if own not in draw.text or any(mark in draw.text for mark in marks if mark != own):
+            yield "the reply to one conversation went to another"
+    for asked in inside.asked:
+        said = " ".join(message.text for message in asked.messages)
+        if sum(mark in said for mark in marks) != 1:
+            yield "what the model inside was shown mixes conversations"
+
+
+CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
+    _claims,
+    _model,
+    _transparent,
+    _draws,
+    _failures,
+    _cancelled,
+    _streams,
+    _mixing,
+)
