@@ -21,6 +21,7 @@ from ramify.base.errors import UserError, nearest
 KINDS = {
     "env": "a world an agent acts in",
     "model": "something that continues a prefix",
+    "drafter": "proposes a model's next tokens, which it verifies",
     "scorer": "judges a path",
     "searcher": "chooses what to expand",
     "loss": "a term of the training objective",
@@ -35,7 +36,7 @@ KINDS = {
 }
 
 #: Kinds of which classes or functions are registered; of the others any record.
-_CALLABLE = ("env", "model", "scorer", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
+_CALLABLE = ("env", "model", "drafter", "scorer", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read.
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -48,6 +49,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.textworld",
     ),
     "model": ("ramify.model", "ramify.engine"),
+    "drafter": ("ramify.engine.dspark", "ramify.engine.eagle"),
     "scorer": ("ramify.score",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),

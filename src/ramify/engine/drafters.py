@@ -1,0 +1,284 @@
+"""Drafters: small networks that propose the next tokens of a target model, which verifies them in one pass.
+
+A drafter reads hidden states of some target layers (features) and keeps keys and values of its own, of the target's shape, in the same
+arena as the target, as extra layers after the target's. DSpark (spec 3.2 to 3.4) drafts a block in one pass and lets a light
+sequential head condition each token on the one drawn before it; DFlash is DSpark without that head and without confidences; Eagle3
+(:mod:`ramify.engine.eagle`) draws token by token; the first two are :mod:`ramify.engine.dspark`. ``Drafter`` is what the engine needs of any of them.
+
+Axis legend: N context tokens, R rows, B sequences, T tokens, A anchors, K slots of a block, D width, m target layers, V vocabulary,
+H query heads, G key/value heads, E head size, C = 2GE, S positions, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.base.errors import UserError
+from ramify.engine.cache import Arena
+from ramify.engine.forward import SPAN, padded
+from ramify.engine.tiny import Block, TinyConfig, rotary_tables
+
+KINDS = ("dspark", "dflash", "eagle3")
+HEADS = ("vanilla", "gated", "rnn")
+
+Pick = Callable[[int, Tensor], Tensor]
+"""The engine's draw at slot k: logits [R, V] to tokens int64 [R]. It knows settings and uniforms, and keeps the laws it drew from."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """Shape of a drafter; widths, heads and vocabulary are the target's."""
+
+    kind: str
+    vocab: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int
+    target_depth: int
+    """Decoder layers of the target."""
+    target_layers: tuple[int, ...]
+    """Target layers whose outputs are the features: 0-based, rising, never the last."""
+    mask_token: int
+    """Fills the slots of a block after its anchor; occurs in no training data."""
+    layers: int = 5
+    block: int = 7
+    """Most tokens of one draft (gamma)."""
+    rank: int = 256
+    """Of the sequential head; 0: none."""
+    head: str = "vanilla"
+    """Sequential head: vanilla (first-order Markov), gated or rnn."""
+    confidence: bool = True
+    """Whether there is a head that estimates each token's acceptance."""
+    confidence_markov: bool = True
+    """Whether it reads the previous token's embedding beside the hidden state."""
+    context: int = 2048
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    anchors: int = 512
+    """Blocks trained per sequence (recorded in the saved config)."""
+
+    def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem:
+            raise UserError(f"drafter: {problem}")
+
+    def _problem(self) -> str:
+        if self.kind not in KINDS:
+            return f"kind is '{self.kind}'; known: {', '.join(KINDS)}"
+        if self.head not in HEADS:
+            return f"head is '{self.head}'; known: {', '.join(HEADS)}"
+        for name in ("block", "layers", "width", "vocab", "heads", "kv_heads", "head_size", "ffn"):
+            if getattr(self, name) < 1:
+                return f"{name} is {getattr(self, name)}; it must be at least 1"
+        if self.rank < 0:
+            return f"rank is {self.rank}; it must be 0 (no sequential head) or more"
+        if self.heads % self.kv_heads or self.head_size % 2:
+            return (
+                f"{self.heads} heads of size {self.head_size} do not go with {self.kv_heads} key/value heads and rotary positions"
+            )
+        if not 0 <= self.mask_token < self.vocab:
+            return f"mask_token is {self.mask_token}; the vocabulary is 0 to {self.vocab - 1}"
+        if not self.target_layers or list(self.target_layers) != sorted(set(self.target_layers)):
+            return f"target_layers are {list(self.target_layers)}; they must be rising layer numbers, at least one"
+        last = self.target_depth - 1
+        if self.target_layers[0] < 0 or self.target_layers[-1] > last:
+            return f"target_layers are {list(self.target_layers)}; the target has layers 0 to {last}"
+        if self.target_layers[-1] == last:
+            return f"target layer {last} is the last, whose output some libraries give after the final norm; use earlier ones"
+        if self.confidence and self.confidence_markov and self.rank == 0 and self.kind == "dspark":
+            return (
+                "the confidence head reads the sequential head's embedding, which rank 0 has not; set confidence_markov to false"
+            )
+        if self.kind == "dflash" and (self.rank or self.confidence):
+            return "dflash has neither a sequential nor a confidence head; use rank 0 and confidence false, or kind dspark"
+        if self.kind == "eagle3" and (self.rank or self.confidence or self.layers != 1):
+            return "eagle3 has one layer, no sequential and no confidence head"
+        return ""
+
+    @property
+    def kv_size(self) -> int:
+        """C: numbers a position keeps in one layer."""
+        return 2 * self.kv_heads * self.head_size
+
+    def block_shape(self) -> TinyConfig:
+        """The shape of one draft layer: a Qwen3 block."""
+        return TinyConfig(
+            vocab=self.vocab,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            ffn=self.ffn,
+            context=self.context,
+            rope_theta=self.rope_theta,
+            norm_eps=self.norm_eps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What one call drafted. ``tokens`` int64 [R, depth]; ``confidence`` float32 [R, depth]: the probability that a token is accepted
+    given that those before it were, calibrated by the drafter's temperatures; nan where the drafter has no such head. ``scores``
+    float32 [R, depth] are the logits it comes from, before the temperatures.
+    """
+
+    tokens: Tensor
+    confidence: Tensor
+    scores: Tensor
+
+
+class Drafter(nn.Module):
+    """What the engine needs of a drafter. The target's embedding and output matrix are shared, not copied, and never trained.
+
+    After a change of weights in place call ``eval()``: it forgets what was made from the old ones.
+    """
+
+    embedding: Tensor
+    """[V, D], the target's."""
+    head: Tensor
+    """[V, D], the target's."""
+    temperatures: Tensor
+    """float32 [block]: sequential temperature scaling of the confidence logits; 1 before calibration."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        empty = torch.zeros((config.vocab, config.width))
+        for name, value in (("embedding", empty), ("head", empty), ("temperatures", torch.ones(config.block))):
+            self.register_buffer(name, value, persistent=False)
+        cos, sin = rotary_tables(64, config.head_size, config.rope_theta)
+        self._tables = torch.stack((cos, sin))
+
+    @property
+    def layers(self) -> int:
+        """Arena layers the drafter needs."""
+        return self.config.layers
+
+    def attach(self, embedding: Tensor, head: Tensor) -> None:
+        """Take the target's embedding and output matrix, both [V, D]. Raises UserError where the shapes are not the drafter's."""
+        c = self.config
+        for name, value in (("vocabulary", embedding), ("output layer", head)):
+            if tuple(value.shape) != (c.vocab, c.width):
+                rows, width = value.shape
+                raise UserError(
+                    f"drafter: the target's {name} has {rows} tokens of width {width}; the drafter's has {c.vocab} of width {c.width}"
+                )
+        self.embedding, self.head = embedding.detach(), head.detach()
+        self.eval()
+
+    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+        """Write the draft keys and values of N context tokens into layers ``first`` and up of ``arena``, which must have room.
+
+        ``slots`` int64 [N] are arena rows, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers there;
+        ``following`` int64 [N] the token after each position. Tokens of a row may come in any portions, in order.
+        """
+        raise NotImplementedError
+
+    def draft(
+        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+    ) -> Drafts:
+        """Draft ``depth`` tokens (1 to block) for each of R rows.
+
+        ``slots`` int64 [R] are distinct arena rows, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
+        (at least 1; every earlier one was absorbed). ``pick(k, logits)`` draws token k (from 0). Positions from the anchor's up to
+        anchor + block - 1 of the draft layers are scratch, for which the arena must have room; nothing else is written.
+        """
+        raise NotImplementedError
+
+    def rotary(self, length: int, device: torch.device) -> Tensor:
+        """cos and sin of the first positions, at least ``length``: [2, positions, E]."""
+        if self._tables.shape[1] < length or self._tables.device != device:
+            with torch.inference_mode(False):
+                tables = rotary_tables(max(length, 2 * self._tables.shape[1]), self.config.head_size, self.config.rope_theta)
+                self._tables = torch.stack(tables).to(device)
+        return self._tables
+
+    def confidences(self, scores: Tensor) -> Tensor:
+        """Calibrated conditional acceptance probabilities of confidence logits [..., up to block]."""
+        return torch.sigmoid(scores / self.temperatures[: scores.shape[-1]])
+
+    def init_weights(self, seed: int) -> None:
+        """Normal weights of deviation 0.02, residual outputs scaled by 1/sqrt(2 layers); vectors of norms are 1, biases 0."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() == 2:
+                    residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                    spread = 0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02
+                    weight.copy_(torch.empty(weight.shape).normal_(0.0, spread, generator=generator))
+                elif name.endswith("bias"):
+                    weight.zero_()
+
+
+def unit(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis: the layer norm of (x, -x) has mean 0 and variance mean(x^2), and is one kernel instead of six."""
+    size = x.shape[-1]
+    return torch.layer_norm(torch.cat((x, -x), -1), (2 * size,), None, None, eps).narrow(-1, 0, size)
+
+
+class Span:
+    """K consecutive positions of each of R arena rows, which a draft layer runs as one batch; made once for all layers of a call.
+
+    Every query of a row sees the positions before ``start + K``: its context and the whole span, in both directions.
+    """
+
+    def __init__(self, drafter: Drafter, arena: Arena, slots: Tensor, start: Tensor, count: int) -> None:
+        c, device = drafter.config, arena.kv.device
+        self.rows, self.count = len(slots), count
+        self.kv_heads, self.group, self.size = c.kv_heads, c.heads // c.kv_heads, c.head_size
+        ends = start + count
+        longest = int(ends.max())
+        self.seen = S = min(padded(longest, SPAN), arena.capacity)
+        positions = (start[:, None] + torch.arange(count, device=device)).flatten()
+        self.index = (slots[:, None] * arena.capacity).expand(-1, count).flatten() + positions
+        cos, sin = drafter.rotary(longest, device).index_select(1, positions)[:, :, None]
+        self.cos, self.sin = cos, torch.cat((-sin[..., : c.head_size // 2], sin[..., c.head_size // 2 :]), -1)
+        hidden = torch.arange(S, device=device) >= ends[:, None]
+        self.mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
+        self.flat, self.kv = arena.kv.flatten(1, 2), arena.kv
+        first = int(slots[0])
+        dense = slots.tolist() == list(range(first, first + self.rows))
+        self.slots: Tensor | slice = slice(first, first + self.rows) if dense else slots
+
+    def attend(self, layer: int, mixed: Tensor, norms: Tensor, eps: float) -> Tensor:
+        """Store the keys and values of ``mixed`` [R*K, (H+2G)E] in arena layer ``layer`` and attend: [R*K, H*E]."""
+        R, K, G, n, E = self.rows, self.count, self.kv_heads, self.group, self.size
+        heads = mixed.view(R * K, -1, E)
+        qk = heads[:, : n * G + G]
+        plain = unit(qk, eps) * norms
+        torch.addcmul(torch.roll(plain, E // 2, -1).mul_(self.sin), plain, self.cos, out=qk)
+        self.flat[layer].index_copy_(0, self.index, mixed[:, n * G * E :])
+        seen = self.kv[layer, self.slots, : self.seen].view(R, self.seen, 2, G, E).permute(2, 0, 3, 1, 4)
+        queries = heads[:, : n * G].reshape(R, K, G, n, E).permute(0, 2, 3, 1, 4).reshape(R, G, n * K, E)
+        out = F.scaled_dot_product_attention(queries, seen[0], seen[1], self.mask)
+        return out.view(R, G, n, K, E).permute(0, 3, 1, 2, 4).reshape(R * K, -1)
+
+
+class Fused:
+    """The weights of one draft layer in as few matrices as possible, for drawing; copies."""
+
+    def __init__(self, block: Block, c: DrafterConfig) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.eps = c.norm_eps
+        self.norm1 = block.input_layernorm.weight.detach()
+        self.norm2 = block.post_attention_layernorm.weight.detach()
+        self.qkv = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]).detach().t()
+        q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+        self.norms = torch.cat((q.expand(c.heads, -1), k.expand(c.kv_heads, -1)))
+        self.out = attention.o_proj.weight.detach().t()
+        self.into = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach().t()
+        self.down = mlp.down_proj.weight.detach().t()
+
+    def run(self, x: Tensor, normed: Tensor, span: Span, layer: int) -> Tensor:
+        """The layer on residual ``x`` [R*K, D] with attention input ``normed``; keys and values go to arena layer ``layer``."""
+        x = torch.addmm(x, span.attend(layer, torch.mm(normed, self.qkv), self.norms, self.eps), self.out)
+        gate, up = torch.mm(unit(x, self.eps) * self.norm2, self.into).chunk(2, -1)
+        return torch.addmm(x, F.silu(gate).mul_(up), self.down)
