@@ -84,24 +84,37 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
     return z.log_softmax(-1)
 
 
+def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the model and of the sampler, float32 [N, V] each; one tensor where no row's settings change the model's.
+
+    ``first[i]`` marks row i's first drawn token. A row's result depends on that row alone.
+    """
+    model = logits.float().log_softmax(-1)
+    changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
+    if not changed:
+        return model, model
+    part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed])
+    sampler = model.clone()
+    sampler[changed] = part.float()
+    return model, sampler
+
+
+def inverse_cdf(weights: Tensor, u: Sequence[float]) -> Tensor:
+    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u``. Sums are float64."""
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    target = torch.tensor(u, dtype=torch.float64, device=cdf.device)[:, None] * cdf[:, -1:]
+    return torch.searchsorted(cdf, target, right=True)[:, 0]
+
+
 def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float]) -> Picked:
     """Draw one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first drawn token, ``u[i]`` its uniform.
 
     A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
     """
-    model = logits.float().log_softmax(-1)
+    model, sampler = laws(logits, settings, first)
     weights = model.exp()
     entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
-    sampler = model
-    changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
-    if changed:
-        part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed])
-        sampler = model.clone()
-        sampler[changed] = part.float()
-        weights = sampler.exp()
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    target = torch.tensor(u, dtype=torch.float64, device=cdf.device)[:, None] * cdf[:, -1:]
-    tokens = torch.searchsorted(cdf, target, right=True)
-    chosen = sampler.gather(1, tokens)[:, 0].tolist()
-    of_model = model.gather(1, tokens)[:, 0].tolist() if changed else chosen
-    return Picked(tokens[:, 0].tolist(), chosen, of_model, entropy.tolist())
+    tokens = inverse_cdf(weights if sampler is model else sampler.exp(), u)
+    chosen = sampler.gather(1, tokens[:, None])[:, 0].tolist()
+    of_model = chosen if sampler is model else model.gather(1, tokens[:, None])[:, 0].tolist()
+    return Picked(tokens.tolist(), chosen, of_model, entropy.tolist())

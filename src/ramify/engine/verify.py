@@ -1,0 +1,122 @@
+"""Which drafts stay, and the token after them. Two laws; under both a draw has exactly the law it has without drafts.
+
+``rejection`` accepts a draft x with probability min(1, p(x) / q(x)), p the target's and q the drafter's distribution as sampled from
+(temperature, cuts and bans applied to both), and replaces the first rejected one by a draw from max(0, p - q), normalised; after
+drafts that were all accepted comes a bonus token from p (Leviathan et al. 2023; paper, section on speculative decoding).
+``coupled`` draws at every position the token the engine would draw there without speculation, from the same uniform, and accepts a
+draft that equals it: the same tokens with and without speculation. It accepts a little less often.
+
+Everything but the tokens (log-probabilities, entropy) is the target's. Drafts were cut to their lengths before the target ran.
+
+Axis legend: R rows, E tile entries of these rows (each row's anchor and drafts), K most drafts of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.engine.sampling import Picked, inverse_cdf, laws, pick
+from ramify.model.protocol import Sampling
+
+NOTHING = 1e-12
+"""Residual mass that is rounding only."""
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Weights of max(0, p - q), float64 [N, V], of distributions of that shape; p itself where nothing is left of it."""
+    left = (p - q).clamp_(min=0)
+    return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
+
+
+def accepted(p: np.ndarray, q: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Whether a draft with target probability ``p`` and draft probability ``q`` is accepted at the uniform ``u`` (all one shape)."""
+    return np.asarray(u * q < p)
+
+
+def coupled(
+    logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[np.ndarray], drafts: Sequence[Sequence[int]]
+) -> list[Picked]:
+    """What each row emits. ``logits`` [E, V], row by row; ``u[r]`` the uniforms of row r's next len(drafts[r]) + 1 tokens."""
+    each, begins, stops = _entries(settings, first, drafts)
+    picked = pick(logits, each, begins, np.concatenate(u).tolist())
+    result, start = [], 0
+    for row, stop in zip(drafts, stops, strict=True):
+        n = 0
+        while n < len(row) and picked.tokens[start + n] == row[n]:
+            n += 1
+        result.append(_slice(picked, start, start + n + 1))
+        start = stop
+    return result
+
+
+def rejection(
+    logits: Tensor,
+    settings: Sequence[Sampling],
+    first: Sequence[bool],
+    u: Sequence[np.ndarray],
+    drafts: Sequence[Sequence[int]],
+    q: Tensor,
+    accept: np.ndarray,
+) -> list[Picked]:
+    """As :func:`coupled`, with the drafter's weights ``q`` [R, K, V] and the uniforms ``accept`` [R, K] of the acceptances.
+
+    ``q`` need not sum to 1. ``u`` draws the corrected or bonus token, by its position.
+    """
+    each, begins, stops = _entries(settings, first, drafts)
+    model, sampler = laws(logits, each, begins)
+    p = _normal(sampler.exp())
+    lengths = np.array([len(row) for row in drafts])
+    starts = np.array(stops) - lengths - 1
+    tokens = torch.zeros(len(logits), dtype=torch.int64)
+    survivors = np.zeros(len(drafts), np.int64)
+    if lengths.any():
+        rows = np.repeat(np.arange(len(drafts)), lengths)
+        at = np.concatenate([np.arange(n) for n in lengths])
+        entries = torch.from_numpy(starts[rows] + at)
+        flat = torch.tensor([token for row in drafts for token in row])
+        tokens[entries] = flat
+        of_draft = _normal(q[torch.from_numpy(rows), torch.from_numpy(at)])
+        columns = flat[:, None].to(p.device)
+        ok = np.zeros((len(drafts), int(lengths.max())), bool)
+        ok[rows, at] = accepted(
+            p[entries].gather(1, columns)[:, 0].cpu().numpy(), of_draft.gather(1, columns)[:, 0].cpu().numpy(), accept[rows, at]
+        )
+        survivors = np.cumprod(ok, axis=1).sum(axis=1)
+    last = torch.from_numpy(starts + survivors)
+    weights = p[last]
+    cut = torch.from_numpy(np.flatnonzero(survivors < lengths))
+    if len(cut):
+        weights[cut] = residual(weights[cut], _normal(q[cut, torch.from_numpy(survivors)[cut]]))
+    tokens[last] = inverse_cdf(weights, [float(row[n]) for row, n in zip(u, survivors, strict=True)]).cpu()
+    columns = tokens[:, None].to(model.device)
+    whole = Picked(
+        tokens.tolist(),
+        sampler.gather(1, columns)[:, 0].tolist(),
+        model.gather(1, columns)[:, 0].tolist(),
+        (-(model.exp() * model).nansum(-1)).tolist(),
+    )
+    return [_slice(whole, start, start + n + 1) for start, n in zip(starts.tolist(), survivors.tolist(), strict=True)]
+
+
+def _normal(weights: Tensor) -> Tensor:
+    weights = weights.double()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _entries(
+    settings: Sequence[Sampling], first: Sequence[bool], drafts: Sequence[Sequence[int]]
+) -> tuple[list[Sampling], list[bool], list[int]]:
+    """Settings and "first token" of every entry, and where each row's entries end."""
+    each = [s for s, row in zip(settings, drafts, strict=True) for _ in range(len(row) + 1)]
+    begins = [f and k == 0 for f, row in zip(first, drafts, strict=True) for k in range(len(row) + 1)]
+    stops = np.cumsum([len(row) + 1 for row in drafts]).tolist()
+    return each, begins, stops
+
+
+def _slice(picked: Picked, start: int, stop: int) -> Picked:
+    part = slice(start, stop)
+    return Picked(picked.tokens[part], picked.logprobs[part], picked.model_logprobs[part], picked.entropy[part])
