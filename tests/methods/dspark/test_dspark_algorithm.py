@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.engine.schedules import Fixed, Off, schedule_of
 from ramify.methods.dspark.algorithm import (
     GRID,
     Rounds,
+    StepCosts,
     accepted_length,
     calibration,
     calibration_error,
@@ -136,23 +138,29 @@ def test_survival_rises_with_each_logit_and_falls_along_the_block(z: list[float]
     assert (np.diff(a) <= 0).all()
 
 
-class FirstK:
-    """Admit k drafts of every request."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-
-    def admit(self, confidence: np.ndarray) -> np.ndarray:
-        return np.full(len(confidence), self.k)
-
-
 def test_simulation_of_a_fixed_length_has_its_closed_form() -> None:
     rounds = make(20_000, seed=9)
-    found = simulate(rounds, FirstK(3), lambda tokens: 64.0 + tokens, 16, 400)
+    found = simulate(rounds, Fixed(3), StepCosts(), 16, 400)
     tau = expected_length(0.8, 3)
     assert found.tokens == pytest.approx(tau, rel=0.02)
     assert found.budget == 3
     assert found.throughput == pytest.approx(tau * (64 + 16) / (64 + 64), rel=0.02)
-    assert simulate(rounds, FirstK(0), lambda tokens: 64.0 + tokens, 4, 10).throughput == pytest.approx(1)
+    assert simulate(rounds, Off(), StepCosts(), 4, 10).throughput == pytest.approx(1)
     with pytest.raises(UserError, match="full length"):
-        simulate(rounds.pick(np.arange(0)), FirstK(1), float, 1, 1)
+        simulate(rounds.pick(np.arange(0)), Fixed(1), StepCosts(), 1, 1)
+
+
+def test_only_a_budget_of_past_steps_crosses_a_staircase() -> None:
+    c = varied(3000, 6)
+    rounds, stairs = make(3000, c, seed=7), StepCosts(stair=16)
+    greedy, stale = (simulate(rounds, schedule_of(name, 7, stairs), stairs, 16, 60) for name in ("greedy", "stale2"))
+    assert greedy.throughput == pytest.approx(1)
+    assert greedy.budget == 0
+    assert stale.throughput > 1.5
+
+
+def test_the_budget_falls_with_the_load() -> None:
+    rounds = make(3000, varied(3000, 6), seed=7)
+    budgets = [simulate(rounds, schedule_of("stale2", 7, StepCosts()), StepCosts(), r, 60).budget for r in (1, 16, 256)]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] > 1.5 * budgets[-1]

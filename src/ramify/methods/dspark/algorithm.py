@@ -6,13 +6,14 @@ Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.engine.schedules import Costs, Schedule
 
 BINS = 20
 """Equal-width bins of the calibration error, as in the authors' repository."""
@@ -220,12 +221,16 @@ def calibration(logits: np.ndarray, rounds: Rounds, temperatures: np.ndarray | f
 # -- schedules on recorded rounds (section 4.2 of the paper without an engine)
 
 
-class Schedule(Protocol):
-    """What :mod:`ramify.engine.schedules` offers."""
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """T(B) = start + B, with B rounded up to a multiple of ``stair``; drafting and the host are free. :class:`ramify.engine.schedules.Costs`."""
 
-    def admit(self, confidence: np.ndarray) -> np.ndarray:
-        """Lengths to verify, int [R], given the confidences [R, G] of this step."""
-        ...
+    start: float = 64.0
+    stair: int = 1
+
+    def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
+        """Time of one step over ``tokens`` tokens, float64 of their shape."""
+        return np.asarray(self.start + np.ceil(np.asarray(tokens) / self.stair) * self.stair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,25 +245,30 @@ class Simulated:
     """Tokens per request and step."""
 
 
-def simulate(
-    rounds: Rounds, schedule: Schedule, cost: Callable[[int], float], requests: int, steps: int, seed: int = 0
-) -> Simulated:
+def simulate(rounds: Rounds, schedule: Schedule, costs: Costs, requests: int, steps: int, seed: int = 0) -> Simulated:
     """Run ``steps`` steps of ``requests`` requests, each of which meets a recorded round drawn at random at every step.
 
-    ``cost(B)``: time of a pass over B tokens. Nothing of a round's difficulty persists to the next step, the hard case for a budget
-    from confidences of two steps ago. Rounds cut short are left out, since a longer draft was never judged there.
+    Nothing of a round's difficulty persists to the next step, the hard case for a budget from confidences of two steps ago. Rounds cut
+    short are left out, since a longer draft was never judged there. Raises UserError where none is left.
     """
     whole = rounds.pick((rounds.proposed == rounds.block) & ~rounds.ended)
     if not len(whole):
         raise UserError("no round was verified at full length, so there is nothing to simulate")
+
+    def seconds(tokens: int, depth: int) -> float:
+        return float(costs.cycle(requests, np.array([float(tokens)]), depth)[0])
+
     rng = np.random.Generator(np.random.Philox(seed))
     emitted = verified = 0
-    time = 0.0
+    spent = 0.0
     for _ in range(steps):
         at = rng.integers(0, len(whole), requests)
-        lengths = np.asarray(schedule.admit(whole.confidence[at]))
+        depth = schedule.depth(requests)
+        lengths = np.zeros(requests, np.int64)
+        if depth:
+            lengths = schedule.admit(whole.confidence[at, :depth], np.full(requests, depth))
         emitted += int(np.minimum(whole.accepted[at], lengths).sum()) + requests
         verified += int(lengths.sum())
-        time += cost(requests + int(lengths.sum()))
+        spent += seconds(requests + int(lengths.sum()), depth)
     each = steps * requests
-    return Simulated(emitted / time / (requests / cost(requests)), verified / each, emitted / each)
+    return Simulated(emitted / spent / (requests / seconds(requests, 0)), verified / each, emitted / each)
