@@ -18,7 +18,8 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import IMPORTED
 from ramify.trace.node import Verdict, make_node
 from ramify.web import connection
-from ramify.web.server import MAX_BODY, open_server
+from ramify.web.limits import MAX_BODY
+from ramify.web.server import guarded_pages, open_server
 
 TOKEN = "t0ken-of-sixteen-or-more"
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(folder: Path, host: str = "127.0.0.1", token: str | None = None) -> Iterator[int]:
     """The port of a running server."""
-    server, listener = open_server(folder, host, 0, token)
+    server, listener = open_server(guarded_pages(folder, host, token))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -107,7 +108,7 @@ def malformed(rng: random.Random) -> bytes:
 
 @pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_malformed_requests(folder: Path, count: int, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)  # half a request is waited for
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)  # half a request is waited for
     with serving(folder) as port:
         attack(port, count)
     said = capfd.readouterr()
@@ -126,7 +127,7 @@ def attack(port: int, count: int) -> None:
 
 
 def test_who_is_slow_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     with serving(folder) as port:
         links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(20)]
         for number, link in enumerate(links):
@@ -157,7 +158,7 @@ def test_large_bodies_are_refused(port: int, size: str) -> None:
 @pytest.mark.parametrize("token", ["short", "with space in the middle", "semi;colon-and-more-text", "ümlaut-and-sixteen-more"])
 def test_a_token_that_is_none(folder: Path, token: str) -> None:
     with pytest.raises(UserError, match="letters and digits"):
-        open_server(folder, token=token)
+        open_server(guarded_pages(folder, token=token))
 
 
 class Incomparable(str):
@@ -184,7 +185,7 @@ def test_tokens_are_compared_in_constant_time(folder: Path, monkeypatch: pytest.
 
 def test_a_bind_beyond_this_machine_needs_a_token(folder: Path) -> None:
     with pytest.raises(UserError, match="without a token"):
-        open_server(folder, "0.0.0.0")
+        open_server(guarded_pages(folder, "0.0.0.0"))
     with serving(folder, "0.0.0.0", TOKEN) as port:
         assert get(port)[0] == 401
         assert b"hello" not in get(port, "/tree/t")[1]

@@ -16,7 +16,7 @@ from web_sample import make_run
 from ramify.cli.main import main
 from ramify.trace.db import Run
 from ramify.web.pages import message_html, node_html, report_html, tree_html, trees_html
-from ramify.web.server import open_server
+from ramify.web.server import guarded_pages, open_server
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -154,7 +154,7 @@ def test_nothing_happens_on_served_and_exported_pages(tmp_path: Path) -> None:
     with Run.open(run) as opened:
         name = opened.trees()[0].name
         node = opened.tree(name).leaves()[0].id
-    server, listener = open_server(run)
+    server, listener = open_server(guarded_pages(run))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     origin = f"http://127.0.0.1:{listener.getsockname()[1]}"

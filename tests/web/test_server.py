@@ -12,7 +12,8 @@ from web_sample import make_run
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
-from ramify.web.server import is_loopback, open_server
+from ramify.web.limits import is_loopback
+from ramify.web.server import guarded_pages, open_server
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    server, listener = open_server(folder)
+    server, listener = open_server(guarded_pages(folder))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until = time.monotonic() + 20
@@ -109,13 +110,13 @@ def test_it_only_reads(address: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.com", ""])
 def test_a_bind_beyond_this_machine_is_refused(folder: Path, host: str) -> None:
     with pytest.raises(UserError, match="loopback only"):
-        open_server(folder, host)
+        open_server(guarded_pages(folder, host))
 
 
 def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str) -> None:
     with pytest.raises(UserError, match="is no run"):
-        open_server(tmp_path)
+        open_server(guarded_pages(tmp_path))
     with pytest.raises(UserError, match="port 99999"):
-        open_server(folder, port=99999)
+        open_server(guarded_pages(folder), 99999)
     assert is_loopback("127.8.9.1")
     assert not is_loopback("localhost.")

@@ -1,30 +1,125 @@
-"""A connection to the pages: one request, which must have come within a time."""
+"""A connection to a client that may be slow, silent or hostile, and a server that ends in order."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADER_SECONDS = 30.0
-"""A request whose head is not there by then is cut off; so is whoever does not take the answer in ANSWER_SECONDS."""
-ANSWER_SECONDS = 300.0
+HEAD_SECONDS = 30.0
+"""A request whose head is not there by then is cut off; so is a connection that waits this long for a request."""
+BODY_SECONDS = 30.0
+"""Each time as long must bring PROGRESS bytes of a body, or its end."""
+WRITE_SECONDS = 30.0
+"""Each time as long must take PROGRESS bytes of an answer that waits to be read, or all of it."""
+PROGRESS = 16 << 10
 
 
-class OneRequest(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 as uvicorn speaks it, for one request a connection (every answer says ``connection: close``)."""
+class Connection(H11Protocol):  # type: ignore[misc]
+    """HTTP/1.1 as uvicorn speaks it, with a clock on every wait for the client and a bound on connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start both clocks."""
+        """Start the clock of the first request; beyond the bound the request will be told to come again."""
         super().connection_made(transport)
-        self._clocks = [self.loop.call_later(HEADER_SECONDS, self._late), self.loop.call_later(ANSWER_SECONDS, transport.abort)]
+        self._phase: Any = None
+        self._received = 0
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        most, self.limit_concurrency = self.config.limit_concurrency, None
+        if len(self.connections) > most:
+            self.app = self.config.app.full
+        if len(self.connections) > 2 * most:
+            transport.abort()
+        self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        self._received += len(data)
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        """The answer is written, though perhaps not yet read."""
+        super().on_response_complete()
+        self._follow()
+        self._mind_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop them."""
-        for clock in self._clocks:
-            clock.cancel()
+        """Stop the clocks."""
         super().connection_lost(exc)
+        for clock in (self._reading, self._writing):
+            if clock is not None:
+                clock.cancel()
 
-    def _late(self) -> None:
-        if self.cycle is None:
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, and let go of the request that was under way."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+            self._mind_reader()
+        else:  # in the middle of an answer
             self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _follow(self) -> None:
+        """Set the clock of what is waited for: it is set when the wait begins, not by each byte."""
+        waits = self.conn.their_state
+        phase = (waits, bool(self.conn.trailing_data[0]) if waits is h11.IDLE else False)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if waits is h11.IDLE:
+            self._reading = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif waits is h11.SEND_BODY:
+            self._received = 0
+            self._reading = self.loop.call_later(BODY_SECONDS, self._body_due)
+
+    def _body_due(self) -> None:
+        if self._received < PROGRESS and not self.flow.read_paused:
+            self.transport.abort()
+            return
+        self._received = 0
+        self._reading = self.loop.call_later(BODY_SECONDS, self._body_due)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered: from here on it must."""
+        super().pause_writing()
+        self._mind_reader()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        self._mind_reader()
+
+    def _mind_reader(self) -> None:
+        """Set the clock of what waits to be read, if anything does."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+        if waits := self.transport.get_write_buffer_size():
+            self._writing = self.loop.call_later(WRITE_SECONDS, self._read_due, waits)
+
+    def _read_due(self, before: int) -> None:
+        waits = self.transport.get_write_buffer_size()
+        answered = self.cycle is None or self.cycle.response_complete
+        if waits and (self.flow.write_paused or answered) and before - waits < PROGRESS:
+            self.transport.abort()
+        self._mind_reader()
+
+
+class Server(uvicorn.Server):  # type: ignore[misc]
+    """Ctrl-C or SIGTERM: nothing new is taken, what is open is finished in the time to drain, ``run`` returns. The second ends it at once."""
+
+    should_exit: bool
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """A signal has come. It is not raised again afterwards, as uvicorn does: to be asked to end is no failure."""
+        self.force_exit = self.should_exit
+        self.should_exit = True

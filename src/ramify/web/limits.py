@@ -1,0 +1,350 @@
+"""What stands before every application served: who may ask, how much, for how long, how many at once, and how a refusal looks."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.secrets import redact
+from ramify.render.terminal import say
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+MAX_BODY = 10 << 20
+"""Bytes of one request's body."""
+MAX_HELD = 512 << 20
+"""Bytes of the bodies of all requests that are being answered."""
+MAX_BRACKETS = 200_000
+"""Lists and objects in one body: some bytes of text become a hundred in memory."""
+MIN_TOKEN = 16
+LINGER_SECONDS = 2.0
+"""How long a refused client may go on sending before its connection is closed: it reads the refusal meanwhile."""
+_COOKIE = "ramify_token"
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class RefusedError(RamifyError):
+    """A request that is not answered: an HTTP status, one sentence, and where it can be told the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, dict(headers or {})
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of the refusal as OpenAI's servers write it."""
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def error_answer(refused: RefusedError) -> Response:
+    """The answer to a refused request, in OpenAI's shape."""
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(refused.to_json(), refused.status, headers=refused.headers)
+
+
+def error_handlers(answer: Callable[[RefusedError], Response] = error_answer) -> dict[Any, Any]:
+    """What an application gives Starlette as ``exception_handlers``: a :class:`RefusedError`, an unknown path or method, a fault."""
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+
+    # Coroutines, since Starlette would run a plain function in a thread.
+    async def refused(request: Request, error: Any) -> Response:
+        return answer(error)
+
+    async def http(request: Request, error: Any) -> Response:
+        said = {404: f"There is nothing at {request.url.path} here.", 405: f"{request.method} is not answered here."}
+        return answer(RefusedError(error.status_code, said.get(error.status_code, error.detail), headers=error.headers))
+
+    async def fault(request: Request, error: Exception) -> Response:
+        return answer(FAULT)
+
+    return {RefusedError: refused, HTTPException: http, Exception: fault}
+
+
+FAULT = RefusedError(500, "A fault of the server itself; its terminal says more.")
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``: UTF-8, no NaN or infinity, no lone surrogates, bounded in depth and in lists and objects.
+
+    Raises RefusedError (400, 413).
+    """
+    from pydantic_core import from_json
+
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise RefusedError(413, f"The body holds more than {MAX_BRACKETS} lists and objects.")
+    try:
+        value = from_json(body, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise RefusedError(400, f"The body is no JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise RefusedError(400, 'The body must be a JSON object, as in {"model": ...}.')
+    return value
+
+
+class Places:
+    """How many draws may run and wait at once; who comes when all are taken is told when to come again (429).
+
+    Raises UserError on numbers that hold nothing.
+    """
+
+    def __init__(self, running: int, waiting: int) -> None:
+        if running < 1 or waiting < 0:
+            raise UserError(f"at least 1 request runs and 0 wait, not {running} and {waiting}")
+        self.running, self.waiting, self.taken = running, waiting, 0
+        self._seconds = 1.0  # a moving mean of how long a request stays
+
+    @contextmanager
+    def take(self, n: int = 1) -> Iterator[None]:
+        """Hold ``n`` places while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
+        most = self.running + self.waiting
+        if n > most:
+            raise RefusedError(400, f"This server takes {most} draws at once, not {n}.", "n")
+        if self.taken + n > most:
+            later = min(60, max(1, math.ceil(self._seconds * self.taken / self.running)))
+            raise RefusedError(
+                429,
+                f"All {most} places are taken; come again in {later} s.",
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(later)},
+            )
+        self.taken += n
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.taken -= n
+            self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
+
+
+class Guard:
+    """The outermost application: refuses what is not meant for this server before anything is done, and bounds what passes.
+
+    Refused: another host's name (DNS rebinding), another site's pages asking (Origin), a body that is too large, compressed or of two
+    lengths (smuggling), and, where there is a ``token``, whoever does not show it: as ``Authorization: Bearer``, as the cookie, or once
+    as ``?token=``, which sets the cookie. What passes has its whole body in one piece and ``seconds`` to be answered in; its answer
+    carries ``headers``. A fault of the application is said in the terminal and never ends the server.
+
+    ``host`` is where the server is bound; ``answer`` turns a refusal into a response.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        answer: Callable[[RefusedError], Response] = error_answer,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        self.app, self.host, self.token, self.answer, self.seconds, self.held = app, host, token, answer, seconds, 0
+        self.headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers or {})).items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request (or pass the lifespan on)."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, held = False, [0]
+
+        async def guarded(message: Any) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], *self.headers]
+            await send(message)
+
+        try:
+            self._check(scope["headers"])
+            if (shown := self._ask(scope)) is not None:
+                await _last(shown, scope, receive, guarded)
+                return
+            body = await self._body(receive, held)
+            if body is None:
+                return
+            async with asyncio.timeout(self.seconds) as clock:
+                await self.app(scope, _again(body, receive), guarded)
+        except RefusedError as refused:
+            if not started:
+                await _last(self.answer(refused), scope, receive, guarded)
+        except asyncio.CancelledError:  # the time to drain is over
+            if not started:
+                await self.answer(RefusedError(503, "The server is stopping."))(scope, receive, guarded)
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and clock.expired()
+            if not late:
+                say(redact(f"ramify: fault while answering {scope['method']} {scope['path']!r}:\n{traceback.format_exc()}"))
+            excuse = RefusedError(504, f"Not answered within {self.seconds:g} s.") if late else FAULT
+            if not started:  # otherwise the connection is cut, so that the client does not take the answer for whole
+                await _last(self.answer(excuse), scope, receive, guarded)
+        finally:
+            self.held -= held[0]
+
+    async def full(self, scope: Any, receive: Any, send: Any) -> None:
+        """What a connection beyond the bound is answered."""
+        refused = RefusedError(503, "Too many connections; come again.", headers={"retry-after": "1"})
+        await _last(self.answer(refused), scope, receive, send)
+
+    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        given: dict[bytes, list[str]] = {}
+        for name, value in headers:
+            given.setdefault(name, []).append(value.decode("latin-1"))
+        hosts, sizes = given.get(b"host", []), given.get(b"content-length", [])
+        if len(hosts) != 1 or not self._is_ours(_without_port(hosts[0])):
+            raise RefusedError(421, "This server answers to its own address only: use the one it printed.")
+        for origin in given.get(b"origin", []):
+            if origin.partition("://")[2].lower() != hosts[0].lower():  # another port of this machine is another site
+                raise RefusedError(403, "This server does not answer the pages of other sites.")
+        if sizes and b"transfer-encoding" in given:
+            raise RefusedError(400, "A request has a content-length or is chunked, not both.")
+        if any(not size.isdecimal() or len(size) > 20 or int(size) > MAX_BODY for size in sizes):
+            raise RefusedError(413, f"A request may hold {MAX_BODY} bytes.")
+        if given.get(b"content-encoding", ["identity"]) != ["identity"]:
+            raise RefusedError(415, "Send the body as it is, not compressed.")
+
+    def _is_ours(self, host: str) -> bool:
+        """A loopback name, the host bound to, or, bound to every address, an address as such: no name that could be pointed here."""
+        if is_loopback(host) or host.lower() == self.host.lower():
+            return True
+        return self.host in ("0.0.0.0", "::") and _is_address(host)
+
+    def _ask(self, scope: Any) -> Response | None:
+        """The answer to a request that has just shown the token in its address; None where it may pass. Raises RefusedError (401)."""
+        if self.token is None:
+            return None
+        from starlette.requests import Request
+        from starlette.responses import RedirectResponse
+
+        request = Request(scope)
+        given = request.headers.getlist("authorization")
+        scheme, _, bearer = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
+            return None
+        if _same(request.cookies.get(_COOKIE, ""), self.token):
+            return None
+        if scope["method"] == "GET" and _same(request.query_params.get("token", ""), self.token):
+            answer = RedirectResponse("/" + scope["path"].lstrip("/"), 303)  # the token leaves the address bar
+            answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict")
+            return answer
+        raise RefusedError(
+            401,
+            "This server wants its token, as `Authorization: Bearer TOKEN` or by opening the address that it printed.",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+
+    async def _body(self, receive: Any, held: list[int]) -> bytes | None:
+        """The whole body, None where the client has gone; ``held[0]`` grows by what is held. Raises RefusedError (413, 503)."""
+        pieces = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            pieces.append(message.get("body", b""))
+            held[0] += len(pieces[-1])
+            self.held += len(pieces[-1])
+            if held[0] > MAX_BODY:
+                raise RefusedError(413, f"A request may hold {MAX_BODY} bytes.")
+            if self.held > MAX_HELD:
+                raise RefusedError(503, "Too many large requests at once; come again.", headers={"retry-after": "1"})
+            if not message.get("more_body"):
+                return b"".join(pieces)
+
+
+async def _last(answer: Response, scope: Any, receive: Any, send: Any) -> None:
+    """Answer at once, then read on for a while: a connection closed over unread data would take the answer with it."""
+
+    async def unfinished(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        else:
+            message = message | {"more_body": True}
+        await send(message)
+
+    await answer(scope, receive, unfinished)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _again(body: bytes, receive: Any) -> Any:
+    """A ``receive`` that gives ``body`` first, and what comes after it (the client's leaving) next."""
+    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Any:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def _same(given: str, token: str) -> bool:
+    """Compared in a time that does not tell how much of it is right."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_loopback(host: str) -> bool:
+    """True for ``localhost`` and loopback addresses; any other name could be pointed elsewhere."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(host: str, token: str | None) -> None:
+    """Refuse a token that is none, and a bind beyond this machine without one. Raises UserError."""
+    if token is not None and (
+        len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or set(token) & set(' ";,')
+    ):
+        raise UserError(f"a token has at least {MIN_TOKEN} letters and digits")
+    if not is_loopback(host) and token is None:
+        raise UserError(f"host '{host}' is not this machine: without a token it is served on loopback only, e.g. 127.0.0.1")
+
+
+def make_token() -> str:
+    """A token made up for one server."""
+    return secrets.token_urlsafe(24)
