@@ -95,6 +95,28 @@ class TagTemplate:
         return [*self.open(role), *tokens, self._end], [0, *ends, len(text)], text
 
 
+class RawTemplate:
+    """Texts as they are, without headers or ends: what a model without a chat template is shown."""
+
+    stop_tokens: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def open(self, role: str, after: str = "user") -> list[int]:
+        """Nothing."""
+        return []
+
+    def close(self, role: str, after: str = "user") -> list[int]:
+        """Nothing."""
+        return []
+
+    def render(self, role: str, text: str, after: str = "user") -> tuple[list[int], list[int], str]:
+        """See :class:`ChatTemplate`."""
+        tokens, ends = _encode(self.tokenizer, None, "", text, "")
+        return tokens, ends, text
+
+
 _PROBE = "ramify-probe"
 _THOUGHT = "ramify-thought"
 _HISTORY: dict[str, list[dict[str, str]]] = {

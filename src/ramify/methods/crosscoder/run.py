@@ -24,6 +24,7 @@ from ramify.interp.collect import collect
 from ramify.interp.dictionary import Dictionary
 from ramify.interp.steer import Change, draw, static_vector
 from ramify.methods.crosscoder.algorithm import tool_call
+from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Problem, Verifier, read_problems
 from ramify.rollout.token_traces import TokenTrace
@@ -112,26 +113,13 @@ class States:
         return cls(values, tool, about)
 
 
-class _Raw:
-    """Prompts as they are written, without a chat template."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def render(self, role: str, text: str, after: str) -> tuple[list[int], list[int]]:
-        return self.tokenizer.encode(text), []
-
-    def open(self, role: str, after: str = "") -> list[int]:
-        return []
-
-
 def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[Problem]:
     """Prompts of a file as :func:`ramify.rollout.token_forks.read_problems` reads them; ``template`` None leaves their text as it is.
 
     ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.
     """
     if template is None and models.tuned.tokenizer is not None:
-        template = _Raw(models.tuned.tokenizer)
+        template = RawTemplate(models.tuned.tokenizer)
     read = read_problems(path, template)
     return [dataclasses.replace(one, prompt_ids=one.prompt_ids[:longest]) for one in read] if longest else read
 

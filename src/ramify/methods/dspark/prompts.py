@@ -1,0 +1,78 @@
+"""Prompts that drafters are trained, calibrated and measured on: a user's file, or what the built-in models know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator
+from ramify.engine.checkpoints import chat_template, model_folder
+from ramify.engine.local import LocalModel
+from ramify.methods.dspark import domains
+from ramify.model.chat import ChatTemplate, RawTemplate
+from ramify.rollout.token_forks import read_problems
+
+SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
+"""Splits of the household world for each use of prompts."""
+
+
+def of_target(target: str, model: LocalModel, n: int, seed: int, part: str) -> list[np.ndarray]:
+    """``n`` prompts for a model that needs no file: half-played households for ``builtin``, starts of 16 tokens in the three domains for
+    a model of :mod:`ramify.methods.dspark.domains`. Raises UserError for any other.
+    """
+    if target == "builtin":
+        return households(chat_template(model_folder(target)), n, seed, part)
+    if model.tokenizer is not None and all(model.tokenizer.raw.token_to_id(token) == i for token, i in domains.ID.items()):
+        each = [domains.prompts(domain, -(-n // 3), 16, seed, part) for domain in domains.DOMAINS]
+        return [prompt for three in zip(*each, strict=True) for prompt in three][:n]
+    raise UserError(
+        f"'{target}' needs prompts of its own: give --prompts FILE (JSON lines with prompt or prompt_ids, or a text a line)"
+    )
+
+
+def households(template: ChatTemplate, n: int, seed: int, part: str) -> list[np.ndarray]:
+    """Dialogues with the household world as its demonstrators lead them, cut before a turn of the assistant."""
+    from ramify.env.worlds import household
+
+    tasks = household.HouseholdWorld().panel(SPLITS[part], n, seed)
+    found = []
+    for i, task in enumerate(tasks):
+        rng = generator(seed, "dspark", "household", part, i)
+        turns = household.demonstrate(task, 0.3, rng)
+        cut = int(rng.integers(len(turns)))
+        tokens: list[int] = []
+        for seen, action in turns[:cut]:
+            tokens += [*template.render("user", seen)[0], *template.render("assistant", action)[0]]
+        found.append(np.array([*tokens, *template.render("user", turns[cut][0])[0], *template.open("assistant")], np.int32))
+    return found
+
+
+def from_file(file: Path, model: LocalModel, template: ChatTemplate | None, raw: bool = False) -> list[np.ndarray]:
+    """Prompts of a ``.jsonl`` file (``prompt``, ``prompt_ids``), or each line of any other that is not blank.
+
+    A text becomes one user message of ``template``, or stays as it is with ``raw`` or without one. Raises UserError naming file and line.
+    """
+    shown: Any = template
+    if raw or template is None:
+        if model.tokenizer is None:
+            raise UserError(f"'{model.name}' has no tokenizer: give prompts as prompt_ids")
+        shown = RawTemplate(model.tokenizer)
+    if file.suffix == ".jsonl":
+        return [np.array(one.prompt_ids, np.int32) for one in read_problems(file, shown)]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            ids = [*shown.render("user", line, "")[0], *shown.open("assistant", "user")]
+            if not ids:
+                raise UserError(f"{file}:{number} has no token")
+            found.append(np.array(ids, np.int32))
+    if not found:
+        raise UserError(f"{file} holds no prompt")
+    return found
