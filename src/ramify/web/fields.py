@@ -1,0 +1,251 @@
+"""What a request may say: every field of the two routes, those taken at one value only, those of no effect, and those refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+
+from ramify.base.errors import nearest
+from ramify.model.protocol import Sampling
+from ramify.web.limits import RefusedError
+
+MAX_CHOICES, MAX_TOP, MAX_STOPS, MAX_STOP = 128, 20, 16, 256
+_LARGE = 1 << 62
+
+#: Fields taken at one value, which changes nothing; any other is refused. Field -> (value, why no other).
+NEUTRAL: dict[str, tuple[Any, str]] = {
+    "presence_penalty": (0, "penalties are not offered"),
+    "frequency_penalty": (0, "penalties are not offered"),
+    "repetition_penalty": (1, "penalties are not offered"),
+    "min_p": (0, "use top_p or top_k"),
+    "best_of": (1, "use n and choose yourself"),
+    "parallel_tool_calls": (True, "a reply makes as many calls as it makes"),
+    "response_format": ({"type": "text"}, "replies are not held to a format"),
+    "modalities": (["text"], "replies are text"),
+    "store": (False, "start the server with --record to keep conversations"),
+    "skip_special_tokens": (False, "special tokens are shown, but for the one that ends a reply"),
+    "spaces_between_special_tokens": (False, "none are put in"),
+}
+#: Fields that change nothing here whatever they say.
+IGNORED = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+#: Fields of OpenAI's and other servers that are not offered. Field -> why.
+REFUSED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "suffix": "text is only continued",
+    "audio": "replies are text",
+    "prediction": "speculation is the server's own business (--drafter)",
+    "web_search_options": "there is no search",
+    "reasoning_effort": "a model thinks as much as it thinks",
+    "verbosity": "ask for it in a message",
+    "ignore_eos": "a reply ends where the model ends it",
+    "min_tokens": "a reply ends where the model ends it",
+    "guided_json": "replies are not held to a format",
+    "guided_regex": "replies are not held to a format",
+    "structured_outputs": "replies are not held to a format",
+    "chat_template": "the template is the checkpoint's own",
+    "chat_template_kwargs": "the template takes no options here",
+    "continue_final_message": "to go on inside a reply send token ids to /v1/completions",
+}
+
+
+def _text_of(content: Any) -> Any:
+    """Content as text: a list of text parts is put together. Anything else is left to be refused as it is."""
+    if not isinstance(content, list):
+        return content
+    for at, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ValueError(f"part {at} is '{str(kind)[:40]}', and only text parts are taken")
+    return "".join(part["text"] for part in content)
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """One text or one list of token ids, or a list of several of one of these, as that list."""
+    one = isinstance(value, str) or (isinstance(value, list) and any(type(token) is int for token in value))
+    prompts = [value] if one else value
+    if not isinstance(prompts, list) or not prompts or len(prompts) > MAX_CHOICES:
+        raise ValueError(f"it must be a text, a list of token ids, or a list of 1 to {MAX_CHOICES} of these")
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return prompts
+    for prompt in prompts:
+        if not isinstance(prompt, list) or not prompt or not all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
+            raise ValueError("it must hold texts only, or lists of token ids only, none of them empty")
+    return prompts
+
+
+def _choice(value: Any) -> Any:
+    if value in ("none", "auto"):
+        return value
+    raise ValueError("only 'auto' and 'none' are offered: a model cannot be made to call")
+
+
+def _banned(bias: dict[str, float]) -> dict[str, float]:
+    for token, value in bias.items():
+        if not token.isdecimal() or len(token) > 10:
+            raise ValueError(f"'{token[:20]}' is no token id")
+        if value != -100:
+            raise ValueError(f"only -100, which bans a token, is offered; token {token} has {value:g}")
+    return bias
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class FunctionCall(_Fields):
+    """What a tool call calls."""
+
+    name: str
+    arguments: str
+
+
+class Call(_Fields):
+    """A tool call that an earlier reply made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Said(_Fields):
+    """One message of a chat. ``name`` and ``reasoning`` are not shown to the model."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_text_of)] = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(_Fields):
+    """A function that a tool offers."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    """A tool offered to the model."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class StreamOptions(_Fields):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Request(_Fields):
+    """What both routes take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-_LARGE, le=_LARGE)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP)]],
+            BeforeValidator(_several),
+            Field(max_length=MAX_STOPS),
+        ]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP)] | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_banned), Field(max_length=1024)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """The settings that the request asks for."""
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            max_tokens=max_tokens,
+            stop_tokens=tuple(self.stop_token_ids or ()),
+            stop_texts=tuple(self.stop or ()),
+            ban=tuple(sorted(int(token) for token in self.logit_bias or ())),
+        )
+
+
+class ChatRequest(Request):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Said], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_CHOICES)] | None = None
+    tool_choice: Annotated[str, BeforeValidator(_choice)] | None = None
+
+
+class TextRequest(Request):
+    """``POST /v1/completions``."""
+
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=0, le=_LARGE)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    echo: bool | None = None
+
+
+R = TypeVar("R", bound=Request)
+
+
+def read_request(body: Mapping[str, Any], kind: type[R]) -> R:
+    """The request in a JSON object. Raises RefusedError (400) whose one sentence names the field."""
+    said = {name: value for name, value in body.items() if name not in IGNORED}
+    for name in [name for name in said if name in NEUTRAL or name in REFUSED]:
+        value = said.pop(name)
+        neutral, why = NEUTRAL.get(name, (None, REFUSED.get(name)))
+        if value is not None and (value != neutral or isinstance(value, bool) != isinstance(neutral, bool)):
+            only = "" if neutral is None else f" at another value than {json.dumps(neutral)}"
+            raise RefusedError(400, f"'{name}' is not offered{only}: {why}.", name, "unsupported_parameter")
+    try:
+        return kind.model_validate(said)
+    except ValidationError as error:
+        raise _sentence(error, kind) from None
+
+
+def _sentence(error: ValidationError, kind: type[Request]) -> RefusedError:
+    """The first thing wrong, in one sentence."""
+    found = min(error.errors(include_url=False, include_input=False), key=lambda found: found["type"] == "missing")
+    where = ""
+    for part in found["loc"]:
+        # unions put the names of their alternatives, types such as list[str], into the path
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+            where += f".{part}" if where else part
+    where = where[:120]
+    if found["type"] == "extra_forbidden":
+        known = [*kind.model_fields, *NEUTRAL] if len(found["loc"]) == 1 else ()
+        hint = f" ({nearest(where, known)})" if known else ""
+        return RefusedError(400, f"Unknown field '{where}'{hint}.", where, "unknown_parameter")
+    message = found["msg"].removeprefix("Value error, ")
+    return RefusedError(400, f"Field '{where}': {message[:1].lower()}{message[1:]}.", where, "invalid_value")
