@@ -23,7 +23,7 @@ class Views(NamedTuple):
     flat: tuple[Tensor, ...]
     """[R * S, C]."""
     keys: tuple[Tensor, ...]
-    """[entries, G, positions, E]."""
+    """[rows, G, positions, E]."""
     values: tuple[Tensor, ...]
     masks: Tensor
     """[S, positions]: row S - 1 - p is the additive mask of position p, a view of 2 S numbers."""
@@ -34,7 +34,7 @@ class Arena:
 
     def __init__(self, layers: int, size: int, device: torch.device) -> None:
         self.kv = torch.zeros((layers, 4, 64, size), device=device)
-        self._decoding: dict[tuple[int, int], Views] = {}
+        self._views: dict[tuple[int, int], Views] = {}
 
     @property
     def rows(self) -> int:
@@ -57,19 +57,19 @@ class Arena:
             old = self.kv
             self.kv = torch.zeros((old.shape[0], new_rows, new_capacity, old.shape[3]), device=old.device)
             self.kv[:, : old.shape[1], : old.shape[2]] = old
-            self._decoding.clear()
+            self._views.clear()
 
-    def views(self, kv_heads: int, used: int, positions: int, row: int | None) -> Views:
-        """What a tile of ``used`` entries attends to: the first rows, or ``row`` over and over; the first ``positions`` of each."""
-        if row is None and (used, positions) in self._decoding:
-            return self._decoding[used, positions]
-        seen = self.kv[:, :used, :positions] if row is None else self.kv[:, row : row + 1, :positions].expand(-1, used, -1, -1)
+    def views(self, kv_heads: int, first: int, count: int, positions: int) -> Views:
+        """What a tile attends to: the first ``positions`` of ``count`` rows from ``first``."""
+        if first == 0 and (count, positions) in self._views:
+            return self._views[count, positions]
+        seen = self.kv[:, first : first + count, :positions]
         keys, values = seen.unflatten(3, (2, kv_heads, -1)).permute(3, 0, 1, 4, 2, 5)
         zeros = torch.zeros(self.capacity, device=self.kv.device)
         steps = torch.cat((zeros, zeros - float("inf"))).unfold(0, positions, 1)  # entry C-1-p: zero up to position p
         views = Views(self.kv.flatten(1, 2).unbind(0), keys.unbind(0), values.unbind(0), steps)
-        if row is None:
-            self._decoding[used, positions] = views
+        if first == 0:
+            self._views[count, positions] = views
         return views
 
     def copy(self, source: int, start: int, stop: int, length: int) -> None:

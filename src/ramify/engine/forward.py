@@ -1,7 +1,7 @@
 """One forward pass over a tile of tokens, each a row of its own with its own position and its own cached keys.
 
-Every token, prompt or drawn, takes the same path: linear layers on a tile whose row count is a multiple of 4, attention as a single
-query over the row's cached keys. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever
+Every token, prompt, drawn or drafted, takes the same path: linear layers on a tile whose row count is a multiple of 4, attention over the
+row's cached keys up to its own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever
 else is in the tile, so keys and values do not depend on how or when a position was computed.
 
 Axis legend: M tile rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
@@ -50,41 +50,66 @@ def threads_for(work: int) -> Iterator[None]:
 
 
 class Tile:
-    """Tokens to run and where their keys and values go.
+    """Tokens to run and where their keys and values go: entry m is ``tokens[m]`` at ``positions[m]`` of arena row ``rows[m]``.
 
-    ``tokens`` are the used entries' ids, ``positions`` their positions; the tile is filled up to a multiple of 4 rows with token 0.
-    ``row`` None: entry m belongs to arena row m (decoding). ``row`` r: the entries are consecutive positions of arena row r (prompt).
+    ``rows`` ascend and name a row as often as it has entries; None: entry m belongs to row m (decoding); one number: all entries are that
+    row's (prompt). An entry attends to its row up to its own position, or up to ``sees[m]``. The tile is filled up to a multiple of 4
+    with token 0, stored just past the last entry, where nothing has been computed yet: the arena must have room for that.
+
+    Attention runs on a rectangle of R rows with c queries each, c the most entries any row has. The bits are those of c = 1: with the
+    kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks).
     """
 
     def __init__(
-        self, arena: Arena, kv_heads: int, tokens: Sequence[int], positions: Sequence[int], row: int | None = None
+        self,
+        arena: Arena,
+        kv_heads: int,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        rows: int | Sequence[int] | None = None,
+        sees: Sequence[int] | None = None,
     ) -> None:
-        used, kv, capacity = len(tokens), arena.kv, arena.capacity
+        used, capacity, device = len(tokens), arena.capacity, arena.kv.device
         self.used = used
         self.size = M = padded(used)
-        spare = M - used
-        longest = max(positions)
-        if row is None:
-            slots = [m * capacity + p for m, p in enumerate(positions)] + [m * capacity for m in range(used, M)]
-            where = [*positions, *[0] * spare]
-        else:
-            # unused entries write past the used ones, where nothing has been computed yet
-            where = [*positions, *range(longest + 1, longest + 1 + spare)]
-            slots = [row * capacity + p for p in where]
-        S = min(padded(longest + 1, SPAN), capacity)
-        table = np.array([[*tokens, *[0] * spare], where, slots, [capacity - 1 - p for p in where]])
-        self.tokens, self.positions, self._slots, masks = torch.from_numpy(table).to(kv.device).unbind(0)
-        self._flat, self._keys, self._values, mask = arena.views(kv_heads, used, S, row)
-        self._mask = mask.index_select(0, masks[:used])[:, None, None]
+        owners: Sequence[int] = range(used) if rows is None else [rows] * used if isinstance(rows, int) else rows
+        past = owners[-1] * capacity + positions[-1] + 1
+        slots = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
+        spare = [0] * (M - used)
+        table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + len(spare))]])
+        self.tokens, self.positions, self._slots = torch.from_numpy(table).to(device).unbind(0)
+        masks = capacity - 1 - (table[1, :used] if sees is None else np.array(sees))
+        self._gather: Tensor | None = None
+        self._place: Tensor | None = None
+        self._shape = (used, 1) if rows is None else (1, used)
+        if rows is not None and not isinstance(rows, int):
+            masks = self._arrange(np.array(rows) - rows[0], masks, capacity - 1, device)
+        S = min(padded(capacity - int(masks.min()), SPAN), capacity)
+        self._flat, self._keys, self._values, steps = arena.views(kv_heads, owners[0], self._shape[0], S)
+        self._mask = steps.index_select(0, torch.from_numpy(masks).to(device)).view(self._shape[0], 1, self._shape[1], S)
+
+    def _arrange(self, row: np.ndarray, masks: np.ndarray, empty: int, device: torch.device) -> np.ndarray:
+        """Lay entries of rows [used] out as a rectangle; returns the mask of each of its places. A full one needs no index."""
+        counts = np.bincount(row)
+        self._shape = R, c = len(counts), int(counts.max())
+        if R * c == len(row):
+            return masks
+        place = row * c + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        gather, arranged = np.zeros(R * c, np.int64), np.full(R * c, empty)
+        gather[place], arranged[place] = np.arange(len(row)), masks
+        self._gather, self._place = torch.from_numpy(gather).to(device), torch.from_numpy(place).to(device)
+        return arranged
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
         self._flat[layer].index_copy_(0, self._slots, kv)
         keys, values = self._keys[layer], self._values[layer]
         gqa = keys.shape[1] != q.shape[1]
-        single = q.narrow(0, 0, self.used).unsqueeze(2)
-        mixed = F.scaled_dot_product_attention(single, keys, values, self._mask, scale=scale, enable_gqa=gqa)
-        return mixed.reshape(self.used, -1)
+        asked = q.narrow(0, 0, self.used) if self._gather is None else q.index_select(0, self._gather)
+        asked = asked.unflatten(0, self._shape).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(asked, keys, values, self._mask, scale=scale, enable_gqa=gqa)
+        found = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+        return found if self._place is None else found.index_select(0, self._place)
 
 
 class Forward(Protocol):
@@ -256,31 +281,36 @@ def _replace(x: Tensor, new: Tensor) -> None:
 
 
 def probe(forward: Forward) -> bool:
-    """Whether this machine keeps a row's bits apart from its tile: one short row computed three ways on the real weights.
+    """Whether this machine keeps a row's bits apart from its tile: one short row computed four ways on the real weights.
 
-    As one prompt tile; token by token in the smallest tile; and token by token as the sixth row of a full tile, beside a row far
-    longer than itself.
+    As one prompt tile; token by token in the smallest tile; token by token as the sixth row of a full tile, beside a row far longer than
+    itself; and several tokens at a time beside rows with other numbers of tokens.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(forward.vocab, (8,), generator=generator).tolist()
     far = min(forward.context, 600) - 1
-    arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(3)]
-    results: list[Tensor] = []
+    arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(4)]
     with torch.inference_mode():
-        arenas[2].reserve(12, far + 1)
-        arenas[2].kv[:, 6].normal_()
+        for arena in arenas[2:]:
+            arena.reserve(12, far + 1 + TILE)
+            arena.kv[:, 6].normal_()
 
-        def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], row: int | None = None) -> Tensor:
-            return forward.logits(forward.hidden(Tile(arena, forward.kv_heads, tokens, positions, row)))
+        def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
+            return forward.logits(forward.hidden(Tile(arena, forward.kv_heads, tokens, positions, rows)))
 
-        results.append(run(arenas[0], ids, range(8), 0))
-        single, crowd = [], []
+        def others(count: int, below: int) -> list[int]:
+            return torch.randint(below, (count,), generator=generator).tolist()
+
+        single, crowd, ragged = [], [], []
         for t in range(8):
             single.append(run(arenas[1], [ids[t]], [t])[0])
-            tokens = torch.randint(forward.vocab, (12,), generator=generator).tolist()
-            positions = torch.randint(far, (12,), generator=generator).tolist()
+            tokens, positions = others(12, forward.vocab), others(12, far)
             tokens[5], positions[5], positions[6] = ids[t], t, far
             crowd.append(run(arenas[2], tokens, positions)[5])
-        results += [torch.stack(single), torch.stack(crowd)]
-        kept = [arena.kv[:, row, :8] for arena, row in zip(arenas, (0, 0, 5), strict=True)]
+        for start, stop in ((0, 1), (1, 4), (4, 8)):
+            tokens = [*others(2, forward.vocab), *ids[start:stop], *others(1, forward.vocab)]
+            rows = [4, 4, *[5] * (stop - start), 6]
+            ragged.append(run(arenas[3], tokens, [7, 8, *range(start, stop), far], rows)[2 : 2 + stop - start])
+        results = [run(arenas[0], ids, range(8), 0), torch.stack(single), torch.stack(crowd), torch.cat(ragged)]
+        kept = [arena.kv[:, row, :8] for arena, row in zip(arenas, (0, 0, 5, 5), strict=True)]
         return all(torch.equal(results[0], r) for r in results) and all(torch.equal(kept[0], k) for k in kept)
