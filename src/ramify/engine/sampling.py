@@ -99,11 +99,10 @@ def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) ->
     return model, sampler
 
 
-def inverse_cdf(weights: Tensor, u: Sequence[float]) -> Tensor:
-    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u``. Sums are float64."""
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u`` float64 [N]. Sums are float64."""
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    target = torch.tensor(u, dtype=torch.float64, device=cdf.device)[:, None] * cdf[:, -1:]
-    return torch.searchsorted(cdf, target, right=True)[:, 0]
+    return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
 
 
 def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float]) -> Picked:
@@ -114,7 +113,9 @@ def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u:
     model, sampler = laws(logits, settings, first)
     weights = model.exp()
     entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
-    tokens = inverse_cdf(weights if sampler is model else sampler.exp(), u)
+    tokens = inverse_cdf(
+        weights if sampler is model else sampler.exp(), torch.tensor(u, dtype=torch.float64, device=model.device)
+    )
     chosen = sampler.gather(1, tokens[:, None])[:, 0].tolist()
     of_model = chosen if sampler is model else model.gather(1, tokens[:, None])[:, 0].tolist()
     return Picked(tokens.tolist(), chosen, of_model, entropy.tolist())

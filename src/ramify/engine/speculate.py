@@ -7,7 +7,7 @@ A step of a speculating engine is::
     features, tap = speculator.watch(tile.size)             # the tap the tile runs under
     emitted = speculator.verify(logits, rows, drafts)       # logits of the entries of these rows, row by row
     ... append emitted tokens one by one until one ends the row; ``kept[i]`` of them stay ...
-    speculator.settle(rows, drafts, kept, features, entries)  # entries[i]: first tile entry of row i
+    speculator.settle(rows, drafts, emitted, kept, features, entries)  # entries[i]: first tile entry of row i
 
 and for a prompt tile ``speculator.keep(row, features, first, count)``. Rows that are parked are absorbed before
 (``speculator.absorb``). Emitting e tokens computes e positions: the anchor's and those of the e - 1 accepted drafts.
@@ -18,7 +18,7 @@ Axis legend: R rows, M tile rows, D width, m target layers read by the drafter, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,8 @@ class SpecStats:
     """By position: rounds in which the draft was proposed and all before it were accepted."""
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
+    """Absorbing and drafting; then the target's tile, the verification, and taking the tokens in."""
+    target_seconds: float = 0.0
     verify_seconds: float = 0.0
     host_seconds: float = 0.0
 
@@ -94,7 +96,9 @@ class SpecStats:
 class Speculator:
     """Drafts for the rows of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`)."""
 
-    def __init__(self, drafter: Drafter, schedule: Schedule, first: int, law: str = "coupled") -> None:
+    def __init__(
+        self, drafter: Drafter, schedule: Schedule, first: int, law: str = "coupled", prior: np.ndarray | None = None
+    ) -> None:
         if law not in ("coupled", "rejection"):
             raise UserError(f"verify is '{law}'; it is coupled or rejection")
         self.drafter, self.schedule, self.first, self.law = drafter, schedule, first, law
@@ -103,46 +107,190 @@ class Speculator:
         """Layers to add to the arena; ``first`` is the arena's layer where they start."""
         self.target_layers = tuple(drafter.config.target_layers)
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
+        self.prior = np.full(self.block, 0.7) if prior is None else prior
+        """Acceptance by position to start from, [block]."""
         self._weights: list[Tensor] = []
+        self._places: list[int] = []
+        self._now = 0.0
 
     def admit_row(self, key: int, found: int) -> Kept:
         """The state of a new row whose first ``found`` positions came out of the store, draft layers included."""
-        raise NotImplementedError
+        return Kept(found, keys=tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
 
     def fork(self, source: Kept, key: int) -> Kept:
         """The state of a row that starts as a copy of another."""
-        raise NotImplementedError
+        state = self.admit_row(key, source.absorbed)
+        state.pieces = list(source.pieces)
+        return state
 
     def watch(self, size: int) -> tuple[Tensor, Tap]:
         """Features of a tile of ``size`` rows [M, m * D], filled by the tap while the target runs."""
-        raise NotImplementedError
+        width = self.drafter.config.width
+        features = torch.empty((size, len(self.target_layers) * width), device=self.drafter.head.device)
+        places = {layer + 1: features.narrow(1, i * width, width) for i, layer in enumerate(self.target_layers)}
+
+        def tap(layer: int, x: Tensor) -> Tensor:
+            place = places.get(layer)
+            if place is not None:
+                place.copy_(x)
+            return x
+
+        return features, tap
 
     def keep(self, row: Row, features: Tensor, first: int, count: int) -> None:
         """Remember the features of ``row``'s next ``count`` positions: entries ``first`` on of ``features`` [M, m * D]."""
-        raise NotImplementedError
+        row.kept.pieces.append((features, first, count))
 
     def absorb(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> None:
-        """Give the drafter all that is kept of these rows, in one call."""
-        raise NotImplementedError
+        """Give the drafter all that is kept of these rows, in one call.
+
+        The token after a row's very last position may not be known yet (a prompt parked before its first draw): that position is
+        absorbed with token 0 after it and stays kept, to be absorbed once more.
+        """
+        pieces: list[tuple[Tensor, int, int]] = []
+        where: list[int] = []
+        positions: list[int] = []
+        following: list[int] = []
+        for row, slot in zip(rows, slots, strict=True):
+            state = row.kept
+            count = sum(piece[2] for piece in state.pieces)
+            if not count:
+                continue
+            stop = state.absorbed + count
+            pieces += state.pieces
+            where += [slot] * count
+            positions += range(state.absorbed, stop)
+            following += [*row.tokens[state.absorbed + 1 : stop + 1], 0][:count]
+            known = min(stop, len(row.tokens) - 1)
+            last, first, size = state.pieces[-1]
+            state.pieces = [] if known == stop else [(last, first + size - 1, 1)]
+            state.absorbed = known
+        if pieces:
+            device = pieces[0][0].device
+            numbers = torch.tensor([where, positions, following], device=device)
+            self.drafter.absorb(arena, self.first, numbers[0], numbers[1], _gather(pieces), numbers[2])
 
     def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> list[list[int]]:
         """Drafts to verify for rows about to draw, one list a row (empty: none); the arena needs room for a block past every row.
 
         Every row has one token pending (its anchor). Rows under taps and rows that will be forked at this token should not be given.
         """
-        raise NotImplementedError
+        begun = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in rows]
+        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
+        able = np.flatnonzero(limits > 0).tolist()
+        depth = min(self.schedule.depth(len(rows)), int(limits.max())) if able else 0
+        if depth:
+            chosen, places = [rows[i] for i in able], [slots[i] for i in able]
+            self.absorb(arena, chosen, places)
+            tokens, confidence = self._draft(arena, chosen, places, depth)
+            lengths = np.zeros(len(rows), np.int64)
+            lengths[able] = self.schedule.admit(confidence, np.minimum(limits[able], depth))
+            self._places = [-1] * len(rows)
+            for j, i in enumerate(able):
+                self._places[i] = j
+                drafts[i] = tokens[j][: lengths[i]]
+            self.stats.drafted += depth * len(able)
+        self._now = time.perf_counter()
+        self.stats.draft_seconds += self._now - begun
+        return drafts
+
+    def _draft(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> tuple[list[list[int]], np.ndarray]:
+        """Tokens [R][depth] and confidences [R, depth]; keeps the weights drawn from where the law needs them."""
+        device = arena.kv.device
+        settings = [row.job.settings for row in rows]
+        begins = [not row.logprobs for row in rows]
+        u = torch.from_numpy(self._uniforms(rows, depth)).to(device)
+        self._weights = []
+
+        def pick(k: int, logits: Tensor) -> Tensor:
+            _, sampler = laws(logits, settings, begins if k == 0 else [False] * len(rows))
+            weights = sampler.exp()
+            if self.law == "rejection":
+                self._weights.append(weights)
+            return inverse_cdf(weights, u[:, k])
+
+        numbers = torch.tensor([slots, [row.tokens[-1] for row in rows], [row.computed for row in rows]], device=device)
+        made = self.drafter.draft(arena, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
+        if self.drafter.config.confidence:
+            confidence = made.confidence.double().cpu().numpy()
+        else:
+            confidence = np.tile(self._usual()[:depth], (len(rows), 1))
+        return made.tokens.tolist(), confidence
+
+    def _uniforms(self, rows: Sequence[Row], depth: int) -> np.ndarray:
+        """Uniforms of the drafts, float64 [R, depth].
+
+        Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
+        draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
+        """
+        if self.law == "coupled":
+            drawn = [len(row.logprobs) for row in rows]
+            return np.array([np.resize(row.uniforms[n : n + depth], depth) for row, n in zip(rows, drawn, strict=True)])
+        return self._keyed(rows, 0, depth)
+
+    def _keyed(self, rows: Sequence[Row], purpose: int, depth: int) -> np.ndarray:
+        keys = np.array([row.kept.keys[purpose] for row in rows])
+        anchors = np.array([len(row.logprobs) for row in rows])
+        return uniforms(np.tile(keys[:, None], depth), anchors[:, None] * STRIDE + np.arange(depth)) * (1 - 2.0**-52)
+
+    def _usual(self) -> np.ndarray:
+        """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
+        reached, kept = np.array(self.stats.reached_at), np.array(self.stats.accepted_at)
+        return np.asarray((kept + 8 * self.prior) / (reached + 8))
 
     def verify(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> list[Picked]:
         """The tokens each row emits, 1 to drafts + 1 of them. ``logits`` [sum(len(drafts) + 1), V], row by row."""
-        raise NotImplementedError
+        begun = time.perf_counter()
+        self.stats.target_seconds += begun - self._now
+        settings = [row.job.settings for row in rows]
+        begins = [not row.logprobs for row in rows]
+        drawn = [len(row.logprobs) for row in rows]
+        u = [row.uniforms[n : n + len(draft) + 1] for row, n, draft in zip(rows, drawn, drafts, strict=True)]
+        if self.law == "coupled" or not any(drafts):
+            emitted = coupled(logits, settings, begins, u, drafts)
+        else:
+            q = torch.stack(self._weights, dim=1)[self._places]
+            emitted = rejection(logits, settings, begins, u, drafts, q, self._keyed(rows, 1, q.shape[1]))
+        self._now = time.perf_counter()
+        self.stats.verify_seconds += self._now - begun
+        return emitted
 
     def settle(
         self,
         rows: Sequence[Row],
         drafts: Sequence[Sequence[int]],
+        emitted: Sequence[Picked],
         kept: Sequence[int],
         features: Tensor,
         entries: Sequence[int],
     ) -> None:
-        """Count what was kept (``kept[i]`` of row i's emitted tokens) and remember its features. Call before ``computed`` moves on."""
-        raise NotImplementedError
+        """Count what was kept (the first ``kept[i]`` of row i's emitted tokens) and remember its features.
+
+        ``entries[i]`` is the entry of row i's anchor in ``features`` [M, m * D]. A row that ended has its ``stop`` set.
+        """
+        stats = self.stats
+        for row, draft, made, n, entry in zip(rows, drafts, emitted, kept, entries, strict=True):
+            self.keep(row, features, entry, n)
+            if not draft:
+                stats.plain += n
+                continue
+            proposed = min(len(draft), n) if row.stop else len(draft)
+            accepted = min(n, len(made.tokens) - 1)
+            stats.rounds += 1
+            stats.proposed += proposed
+            stats.accepted += accepted
+            stats.emitted += n
+            for k in range(min(accepted + 1, proposed)):
+                stats.reached_at[k] += 1
+                stats.accepted_at[k] += k < accepted
+        stats.host_seconds += time.perf_counter() - self._now
+
+
+def _gather(pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+    """The features of all pieces, one after the other."""
+    whole = pieces[0][0]
+    if all(features is whole for features, _, _ in pieces):
+        index = [i for _, first, count in pieces for i in range(first, first + count)]
+        return whole[torch.tensor(index, device=whole.device)]
+    return torch.cat([features[first : first + count] for features, first, count in pieces])

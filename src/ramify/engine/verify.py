@@ -91,7 +91,8 @@ def rejection(
     cut = torch.from_numpy(np.flatnonzero(survivors < lengths))
     if len(cut):
         weights[cut] = residual(weights[cut], _normal(q[cut, torch.from_numpy(survivors)[cut]]))
-    tokens[last] = inverse_cdf(weights, [float(row[n]) for row, n in zip(u, survivors, strict=True)]).cpu()
+    final = torch.tensor([row[n] for row, n in zip(u, survivors, strict=True)], dtype=torch.float64, device=weights.device)
+    tokens[last] = inverse_cdf(weights, final).cpu()
     columns = tokens[:, None].to(model.device)
     whole = Picked(
         tokens.tolist(),
