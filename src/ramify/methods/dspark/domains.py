@@ -66,11 +66,10 @@ def prompts(domain: Domain, n: int, length: int, seed: int, part: str) -> list[n
 
 
 def _math(words: list[str], length: int, rng: Rng) -> None:
-    """``ab+cd=ef;``: random operands, added digit by digit without carries."""
+    """``ab+cd=ef;``: random operands of digits up to 4, so that nothing is carried."""
     while len(words) < length:
-        a, b = rng.integers(0, 10, (2, 2))
-        line = f"{a[0]}{a[1]}+{b[0]}{b[1]}={(a[0] + b[0]) % 10}{(a[1] + b[1]) % 10};"
-        words += line
+        a, b = rng.integers(0, 5, (2, 2))
+        words += f"{a[0]}{a[1]}+{b[0]}{b[1]}={a[0] + b[0]}{a[1] + b[1]};"
 
 
 def _code(words: list[str], length: int, rng: Rng) -> None:
