@@ -5,13 +5,13 @@ from __future__ import annotations
 import hmac
 import random
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import raw_client
+from raw_client import ask
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
@@ -37,41 +37,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(folder: Path, host: str = "127.0.0.1", token: str | None = None) -> Iterator[int]:
-    """The port of a running server."""
-    server, listener = open_server(guarded_pages(folder, host, token))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        until = time.monotonic() + 20
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.01)
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
-        assert not thread.is_alive()
+    """The port of a server of the pages of ``folder``."""
+    with raw_client.serving(guarded_pages(folder, host, token)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def port(folder: Path) -> Iterator[int]:
     with serving(folder) as found:
         yield found
-
-
-def ask(port: int, raw: bytes, leave: bool = False) -> bytes:
-    """The whole answer to raw bytes, b"" where the connection is closed without one; ``leave``: say that nothing more will come."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
-        answer = b""
-        try:
-            link.sendall(raw)
-            if leave:
-                link.shutdown(socket.SHUT_WR)
-            while piece := link.recv(1 << 16):
-                answer += piece
-        except OSError:  # reset, timed out, or gone before the shutdown (ENOTCONN)
-            pass
-        return answer
 
 
 def get(port: int, path: str = "/trees", **headers: str) -> tuple[int, bytes]:
