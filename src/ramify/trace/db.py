@@ -349,15 +349,15 @@ class Run:
         """Verdicts that match all that is given, in order of their nodes and scorers."""
         return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
 
-    def journal(self, kind: str | None = None) -> list[Entry]:
-        """What was noted as done, in order."""
-        where, args = schema.where({"s.kind": kind})
+    def journal(self, kind: str | None = None, key: str | None = None) -> list[Entry]:
+        """What was noted as done, in order: of one kind, of one key, or all."""
+        where, args = schema.where({"s.kind": kind, "s.key": key})
         rows = list(self._rows(f"SELECT kind, key, payload FROM journal s {where} ORDER BY s.seq", *args))
         with suppress(RamifyError):  # one document decodes several times faster than as many
             payloads = schema.from_json(f"[{','.join(str(row[2]) for row in rows)}]")
             if len(payloads) == len(rows):
                 return [Entry(kind, key, payload) for (kind, key, _), payload in zip(rows, payloads, strict=True)]
-        return self._matching(Entry, None, {"s.kind": kind})
+        return self._matching(Entry, None, {"s.kind": kind, "s.key": key})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:
         """All records of one kind in order of writing (verdicts: of their nodes), one at a time: memory stays flat."""

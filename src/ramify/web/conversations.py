@@ -1,0 +1,308 @@
+"""Requests to a server, hung into a run as trees of conversations: what was asked, what was shown, what was answered.
+
+A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before goes on
+below the node that was drawn then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
+known, the history stays whole: the reply hangs below that exchange, and its explicit context says what the model was shown instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.secrets import redact
+from ramify.model.chat import ChatTemplate, assistant_node_parts
+from ramify.model.laid import split_reply
+from ramify.model.protocol import Draw, Laid, Message, Prefix
+from ramify.model.wire import clean
+from ramify.trace.db import Run
+from ramify.trace.messages import plain, root
+from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
+from ramify.web.exchange import Exchange
+from ramify.web.redaction import scrub
+
+_ROLES = ("system", "user", "assistant", "tool")
+_REPLY, _EXCHANGE, _AGAIN, _PROMPT = "reply", "exchange", "exchange-again", "prompt"
+"""Kinds of journal entries, by which a later request finds the node to go on from."""
+_PROMPTS = 1 << 16
+"""Ends of prompts of token ids, and of what was drawn behind them, that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One message as it is stored. ``key`` tells it from others, however its tool calls were spelled."""
+
+    role: str
+    text: str
+    data: dict[str, Any]
+    key: str
+    laid: Laid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Where a reply drawn earlier is, and whether the path to it says just what the client sent."""
+
+    node: Node
+    whole: bool
+
+
+class Conversations:
+    """Adds exchanges to ``run``. ``template`` lays drawn tokens out; ``hidden`` takes addresses, keys and numbers out of every text.
+
+    Memory does not grow: what was drawn is found through the run's journal, and of prompts of token ids the newest are remembered.
+    """
+
+    def __init__(self, run: Run, template: ChatTemplate | None = None, hidden: bool = False) -> None:
+        self.run, self.template, self.hidden = run, template, hidden
+        self._index = itertools.count(len(run))  # above every sample index that an earlier server gave in this run
+        self._ends: OrderedDict[str, str] = OrderedDict()
+        for entry in run.journal(_PROMPT)[-_PROMPTS:]:
+            self._ends[entry.key] = entry.payload["node"]
+        self._sizes = {entry.payload["bytes"] for entry in run.journal(_PROMPT)}
+
+    def add(self, exchange: Exchange) -> None:
+        """Store one exchange, whole or not at all, and commit. Raises RamifyError where the disk refuses."""
+        with self.run.transaction():
+            self._producer = self._made_by(exchange)
+            for prefix, keys, outcomes in zip(exchange.prompts, exchange.keys, exchange.outcomes, strict=True):
+                if prefix.tokens is None:
+                    self._chat(prefix, exchange, keys, outcomes)
+                else:
+                    self._completion(prefix.tokens, exchange, keys, outcomes)
+
+    def _made_by(self, exchange: Exchange) -> str:
+        told = (scrub if self.hidden else redact)(plain({"route": exchange.route, **exchange.settings.to_json()}))
+        if tools := [plain(tool) for prefix in exchange.prompts[:1] for tool in prefix.tools]:
+            told["tools"] = tools
+        producer = Producer(exchange.identity.name, exchange.identity.weights, told, 0)
+        self.run.add(producer)
+        return producer.hash
+
+    # -- chats
+
+    def _chat(self, prefix: Prefix, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Draw | Exception]) -> None:
+        shown = next((draw.shown for draw in outcomes if isinstance(draw, Draw) and draw.shown), ())
+        said = self._messages(prefix.messages, shown)
+        places = list(itertools.accumulate((m.key for m in said), stable_hash, initial=""))
+        at, known = self._known(said, places)
+        if known is None:
+            head = next((i for i, m in enumerate(said) if m.role == "user"), len(said) - 1) + 1
+            name = f"chat-{places[head][:16]}"
+            self.run.add_tree(name, {"id": name}, data={"asked": said[head - 1].text[:200] if said else ""})
+            known = _Known(root(self.run, name), True)
+        node = known.node
+        for message in said[at:]:
+            node = self._given(node, message)
+        context = None if known.whole and not shown else self._context(node, said, shown)
+        for key, outcome in zip(keys, outcomes, strict=True):
+            reply = self._reply(node, exchange, key, outcome, context, said[-1].role if said else "")
+            if isinstance(outcome, Draw):
+                self._remember(reply, outcome, said, places, known.whole)
+
+    def _messages(self, messages: Sequence[Message], shown: Sequence[Laid]) -> list[_Said]:
+        """The client's messages, each with its tokens where the model was shown it as it is."""
+        waiting: dict[str, list[Laid]] = {}
+        for laid in shown:
+            waiting.setdefault(self._said(laid.message).key, []).append(laid)
+        found = []
+        for message in messages:
+            one = self._said(message)
+            same = waiting.get(one.key)
+            found.append(self._with_tokens(one, same.pop(0)) if same else one)
+        return found
+
+    def _said(self, message: Message) -> _Said:
+        role = message.role if message.role in _ROLES else "system"
+        data = plain(message.data) if isinstance(message.data, Mapping) else {}
+        text, data = clean(message.text), json.loads(clean(json.dumps(data, ensure_ascii=False)))
+        if self.hidden:
+            text, data = scrub(text), scrub(data)
+        return _Said(role, text, data, _key(role, text, data))
+
+    def _with_tokens(self, said: _Said, laid: Laid) -> _Said:
+        """Tokens spell the text, so they go where something was taken out of it."""
+        text = clean(laid.message.text)
+        if laid.tokens is None or (self.hidden and scrub(text) != text):
+            return said
+        return _Said(said.role, text, said.data, said.key, laid)
+
+    def _known(self, said: Sequence[_Said], places: Sequence[str]) -> tuple[int, _Known | None]:
+        """How many messages are below a node that was drawn, and that node: by all that was said before it, else by the newest exchange."""
+        replies = [i for i in range(len(said)) if said[i].role == "assistant"]
+        for i in reversed(replies):
+            for entry in self.run.journal(_REPLY, places[i + 1]):
+                return i + 1, _Known(self.run.node(entry.payload["node"]), entry.payload["whole"])
+        last = replies[-1] if replies else 0
+        if last:
+            exchange = stable_hash(said[last - 1].key, said[last].key)
+            if not self.run.journal(_AGAIN, exchange):
+                for entry in self.run.journal(_EXCHANGE, exchange):
+                    return last + 1, _Known(self.run.node(entry.payload), False)
+        return 0, None
+
+    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Said], places: Sequence[str], whole: bool) -> None:
+        key = self._said(Message("assistant", self._text(draw), dict(draw.data or {}))).key
+        self.run.log(_REPLY, stable_hash(places[-1], key), {"node": reply.id, "whole": whole})
+        if said:
+            exchange = stable_hash(said[-1].key, key)
+            if not self.run.log(_EXCHANGE, exchange, reply.id):
+                self.run.log(_AGAIN, exchange)
+
+    def _given(self, parent: Node, said: _Said) -> Node:
+        tokens = {} if said.laid is None else {"tokens": said.laid.tokens, "ends": said.laid.ends}
+        node = make_node(parent.tree, parent.id, len(parent), said.role, said.text, data=said.data, **tokens)
+        self.run.add(node)
+        return node
+
+    def _context(self, end: Node, said: Sequence[_Said], shown: Sequence[Laid]) -> str | None:
+        """The hash of the context that was shown, where the path to ``end`` does not say the same."""
+        nodes = [node for node, _ in self.run.path(end.id).segments if len(node)]
+        seen = [self._with_tokens(self._said(laid.message), laid) for laid in shown] if shown else said
+        spots: dict[str, list[int]] = {}
+        for i, node in enumerate(nodes):
+            spots.setdefault(_key(node.role, node.text, node.data), []).append(i)
+        parts: list[Span | Insert] = []
+        at = 0
+        for one in seen:
+            found = next((i for i in spots.get(one.key, ()) if i >= at and _same_tokens(nodes[i], one)), None)
+            if found is None:
+                tokens = None if one.laid is None or one.laid.tokens is None else tuple(one.laid.tokens.tolist())
+                parts.append(Insert(one.text, tokens, one.role))
+            else:
+                parts.append(Span(nodes[found].id, 0, len(nodes[found])))
+                at = found + 1
+        if [part.node for part in parts if isinstance(part, Span)] == [node.id for node in nodes] and len(parts) == len(nodes):
+            return None
+        context = Context(tuple(parts))
+        self.run.add(context)
+        return context.hash
+
+    def _text(self, draw: Draw) -> str:
+        return draw.text if self.template is None else str(assistant_node_parts(self.template, draw)["text"])
+
+    # -- completions
+
+    def _completion(
+        self, tokens: np.ndarray, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Draw | Exception]
+    ) -> None:
+        """A prompt of token ids goes on below the longest prompt with its completion that it begins with."""
+        raw = np.ascontiguousarray(tokens, np.int32).tobytes()
+        size, name = self._longest(raw)
+        if name:
+            node = self.run.node(name)
+        else:
+            tree = f"completion-{_digest(raw)}"
+            self.run.add_tree(tree, {"id": tree})
+            node = root(self.run, tree)
+        if size < len(raw):
+            new = tokens[size // 4 :]
+            spelled = self.template.tokenizer.decode(new.tolist()) if self.template else ""
+            fields: dict[str, Any] = {
+                "tokens": new,
+                "ends": self.template.tokenizer.ends(new.tolist()) if self.template else None,
+            }
+            text = clean(spelled)
+            if self.hidden and (not spelled or scrub(text) != text):  # tokens spell what was taken out
+                text, fields = scrub(text) or "[token ids]", {}
+            node = make_node(node.tree, node.id, len(node), "user", text, opens=not size, **fields)
+            self.run.add(node)
+            self._end(raw, node)
+        for key, outcome in zip(keys, outcomes, strict=True):
+            reply = self._reply(node, exchange, key, outcome, None, None)
+            if isinstance(outcome, Draw) and reply.tokens is not None:
+                self._end(raw + reply.tokens.tobytes(), reply)
+
+    def _longest(self, raw: bytes) -> tuple[int, str]:
+        """Bytes of the longest known end that ``raw`` begins with, and its node; 0 and "" where there is none."""
+        found, digest, at = (0, ""), hashlib.blake2b(digest_size=12), 0
+        for size in sorted(size for size in self._sizes if size <= len(raw)):
+            digest.update(raw[at:size])
+            at, node = size, self._ends.get(digest.copy().hexdigest())
+            found = found if node is None else (size, node)
+        return found
+
+    def _end(self, raw: bytes, node: Node) -> None:
+        name = _digest(raw)
+        if self.run.log(_PROMPT, name, {"node": node.id, "bytes": len(raw)}):
+            self._ends[name] = node.id
+            self._sizes.add(len(raw))
+        while len(self._ends) > _PROMPTS:
+            self._ends.popitem(last=False)
+
+    # -- replies
+
+    def _reply(
+        self, parent: Node, exchange: Exchange, key: int, outcome: Draw | Exception, context: str | None, after: str | None
+    ) -> Node:
+        """Add what was drawn, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
+        about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        fields: dict[str, Any] = {"producer": self._producer, "context": context, "index": next(self._index)}
+        if not isinstance(outcome, Draw):
+            failure = scrub(str(outcome)) if self.hidden else str(outcome)
+            data = about | {"failure": clean(redact(failure)), "error": type(outcome).__name__}
+            node = make_node(parent.tree, parent.id, len(parent), "assistant", "", stop="failed", data=data, **fields)
+            self.run.add(node)
+            return node
+        parts = self._parts(outcome, after)
+        data = plain(outcome.data or {})
+        if self.hidden and (scrub(parts["text"]) != parts["text"] or scrub(data) != data):
+            parts, data = {"text": scrub(parts["text"])}, scrub(data)
+        text = clean(parts.pop("text"))
+        node = make_node(
+            parent.tree, parent.id, len(parent), "assistant", text,
+            stop=outcome.stop, data=data | about, opens=after is not None, **parts, **fields,
+        )  # fmt: skip
+        self.run.add(node, *_verdicts(node.id, data))
+        return node
+
+    def _parts(self, draw: Draw, after: str | None) -> dict[str, Any]:
+        if after is not None and self.template is not None:
+            return assistant_node_parts(self.template, draw, after=after)
+        drawn = None if draw.tokens is None else np.ones(len(draw.tokens), np.bool_)
+        return {"text": draw.text, "tokens": draw.tokens, "sampled": drawn, "logprobs": draw.logprobs, "ends": draw.ends}
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=12).hexdigest()
+
+
+def _verdicts(node: str, data: Mapping[str, Any]) -> Iterator[Verdict]:
+    for score in data.get("scores") or ():
+        yield Verdict(
+            node,
+            score["scorer"],
+            score["value"],
+            score.get("unit", "reward"),
+            evidence=score.get("evidence"),
+            judges=score["judges"],
+        )
+
+
+def _same_tokens(node: Node, said: _Said) -> bool:
+    tokens = None if said.laid is None else said.laid.tokens
+    return np.array_equal(node.tokens, tokens) if node.tokens is not None and tokens is not None else node.tokens is tokens
+
+
+def _key(role: str, text: str, data: Mapping[str, Any]) -> str:
+    """What a message is told by: role, text, calls by name and arguments, and parts that are no text."""
+    text, calls = split_reply(text) if role == "assistant" else (text, [])
+    made = []
+    for call in calls or data.get("tool_calls") or ():
+        function = call.get("function", {}) if isinstance(call, Mapping) else {}
+        arguments = function.get("arguments")
+        with suppress(TypeError, ValueError, RecursionError):
+            arguments = json.loads(arguments or "{}")
+        made.append([function.get("name"), arguments])
+    rest = {name: data[name] for name in ("content", "tool_call_id", "name") if data.get(name) is not None}
+    return stable_hash(role, text.strip(), canonical_json(plain(made)), canonical_json(plain(rest)))
