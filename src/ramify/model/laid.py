@@ -33,6 +33,10 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
+class TooLongError(UserError):
+    """A prompt that leaves no room for a reply."""
+
+
 class Layout:
     """``inner``, to which chats go as ``template`` lays them out; prefixes of token ids pass as they are.
 
@@ -103,7 +107,7 @@ class Layout:
     def _lay(self, prefix: Prefix) -> tuple[tuple[Laid, ...], Prefix, bytes]:
         """Messages as tokens: each by itself, all with the reply's header, and a hash of where the reply begins.
 
-        Raises UserError on no messages, and whatever the template raises.
+        Raises UserError on no messages, TooLongError, and whatever the template raises.
         """
         if not prefix.messages:
             raise UserError("a chat has at least one message")
@@ -118,6 +122,9 @@ class Layout:
             after = message.role
         header = np.array(template.open("assistant", after), np.int32)
         tokens = np.concatenate([*(laid.tokens for laid in shown if laid.tokens is not None), header])
+        room = getattr(self.inner, "context", None)
+        if room is not None and len(tokens) >= room:
+            raise TooLongError(f"the chat has {len(tokens)} tokens; '{self.identity.name}' holds {room}, the reply included")
         return tuple(shown), Prefix(tokens), place.digest()
 
     def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> Laid:
@@ -163,7 +170,7 @@ def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:
         function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
         calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
     said.append(text[at:])
-    return ("".join(said).strip() if calls else text), calls
+    return (said[0].rstrip() + "".join(said[1:]).strip() if calls else text), calls
 
 
 def joined_reply(content: str, calls: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,205 @@
+"""One request being answered: its draws, what is sent of them, what is counted and recorded."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
+from ramify.base.seeds import place_key
+from ramify.model.laid import TooLongError
+from ramify.model.protocol import Draw, Identity
+from ramify.model.streaming import Piece, stream, whole
+from ramify.web.draws import merged
+from ramify.web.exchange import Exchange, Recorder
+from ramify.web.forms import Form, Top
+from ramify.web.limits import Places, RefusedError
+from ramify.web.metrics import Metrics
+from ramify.web.replies import Part, Reply
+
+
+class Answer:
+    """``start`` is when the request came, on the monotonic clock. Use it once."""
+
+    def __init__(
+        self, form: Form, identity: Identity, places: Places, metrics: Metrics, record: Recorder | None, start: float
+    ) -> None:
+        self.form, self.identity, self.places = form, identity, places
+        self.metrics, self.record, self.start = metrics, record, start
+        self.id = form.id_head + uuid.uuid4().hex
+        self.created = int(time.time())
+        seed, count = form.request.seed, len(form.prompts) * form.n
+        self.keys = [
+            secrets.randbits(62) if seed is None else place_key(seed, "serve", *divmod(choice, form.n)) for choice in range(count)
+        ]
+        self.replies: list[Reply] = [form.reply() for _ in range(count)]
+        self._begun = [0.0] * count
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        parts = [Part() for _ in self.replies]
+        tops: list[list[Top]] = [[] for _ in self.replies]
+        async with aclosing(self._parts()) as found:
+            async for choice, part, top in found:
+                parts[choice].text += part.text
+                parts[choice].tokens += part.tokens
+                parts[choice].calls += part.calls
+                tops[choice] += top
+        made = enumerate(zip(self.replies, parts, tops, strict=True))
+        choices = [self.form.whole(choice, *one) for choice, one in made]
+        return self._head(self.form.whole_object) | {"choices": choices, "usage": self._usage()}
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """The answer as server-sent events. What fails before the first of them is raised; later it is the last of them."""
+        form, begun, called = self.form, False, [False] * len(self.replies)
+        options = form.request.stream_options
+        usage = {"usage": None} if options and options.include_usage else {}
+
+        def event(choice: dict[str, Any]) -> str:
+            return _event(self._head(form.chunk_object) | {"choices": [choice]} | usage)
+
+        opened = [form.opening(choice) for choice in range(len(self.replies))]
+        openings = [event(choice) for choice in opened if choice is not None]
+        try:
+            async with aclosing(self._parts()) as found:
+                async for choice, part, top in found:
+                    if not begun:
+                        begun = True
+                        for opening in openings:
+                            yield opening
+                    called[choice] |= bool(part.calls)
+                    if part.text or part.calls or (part.tokens and form.tells_tokens):
+                        yield event(form.delta(choice, self.replies[choice], part, top))
+        except RamifyError as error:
+            if not begun:
+                raise
+            yield _event(refusal(error).to_json())
+            return
+        for opening in () if begun else openings:
+            yield opening
+        for choice, reply in enumerate(self.replies):
+            yield event(form.closing(choice, reply, called[choice]))
+        if usage:
+            yield _event(self._head(form.chunk_object) | {"choices": [], "usage": self._usage()})
+        yield "data: [DONE]\n\n"
+
+    async def _parts(self) -> AsyncGenerator[tuple[int, Part, list[Top]], None]:
+        """What becomes sure of each choice; at the end all is counted and recorded."""
+        form = self.form
+        if not form.draws:
+            return
+        finished = False
+        with self.places.take(len(self.replies)):
+            prompts = [form.prompts[choice // form.n] for choice in range(len(self.replies))]
+            streams = [
+                stream(form.served.model, prompt, form.settings, key) for prompt, key in zip(prompts, self.keys, strict=True)
+            ]
+            try:
+                async with aclosing(merged(streams)) as pieces:
+                    async for choice, piece in pieces:
+                        self._clock(choice, piece)
+                        if form.top and piece.draw is None:
+                            continue  # runners-up are known when the draw is whole
+                        top = await self._tops(choice, piece.draw) if form.top and piece.draw is not None else []
+                        yield choice, self.replies[choice].push(whole(piece.draw) if top and piece.draw else piece), top
+                await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
+                finished = True
+            except Exception as error:
+                finished = True
+                await self._tell([reply.draw or error for reply in self.replies])
+                raise
+            finally:
+                if not finished:
+                    self.metrics.gone.inc()
+        self._count()
+
+    async def _tell(self, outcomes: Sequence[Draw | Exception]) -> None:
+        if self.record is None:
+            return
+        n, rows = self.form.n, range(0, len(outcomes), self.form.n)
+        keys = tuple(tuple(self.keys[at : at + n]) for at in rows)
+        told = tuple(tuple(outcomes[at : at + n]) for at in rows)
+        await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, told))
+
+    async def _tops(self, choice: int, draw: Draw) -> list[Top]:
+        prompt = self.form.prompt_tokens(choice, draw)
+        if prompt is None or draw.tokens is None:
+            raise RefusedError(
+                400, "This model does not tell the tokens of its prompt, which 'top_logprobs' needs.", "top_logprobs"
+            )
+        return await self.form.served.alternatives(prompt, draw.tokens, self.form.top)
+
+    def _clock(self, choice: int, piece: Piece) -> None:
+        """Note when the first token came, and at the end how long each further one took."""
+        now = time.monotonic()
+        if not self._begun[choice] and (piece.text or piece.tokens is not None):
+            self._begun[choice] = now
+            self.metrics.first.observe(now - self.start)
+        if piece.draw is not None and piece.draw.tokens is not None and len(piece.draw.tokens) > 1:
+            self.metrics.each.observe((now - self._begun[choice]) / (len(piece.draw.tokens) - 1))
+
+    # -- what is said around the choices
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        mark = self.identity.weights[:16]
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.form.served.name,
+            "system_fingerprint": mark,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, cached, drawn = self._sums()
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": drawn,
+            "total_tokens": prompt + drawn,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def _count(self) -> None:
+        for kind, count in zip(("prompt", "cached", "completion"), self._sums(), strict=True):
+            self.metrics.tokens.labels(kind).inc(count)
+
+    def _sums(self) -> tuple[int, int, int]:
+        """Tokens of the prompts, each once; of them found in the cache by every one of its draws; of all replies. 0 where unknown."""
+        prompt = cached = drawn = 0
+        for at, given in enumerate(self.form.prompts):
+            draws = [reply.draw for reply in self.replies[at * self.form.n : (at + 1) * self.form.n] if reply.draw is not None]
+            told = [(draw.data or {}).get("usage", {}) for draw in draws]
+            counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in told]
+            prompt += max(counts, default=0)
+            cached += min((use.get("cached_tokens", 0) for use in told), default=0)
+            drawn += sum(
+                use.get("completion_tokens", 0) if draw.tokens is None else len(draw.tokens)
+                for draw, use in zip(draws, told, strict=True)
+            )
+        return prompt, cached, drawn
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+_STATUS = {"rate": 429, "timeout": 504}
+"""Kinds of failures of an endpoint behind this server; any other is 502."""
+
+
+def refusal(error: RamifyError) -> RefusedError:
+    """What a client is told of an error."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, TooLongError):
+        return RefusedError(400, f"{error}.", code="context_length_exceeded")
+    if isinstance(error, UserError | NeedsError):
+        return RefusedError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
+    if isinstance(error, BoundaryError) and error.boundary == "provider":
+        return RefusedError(_STATUS.get(error.kind, 502), f"Upstream: {error.message}.", code=error.kind or None)
+    return RefusedError(500, f"{error}.", code=error.kind or None if isinstance(error, BoundaryError) else None)

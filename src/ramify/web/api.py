@@ -1,0 +1,146 @@
+"""The OpenAI-compatible server of any model: chats and completions, whole or as they grow; the model, health and metrics.
+
+``ramify serve`` puts :mod:`ramify.web.limits` in front of it. See docs/howto/serve.md for what each field does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ramify.base.errors import RamifyError, nearest
+from ramify.model.protocol import Model
+from ramify.web.answers import Answer, refusal
+from ramify.web.chat_api import ChatForm
+from ramify.web.completions import TextForm
+from ramify.web.draws import Events, GoneError, unless_gone
+from ramify.web.exchange import Recorder
+from ramify.web.fields import ChatRequest, TextRequest, read_request
+from ramify.web.forms import Form, Served
+from ramify.web.limits import Places, RefusedError, error_answer, error_handlers, read_json
+from ramify.web.metrics import Metrics
+
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+_GONE = 499
+"""What a request counts as whose client left; nobody is told."""
+
+
+class Api:
+    """``model`` served as ``name``. ``places`` bounds what runs and waits; ``record`` is told of every answer before its end is sent.
+
+    ``gauges`` gives numbers of the engine for ``/metrics``. Raises what the model's ``capabilities`` raise.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        name: str,
+        places: Places,
+        record: Recorder | None = None,
+        gauges: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self.served, self.places, self.record = Served.of(model, name), places, record
+        self.identity = model.identity
+        self.created = int(time.time())
+        self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.running + places.waiting, **gauges()})
+
+    def app(self) -> Any:
+        """The ASGI application."""
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
+        return self._counted(Starlette(routes=routes, exception_handlers=error_handlers()))
+
+    def _counted(self, app: Any) -> Any:
+        """``app``, its answers counted."""
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            async def noted(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    route = scope["path"] if scope["path"] in ROUTES else "other"
+                    self.metrics.requests.labels(route, str(message["status"])).inc()
+                await send(message)
+
+            await app(scope, receive, noted)
+
+        return counted
+
+    # -- what is here
+
+    async def _models(self, request: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: HttpRequest) -> Response:
+        self._known(request.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self.served.name, "object": "model", "created": self.created, "owned_by": "ramify"}
+        return card | ({} if self.served.context is None else {"max_model_len": self.served.context})
+
+    def _known(self, name: str) -> None:
+        if name != self.served.name:
+            hint = nearest(name, [self.served.name])
+            raise RefusedError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
+
+    async def _health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok", "model": self.served.name})
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        return Response(self.metrics.text(), headers={"content-type": self.metrics.content_type})
+
+    # -- draws
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        async def form(body: Mapping[str, Any]) -> Form:
+            asked = read_request(body, ChatRequest)
+            self._known(asked.model)
+            return ChatForm.of(self.served, asked)
+
+        return await self._answer(request, form)
+
+    async def _complete(self, request: HttpRequest) -> Response:
+        async def form(body: Mapping[str, Any]) -> Form:
+            asked = read_request(body, TextRequest)
+            self._known(asked.model)
+            return await TextForm.of(self.served, asked)
+
+        return await self._answer(request, form)
+
+    async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
+        start = time.monotonic()
+        try:
+            form = await make(read_json(await request.body()))
+            answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
+            if not form.request.stream:
+                return JSONResponse(await unless_gone(request.receive, answer.whole()))
+            events = answer.events()
+
+            async def begin() -> str:
+                return await anext(events)
+
+            # The first event comes before the head of the answer, so that what is wrong from the start has its status.
+            return Events(_again(await unless_gone(request.receive, begin()), events))
+        except GoneError:
+            return Response(status_code=_GONE)
+        except RamifyError as error:
+            return error_answer(refusal(error))
+
+
+async def _again(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event

@@ -1,0 +1,108 @@
+"""``POST /v1/chat/completions``: messages and tools in, messages and tool calls out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ramify.model.laid import joined_reply
+from ramify.model.protocol import Draw, Message, Prefix
+from ramify.web.fields import ChatRequest, Said
+from ramify.web.forms import Form, Served, Top
+from ramify.web.limits import RefusedError
+from ramify.web.replies import Part, Reply, Token
+
+
+class ChatForm(Form):
+    """A chat as it is asked for and answered."""
+
+    route, id_head = "chat", "chatcmpl-"
+    whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
+    request: ChatRequest
+
+    @classmethod
+    def of(cls, served: Served, request: ChatRequest) -> ChatForm:
+        """Raises RefusedError and NeedsError on what cannot be done."""
+        if request.top_logprobs and not request.logprobs:
+            raise RefusedError(400, "'top_logprobs' needs 'logprobs'.", "top_logprobs", "invalid_value")
+        if request.logprobs:
+            served.need("logprobs", "log-probs of its replies")
+        if request.top_logprobs:
+            served.need("prompt_logprobs", "runners-up to its tokens")
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or () if request.tool_choice != "none"]
+        prefix = Prefix(messages=tuple(_message(said) for said in request.messages), tools=tuple(tools))
+        limit = served.limit(request.max_completion_tokens or request.max_tokens)
+        form = cls(served, request, [prefix], request.sampling(limit), request.top_logprobs or 0)
+        form.looks = bool(tools)
+        return form
+
+    def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
+        """See :class:`Form`: the messages as laid out, and the reply's header."""
+        template = getattr(self.served.model, "template", None)
+        parts = [laid.tokens for laid in draw.shown if laid.tokens is not None]
+        if template is None or not parts or len(parts) < len(draw.shown):
+            return None
+        header = template.open("assistant", draw.shown[-1].message.role)
+        return np.concatenate([*parts, np.array(header, np.int32)])
+
+    @property
+    def tells_tokens(self) -> bool:
+        """See :class:`Form`."""
+        return bool(self.request.logprobs)
+
+    def opening(self, choice: int) -> dict[str, Any]:
+        """See :class:`Form`."""
+        return _event(choice, {"role": "assistant", "content": ""})
+
+    def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+        """See :class:`Form`."""
+        delta: dict[str, Any] = {"content": part.text} if part.text or not part.calls else {}
+        if part.calls:
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(part.calls)]
+        return _event(choice, delta) | self._logprobs(part, tops)
+
+    def closing(self, choice: int, reply: Reply, called: bool) -> dict[str, Any]:
+        """See :class:`Form`."""
+        return _event(choice, {}, "tool_calls" if called else reply.finish) | self.extras(reply)
+
+    def whole(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+        """See :class:`Form`."""
+        message: dict[str, Any] = {"role": "assistant", "content": part.text if part.text or not part.calls else None}
+        message["refusal"] = None
+        if part.calls:
+            message["tool_calls"] = part.calls
+        if reply.draw is not None and (thought := (reply.draw.data or {}).get("reasoning")):
+            message["reasoning_content"] = thought
+        finish = "tool_calls" if part.calls else reply.finish
+        return {"index": choice, "message": message, "finish_reason": finish} | self._logprobs(part, tops) | self.extras(reply)
+
+    def _logprobs(self, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+        if not self.request.logprobs:
+            return {"logprobs": None}
+        given: Sequence[Top] = tops or [[]] * len(part.tokens)
+        content = [self._entry(token, top) for token, top in zip(part.tokens, given, strict=True)]
+        return {"logprobs": {"content": content, "refusal": None}}
+
+    def _entry(self, token: Token, top: Top) -> dict[str, Any]:
+        others = [_spelled(self.spelled(other), value) for other, value in top]
+        return _spelled(self.named(token), token.logprob) | {"top_logprobs": others}
+
+
+def _spelled(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _event(choice: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def _message(said: Said) -> Message:
+    """A message as models take it: calls of an earlier reply are in its text, and in its data as OpenAI writes them."""
+    text = said.content or ""
+    if said.tool_calls:
+        calls = [call.model_dump() for call in said.tool_calls]
+        return Message(said.role, joined_reply(text, calls), {"tool_calls": calls})
+    data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else None
+    return Message("system" if said.role == "developer" else said.role, text, data)

@@ -1,0 +1,145 @@
+"""What the two routes have in common: a form knows a request's prompts and lays its choices out as JSON."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import NeedsError
+from ramify.model.laid import TooLongError
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
+from ramify.web.fields import Request
+from ramify.web.limits import RefusedError
+from ramify.web.replies import Part, Reply, Token
+
+DEFAULT_TOKENS = 1024
+"""Longest reply where neither the request nor the model sets a limit."""
+Top = list[tuple[int, float]]
+"""The likeliest tokens at one place, with their log-probs under the model."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model as the server knows it. ``enders`` are tokens that end a reply and are not shown."""
+
+    model: Model
+    name: str
+    enders: frozenset[int]
+    tokenizer: Tokenizer | None
+    context: int | None
+    offers: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Model, name: str) -> Served:
+        """Ask ``model`` once what it is. Raises what its ``capabilities`` raise: an endpoint has to answer."""
+        offers = model.capabilities
+        takes = "tokens" in offers
+        template = getattr(model, "template", None)
+        enders = {*getattr(model, "eos", ()), *(template.stop_tokens if template is not None else ())}
+        tokenizer = getattr(model, "tokenizer", None) if takes else None
+        return cls(model, name, frozenset(enders) if takes else frozenset(), tokenizer, getattr(model, "context", None), offers)
+
+    def need(self, what: str, why: str) -> None:
+        """Raises NeedsError where the model does not offer ``what``."""
+        if what not in self.offers:
+            raise NeedsError(f"'{self.name}' does not offer {why}")
+
+    def limit(self, asked: int | None, default: int | None = None) -> int:
+        """Longest reply. Raises RefusedError where more is asked for than the context holds."""
+        most = self.context or 1 << 20
+        if asked is not None and asked > most:
+            raise RefusedError(400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value")
+        return asked or default or self.context or DEFAULT_TOKENS
+
+    def fits(self, tokens: int) -> None:
+        """Raises TooLongError where a prompt leaves no room for a token."""
+        if self.context is not None and tokens >= self.context:
+            raise TooLongError(f"the prompt has {tokens} tokens; '{self.name}' holds {self.context}, the reply included")
+
+    def spelled(self, token: int) -> str:
+        """Text of one token by itself."""
+        return "" if self.tokenizer is None else self.tokenizer.decode([token])
+
+    async def alternatives(self, prompt: np.ndarray, drawn: np.ndarray, k: int) -> list[Top]:
+        """The ``k`` likeliest tokens at the place of each drawn one: the model is asked again, with the whole."""
+        (scores,) = await self.model.logprobs([np.concatenate([prompt, drawn]).astype(np.int32)], k)
+        assert scores.top_tokens is not None
+        assert scores.top_logprobs is not None
+        return top_of(scores.top_tokens[len(prompt) :], scores.top_logprobs[len(prompt) :])
+
+
+def top_of(tokens: np.ndarray, logprobs: np.ndarray) -> list[Top]:
+    """Arrays (T, k) as lists."""
+    return [list(zip(ids, values, strict=True)) for ids, values in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+
+
+class Form(ABC):
+    """One request to one route. ``prompts`` has P of them; choice c continues prompt ``c // n``."""
+
+    route: str
+    id_head: str
+    whole_object: str
+    chunk_object: str
+    looks = False
+    """Whether replies are searched for tool calls."""
+
+    def __init__(self, served: Served, request: Request, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
+        self.served, self.request, self.prompts, self.settings, self.top = served, request, tuple(prompts), settings, top
+        self.n = request.n or 1
+        self.draws = True
+        """Whether anything is drawn, or the prompt is only scored."""
+
+    def reply(self) -> Reply:
+        """An empty reply to one of the prompts."""
+        stops, keep = self.request.stop or (), bool(self.request.include_stop_str_in_output)
+        hidden = self.served.enders | frozenset(self.request.stop_token_ids or ())
+        return Reply(hidden, stops, keep, self.looks)
+
+    def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
+        """Ids of the prompt as the model was shown it; None where it has none."""
+        return self.prompts[choice // self.n].tokens
+
+    @property
+    @abstractmethod
+    def tells_tokens(self) -> bool:
+        """Whether tokens are told of as such."""
+
+    @abstractmethod
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """The first event of a choice."""
+
+    @abstractmethod
+    def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+        """The event of a part; ``tops`` belongs to the part's tokens, or is empty."""
+
+    @abstractmethod
+    def closing(self, choice: int, reply: Reply, called: bool) -> dict[str, Any]:
+        """The last event of a choice."""
+
+    @abstractmethod
+    def whole(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+        """A choice whose only part is ``part``."""
+
+    def named(self, token: Token) -> str:
+        """A token as log-probs name it."""
+        return f"token_id:{token.id}" if self.request.return_tokens_as_token_ids else token.text
+
+    def spelled(self, token: int) -> str:
+        """A runner-up as log-probs name it."""
+        return f"token_id:{token}" if self.request.return_tokens_as_token_ids else self.served.spelled(token)
+
+    def extras(self, reply: Reply) -> dict[str, Any]:
+        """What this server says of a finished choice beyond OpenAI's fields."""
+        found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
+        if self.request.return_token_ids and reply.draw is not None and reply.draw.tokens is not None:
+            found["token_ids"] = reply.draw.tokens.tolist()
+        if reply.draw is not None and reply.draw.data is not None and "scores" in reply.draw.data:
+            found["ramify"] = {"scores": reply.draw.data["scores"]}
+        return found
+
+    def _asked(self, reply: Reply) -> bool:
+        return reply.stopped in (self.request.stop_token_ids or ())

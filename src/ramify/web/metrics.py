@@ -1,0 +1,46 @@
+"""What the server counts, as Prometheus reads it. Each server has a registry of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """``gauges`` is asked at each look: names (without ``ramify_``) and numbers that are so now; what is not a number is left out."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, gauges: Callable[[], Mapping[str, float]] = dict) -> None:
+        self.registry = CollectorRegistry()
+        given: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("ramify_requests", "Requests answered, by route and HTTP status.", ["route", "status"], **given)
+        self.gone = Counter("ramify_requests_gone", "Requests whose client left before the end.", **given)
+        self.tokens = Counter(
+            "ramify_tokens", "Tokens of prompts, of them found in the cache, and of replies.", ["kind"], **given
+        )
+        self.first = Histogram("ramify_first_token_seconds", "From the request to its first token.", buckets=_FIRST, **given)
+        self.each = Histogram("ramify_token_seconds", "Mean time from one token of a reply to the next.", buckets=_EACH, **given)
+        self.registry.register(_Gauges(gauges))
+
+    def text(self) -> bytes:
+        """All of it, as ``GET /metrics`` answers."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        for name, value in self._gauges().items():
+            if math.isfinite(value):
+                yield GaugeMetricFamily(f"ramify_{name}", name.replace("_", " "), value=value)

@@ -1,0 +1,114 @@
+"""From the pieces of a draw to what a client may read: no stop text, no end-of-turn token, no half of a tool call."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.model.laid import split_reply
+from ramify.model.protocol import Draw
+from ramify.model.streaming import Piece
+
+_CALL = "<tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A drawn token: its id, its text in the draw ("" where the character ends with a later token), its log-prob under the model."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+@dataclass(slots=True)
+class Part:
+    """What became sure of a reply: new text, the tokens behind it, and at the end the tool calls in OpenAI's form."""
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Reply:
+    """One choice as it grows. ``enders`` are tokens that end it and are not shown; ``calls`` looks for tool calls.
+
+    Everything is given out once, in order, and the whole does not depend on how the draw was cut into pieces. The tokens given out are
+    all tokens drawn, those of the stop included.
+    """
+
+    def __init__(self, enders: frozenset[int], stops: Sequence[str] = (), keep_stop: bool = False, calls: bool = False) -> None:
+        self.enders, self.stops, self.keep_stop, self.looks = enders, stops, keep_stop, calls
+        self.text = ""
+        """Shown so far."""
+        self.stopped: str | int | None = None
+        """The stop text, or the token, that ended it."""
+        self.draw: Draw | None = None
+        self._said = ""
+        self._cut: int | None = None
+        self._waiting: list[tuple[int, Token]] = []
+        self._end = 0  # of the last token, in the draw's text
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's ``finish_reason`` but for tool calls."""
+        return "length" if self.draw is not None and self.draw.stop == "length" and self._cut is None else "stop"
+
+    def push(self, piece: Piece) -> Part:
+        """What ``piece`` makes sure; with the last piece everything."""
+        self._said += piece.text
+        self._take(piece)
+        said = self._said
+        if self._cut is None and self.stops:
+            self._cut = self._find_stop()
+        if self._cut is not None:
+            said = said[: self._cut]
+        if piece.draw is None:
+            return self._give(self._sure(said))
+        self.draw = piece.draw
+        given = (piece.draw.data or {}).get("tool_calls")
+        text, calls = split_reply(said) if self.looks and not given else (said, given or [])
+        part = self._give(text, last=True)
+        part.calls = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} if not given else dict(call) for call in calls]
+        return part
+
+    def _take(self, piece: Piece) -> None:
+        """Note the tokens of a piece; the text of one that ends the reply is cut off."""
+        if piece.tokens is None:
+            return
+        for at, token in enumerate(piece.tokens.tolist()):
+            end = len(self._said) if piece.ends is None else int(piece.ends[at])
+            if token in self.enders and self._cut is None:
+                self._cut, self.stopped = self._end, token
+            logprob = None if piece.model_logprobs is None else float(piece.model_logprobs[at])
+            self._waiting.append((end, Token(token, self._said[self._end : end], logprob)))
+            self._end = end
+
+    def _find_stop(self) -> int | None:
+        found = [(at, -len(stop), stop) for stop in self.stops if (at := self._said.find(stop, len(self.text))) >= 0]
+        if not found:
+            return None
+        at, _, stop = min(found)
+        self.stopped = stop
+        return at + len(stop) if self.keep_stop else at
+
+    def _sure(self, said: str) -> str:
+        """What of ``said`` no later text can take back."""
+        tags = [*self.stops, _CALL] if self.looks else list(self.stops)
+        begin = said.find(_CALL) if self.looks else -1
+        end = begin if begin >= 0 else len(said) - max((_begun(said, tag) for tag in tags), default=0)
+        return said[:end].rstrip() if self.looks else said[:end]
+
+    def _give(self, text: str, last: bool = False) -> Part:
+        new, self.text = text[len(self.text) :], text if len(text) > len(self.text) else self.text
+        ready = len(self._waiting) if last else sum(end <= len(self.text) for end, _ in self._waiting)
+        tokens = [token for _, token in self._waiting[:ready]]
+        del self._waiting[:ready]
+        return Part(new, tokens)
+
+
+def _begun(text: str, tag: str) -> int:
+    """Length of the longest end of ``text`` with which ``tag`` begins, all of it excepted."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
