@@ -32,6 +32,10 @@ class NeedsError(RamifyError):
     exit_code = EXIT_NEEDS
 
 
+class BusyError(RamifyError):
+    """A queue is full; nothing was started, and asking again later may help."""
+
+
 class BoundaryError(RamifyError):
     """A failure at a named boundary. The rollout records it on the tree; siblings go on.
 

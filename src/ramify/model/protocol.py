@@ -6,6 +6,7 @@ Axis legend: B batch, T tokens, V vocabulary, L layers, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +26,9 @@ CAPABILITIES = {
     "taps": "hidden states can be read and patched",
     "train": "weights can be trained in process",
 }
+
+#: On whose behalf a draw is asked for: a model that queues draws is fair between clients. Tasks started meanwhile inherit it.
+CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
 @dataclass(frozen=True, slots=True)
