@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -279,7 +280,7 @@ def test_hysteresis_does_not_flap():
     assert 1 < gains[edge] < 1 + MARGIN
     schedule = Greedy(costs, 7, prior)
     choices = [schedule.depth(r) > 0 for r in [edge, edge + 1] * 50]
-    assert sum(a != b for a, b in zip(choices, choices[1:], strict=False)) == 1  # on, then off for good at this load
+    assert sum(a != b for a, b in itertools.pairwise(choices)) == 1  # on, then off for good at this load
     assert schedule.depth(1) > 0
     assert schedule.depth(edge) > 0
 
