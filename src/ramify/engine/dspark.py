@@ -195,7 +195,7 @@ def block_mask(anchors: Tensor, T: int, K: int) -> Tensor:
 def _block(block: Block, x: Tensor, context: Tensor, near: Tensor, far: Tensor, mask: Tensor) -> Tensor:
     """One draft layer on all blocks of a batch: ``x`` [B, A*K, D], ``context`` [B, T, D], which the layer's input norm leaves alone."""
     attention, c = block.self_attn, block.self_attn.c
-    B, Q, D = x.shape
+    B, Q, _ = x.shape
     normed = block.input_layernorm(x)
     q = rotate(attention.q_norm(attention.q_proj(normed).view(B, Q, c.heads, c.head_size)), *far)
     both = torch.cat((context, normed), 1)

@@ -1,0 +1,136 @@
+"""An Eagle3-style drafter (spec 3.5, baselines): one layer that draws token by token, fed with its own hidden state.
+
+Column t of the layer reads the token at t + 1 beside the target's features at t, and predicts the token at t + 2. Drafting starts at the
+column before the anchor; every later column reads the token drafted before it and the layer's own last output in place of features.
+
+Axis legend: N context tokens, R rows, B sequences, T tokens, D width, m target layers, V vocabulary, H query heads, G key/value heads,
+E head size, C = 2GE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ramify.base.registry import register
+from ramify.engine.cache import Arena
+from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Fused, Pick, Span, unit
+from ramify.engine.dspark import small
+from ramify.engine.tiny import Block, RMSNorm, TinyConfig, rotate
+
+
+class EagleBlock(Block):
+    """A decoder block whose attention reads [norm(embedding); norm(hidden state)], 2D wide."""
+
+    def __init__(self, c: TinyConfig) -> None:
+        super().__init__(c)
+        self.hidden_norm = RMSNorm(c.width, c.norm_eps)
+        self.self_attn.q_proj = nn.Linear(2 * c.width, c.heads * c.head_size, bias=False)
+        self.self_attn.k_proj = nn.Linear(2 * c.width, c.kv_heads * c.head_size, bias=False)
+        self.self_attn.v_proj = nn.Linear(2 * c.width, c.kv_heads * c.head_size, bias=False)
+
+
+@register("drafter", "eagle3")
+class Eagle3(Drafter):
+    """The autoregressive baseline. The hidden state of each context column lies in arena layers of its own, after the keys and values."""
+
+    def __init__(self, config: DrafterConfig | None = None, seed: int = 0) -> None:
+        c = config or small("eagle3")
+        super().__init__(c)
+        self.fc = nn.Linear(len(c.target_layers) * c.width, c.width, bias=False)
+        self.midlayer = EagleBlock(c.block_shape())
+        self.norm = RMSNorm(c.width, c.norm_eps)
+        self._fused: Fused | None = None
+        self.init_weights(seed)
+
+    @property
+    def layers(self) -> int:
+        """One layer of keys and values, and as many as a hidden state fills."""
+        return 1 + math.ceil(self.config.width / self.config.kv_size)
+
+    def train(self, mode: bool = True) -> Eagle3:
+        """See :class:`torch.nn.Module`; forgets the fused weights."""
+        self._fused = None
+        return super().train(mode)
+
+    def _ready(self) -> Fused:
+        if self._fused is None:
+            self._fused = Fused(self.midlayer, self.config)
+        return self._fused
+
+    def _input(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """What the attention reads: [N] tokens and [N, D] states to [N, 2D]."""
+        layer, eps = self.midlayer, self.config.norm_eps
+        embedded = unit(F.embedding(tokens, self.embedding), eps) * layer.input_layernorm.weight
+        return torch.cat((embedded, unit(hidden, eps) * layer.hidden_norm.weight), -1)
+
+    @torch.inference_mode()
+    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+        """See :meth:`Drafter.absorb`. The token after the last column may be unknown: :meth:`draft` runs that column again."""
+        c, fused = self.config, self._ready()
+        hidden = F.linear(features, self.fc.weight)
+        heads = torch.mm(self._input(following, hidden), fused.qkv[:, c.heads * c.head_size :])
+        heads = heads.view(len(slots), 2, c.kv_heads, c.head_size)
+        cos, sin = self.rotary(int(positions.max()) + 1, features.device).index_select(1, positions)[:, :, None]
+        heads[:, 0] = rotate(unit(heads[:, 0], c.norm_eps) * fused.norms[c.heads :], cos, sin)
+        where = slots * arena.capacity + positions
+        flat = arena.kv.flatten(1, 2)
+        flat[first].index_copy_(0, where, heads.flatten(1))
+        for i, part in enumerate(hidden.split(c.kv_size, 1), first + 1):
+            flat[i, :, : part.shape[1]].index_copy_(0, where, part)
+
+    @torch.inference_mode()
+    def draft(
+        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+    ) -> Drafts:
+        """See :meth:`Drafter.draft`. The column before the anchor is written again, now with the anchor as its token."""
+        c, fused = self.config, self._ready()
+        before = slots * arena.capacity + positions - 1
+        parts = arena.kv[first + 1 : first + self.layers].flatten(1, 2).index_select(1, before)
+        hidden = parts.transpose(0, 1).flatten(1)[:, : c.width]
+        token, drawn = anchors, []
+        for k in range(depth):
+            span = Span(self, arena, slots, positions - 1 + k, 1)
+            hidden = fused.run(hidden, self._input(token, hidden), span, first)
+            token = pick(k, F.linear(unit(hidden, c.norm_eps) * self.norm.weight, self.head))
+            drawn.append(token)
+        scores = torch.full((len(slots), depth), float("nan"), device=anchors.device)
+        return Drafts(torch.stack(drawn, 1), scores, scores)
+
+    # -- training
+
+    def forward(self, tokens: Tensor, features: Tensor) -> Iterator[Tensor]:
+        """Training-time test over ``tokens`` int64 [B, T] with ``features`` [B, T, m*D]: logits [B, T, V] of step 0 up to block - 1.
+
+        Step j at column t has read tokens up to t + 1 + j and predicts the one at t + 2 + j: it sees the columns up to t of step 0 and its
+        own of the later steps. Columns whose tokens lie past the end repeat the last token, and are for the caller to leave out.
+        """
+        c, layer, T = self.config, self.midlayer, tokens.shape[1]
+        attention, columns = layer.self_attn, torch.arange(T, device=tokens.device)
+        group, scale = c.heads // c.kv_heads, c.head_size**-0.5
+        later = torch.full((T, T), float("-inf"), device=tokens.device).triu(1)
+        tables = self.rotary(T + c.block, tokens.device)
+        hidden = self.fc(features)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for j in range(c.block):
+            token = tokens[:, (columns + 1 + j).clamp(max=T - 1)]
+            read = torch.cat((layer.input_layernorm(F.embedding(token, self.embedding)), layer.hidden_norm(hidden)), -1)
+            near = tables[:, j : j + T, None]
+            q = rotate(attention.q_norm(attention.q_proj(read).unflatten(-1, (c.heads, -1))), *near).transpose(1, 2) * scale
+            k = rotate(attention.k_norm(attention.k_proj(read).unflatten(-1, (c.kv_heads, -1))), *near)
+            v = attention.v_proj(read).unflatten(-1, (c.kv_heads, -1))
+            keys.append(k.transpose(1, 2).repeat_interleave(group, 1))
+            values.append(v.transpose(1, 2).repeat_interleave(group, 1))
+            looks = [q @ keys[0].transpose(-1, -2) + later, *((q * own).sum(-1, keepdim=True) for own in keys[1:])]
+            weights = torch.cat(looks, -1).softmax(-1)
+            mixed = weights[..., :T] @ values[0]
+            for i, own in enumerate(values[1:]):
+                mixed = mixed + weights[..., T + i : T + i + 1] * own
+            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            yield F.linear(self.norm(hidden), self.head)

@@ -1,0 +1,333 @@
+"""Training a drafter on text that its target wrote (spec 3.5): one call for DSpark, DFlash and Eagle3.
+
+Axis legend: B sequences, T tokens, A anchors, K slots of a block, D width, m target layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.base.config import Config
+from ramify.base.errors import UserError
+from ramify.base.files import write_whole
+from ramify.base.ids import json_hash, stable_hash
+from ramify.base.seeds import generator, place_key
+from ramify.engine.drafters import Drafter
+from ramify.engine.dspark import DSpark
+from ramify.engine.eagle import Eagle3
+from ramify.engine.local import LocalModel
+from ramify.model.protocol import Prefix, Sampling
+from ramify.train.batch import Row
+from ramify.train.checkpoint import pack, unpack
+from ramify.train.loop import TrainConfig, Trainer
+
+CHECKPOINT = "training.safetensors"
+"""File in the output folder from which a stopped training goes on."""
+CACHE_BYTES = 1 << 30
+"""Most memory for features of the target kept between steps; those of further sequences are computed again."""
+
+
+class DrafterTraining(Config):
+    """How to train a drafter. The defaults are the paper's for DSpark, but for the size of the run."""
+
+    steps: int = 3000
+    """Optimiser steps."""
+    rows: int = 12
+    """Sequences per step."""
+    anchors: int = 24
+    """Blocks per sequence and step, at positions drawn without replacement."""
+    lr: float = 3e-3
+    """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
+    warmup: float = 0.04
+    """Share of the steps that warm up."""
+    decay: float = 4.0
+    """Slot k has weight exp(-(k-1)/decay)."""
+    step_decay: float = 0.8
+    """Eagle3: weight of each unrolled step relative to the one before."""
+    cross_entropy: float = 0.1
+    """Weight of the cross-entropy on the next token; DFlash has this loss alone."""
+    distance: float = 0.9
+    """Weight of the distance between the drafter's and the target's law, ||p - q||_1."""
+    confidence: float = 1.0
+    """Weight of the confidence head's loss."""
+    clip: float = 1.0
+    """Largest gradient norm of a step."""
+    seed: int = 0
+    """Decides batches and anchors."""
+
+
+async def regenerate(
+    target: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, seed: int, length: int | None = None
+) -> list[Row]:
+    """What the target itself says after each prompt (token ids), as rows whose drawn tokens count.
+
+    ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the draw either way. Raises UserError on a prompt that
+    leaves no room for two drawn tokens, which a drafter needs.
+    """
+    import asyncio
+    from dataclasses import replace
+
+    async def row(i: int, prompt: np.ndarray) -> Row:
+        room = target.context - len(prompt) if length is None else min(length, target.context) - len(prompt)
+        if room < 2:
+            raise UserError(f"prompt {i} has {len(prompt)} tokens; two drawn ones do not fit behind it")
+        limited = replace(settings, max_tokens=min(room, settings.max_tokens))
+        (draw,) = await target.sample(Prefix(prompt), 1, limited, [place_key(seed, "dspark", "regenerate", i)])
+        drawn = np.asarray(draw.tokens, np.int32)
+        mask = np.arange(len(prompt) + len(drawn)) >= len(prompt)
+        return Row(np.concatenate((np.asarray(prompt, np.int32), drawn)), mask)
+
+    return list(await asyncio.gather(*(row(i, prompt) for i, prompt in enumerate(prompts))))
+
+
+def unused_token(rows: Sequence[Row], vocab: int) -> int:
+    """The highest token id that occurs in no row: a mask token. Raises UserError where every one occurs."""
+    used = {int(token) for row in rows for token in np.unique(row.tokens)}
+    for token in range(vocab - 1, -1, -1):
+        if token not in used:
+            return token
+    raise UserError(f"all {vocab} tokens occur in the data, so none can be the mask token")
+
+
+def train_drafter(
+    drafter: Drafter,
+    target: LocalModel,
+    rows: Sequence[Row],
+    config: DrafterTraining,
+    out: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+    stop_at: int | None = None,
+) -> list[dict[str, float]]:
+    """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
+
+    With ``out`` the state is written there every so many steps, and a training that was stopped goes on from it to the same weights.
+    ``stop_at`` stops after so many steps. Raises UserError on rows that cannot be used, and on a state of another training.
+    """
+    c = drafter.config
+    rows = _usable(rows, c.mask_token, c.block, isinstance(drafter, Eagle3))
+    if target.forward.vocab != c.vocab:
+        raise UserError(f"the drafter knows {c.vocab} tokens, the target '{target.name}' {target.forward.vocab}")
+    settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=config.clip)
+    trainer = Trainer(drafter, settings, config.seed)
+    what = _hash(drafter, target, rows, config)
+    records: list[dict[str, float]] = _resume(trainer, out, what) if out is not None else []
+    features = _Features(target, c.target_layers, rows)
+    every = max(1, config.steps // 50)
+    began, first = time.monotonic(), trainer.steps
+    last = config.steps if stop_at is None else min(stop_at, config.steps)
+    for step in range(first, last):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = config.lr * _rate(step, config)
+        record = _step(trainer, drafter, features, config, step)
+        if (step + 1) % every == 0 or step + 1 == config.steps:
+            records.append({"step": step + 1, **record})
+            rate = (step + 1 - first) / (time.monotonic() - began)
+            noted = ", ".join(f"{name} {value:.3f}" for name, value in record.items())
+            report(f"step {step + 1} of {config.steps}: {noted}; {rate:.1f} steps a second")
+        if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
+            tensors, state = trainer.state()
+            out.mkdir(parents=True, exist_ok=True)
+            write_whole(out / CHECKPOINT, pack(tensors, {**state, "what": what, "records": records}))
+    drafter.eval()
+    return records
+
+
+def _step(trainer: Trainer, drafter: Drafter, features: _Features, config: DrafterTraining, step: int) -> dict[str, float]:
+    """One optimiser step; its losses and what the drafter would get accepted, under teacher forcing."""
+    count = len(features.rows)
+    picks = generator(config.seed, "drafter-batch", step).choice(count, min(config.rows, count), replace=False)
+    tokens, mask, states, law = features.batch(picks.tolist())
+    drafter.train()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    if isinstance(drafter, Eagle3):
+        loss, record = eagle_loss(drafter, tokens, mask, states, law, config)
+    elif isinstance(drafter, DSpark):
+        anchors, keep = draw_anchors(mask, config.anchors, config.seed, step)
+        loss, record = block_loss(drafter, tokens, mask, states, law, anchors, keep, config)
+    else:
+        raise UserError(f"there is no training for a drafter of kind '{drafter.config.kind}'")
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), config.clip))
+    if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
+        trainer.optimizer.step()
+    trainer.steps += 1
+    return record
+
+
+def _rate(step: int, config: DrafterTraining) -> float:
+    """Share of the peak learning rate at ``step``: linear warm-up, then cosine to 0."""
+    warm = max(1.0, config.warmup * config.steps)
+    if step < warm:
+        return (step + 1) / math.ceil(warm)
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1.0, config.steps - warm)))
+
+
+# --- losses --------------------------------------------------------------------------------------------------------------------
+
+
+def draw_anchors(mask: Tensor, count: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Anchors int64 [B, A], rising, and which of them are real, bool [B, A].
+
+    An anchor and its successor both count in ``mask`` bool [B, T]. Drawn without replacement, as many as there are up to ``count``.
+    """
+    able = (mask[:, :-1] & mask[:, 1:]).cpu().numpy()
+    order = generator(seed, "drafter-anchors", step).random(able.shape)
+    order[~able] = 2.0
+    chosen = np.argsort(order, axis=1, kind="stable")[:, :count]
+    keep = np.take_along_axis(able, chosen, axis=1)
+    chosen = np.sort(np.where(keep, chosen, mask.shape[1]), axis=1)
+    keep = chosen < mask.shape[1]
+    return torch.from_numpy(np.where(keep, chosen, 0)).to(mask.device), torch.from_numpy(keep).to(mask.device)
+
+
+def block_loss(
+    drafter: DSpark,
+    tokens: Tensor,
+    mask: Tensor,
+    features: Tensor,
+    law: Tensor,
+    anchors: Tensor,
+    keep: Tensor,
+    config: DrafterTraining,
+) -> tuple[Tensor, dict[str, float]]:
+    """The three losses of spec 3.5 over all supervised slots, each a weighted mean; DFlash has the cross-entropy alone.
+
+    ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``law`` [B, T, V] the target's probabilities of the token after
+    each, ``anchors`` and ``keep`` [B, A]. A slot counts while it and those before it in its block lie in the mask.
+    """
+    T, K = tokens.shape[1], drafter.config.block
+    logits, scores = drafter(tokens, features, anchors)
+    where = anchors[..., None] + torch.arange(1, K + 1, device=tokens.device)
+    inside = where.clamp(max=T - 1)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
+    counted = (keep[..., None] & (where < T) & mask[rows, inside]).cumprod(-1)
+    weights = counted * torch.exp(-torch.arange(K, device=tokens.device) / config.decay)
+    total = weights.sum().clamp(min=1e-6)
+    log_q = logits.log_softmax(-1)
+    entropy = -(log_q.gather(-1, tokens[rows, inside][..., None])[..., 0] * weights).sum() / total
+    apart = (log_q.exp() - law[rows, inside - 1]).abs().sum(-1)
+    accepted = (1 - 0.5 * apart.detach()).clamp(0, 1)
+    loss = entropy
+    if drafter.config.kind != "dflash":
+        loss = config.cross_entropy * entropy + config.distance * (apart * weights).sum() / total
+    if drafter.confidence_head is not None:
+        sure = F.binary_cross_entropy_with_logits(scores, accepted, reduction="none")
+        loss = loss + config.confidence * (sure * weights).sum() / total
+    tau = 1 + (accepted * counted).cumprod(-1).sum(-1)[keep].mean()
+    return loss, {"loss": float(loss.detach()), "cross_entropy": float(entropy.detach()), "tau": float(tau)}
+
+
+def eagle_loss(
+    drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, law: Tensor, config: DrafterTraining
+) -> tuple[Tensor, dict[str, float]]:
+    """Soft cross-entropy to the target's law at every unrolled step, a mean per sequence, step j weighted ``step_decay``^j.
+
+    Arguments as in :func:`block_loss`.
+    """
+    T = tokens.shape[1]
+    columns = torch.arange(T, device=tokens.device)
+    loss = torch.zeros((), device=tokens.device)
+    tau, chance = torch.ones((), device=tokens.device), torch.ones(tokens.shape, device=tokens.device)
+    for j, logits in enumerate(drafter(tokens, features)):
+        label = columns + 2 + j
+        counted = (label < T) & mask[:, label.clamp(max=T - 1)] & mask[:, (label - 1).clamp(max=T - 1)]
+        wanted = law[:, (columns + 1 + j).clamp(max=T - 1)]
+        log_q = logits.log_softmax(-1)
+        entropy = -(wanted * log_q).sum(-1)
+        each = (entropy * counted).sum(1) / counted.sum(1).clamp(min=1)
+        loss = loss + config.step_decay**j * each.mean()
+        with torch.no_grad():
+            chance = chance * torch.minimum(wanted, log_q.exp()).sum(-1)
+            tau = tau + (chance * counted).sum() / counted.sum().clamp(min=1)
+    return loss, {"loss": float(loss.detach()), "tau": float(tau)}
+
+
+# --- data ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Features:
+    """The target's features and laws of rows, computed row by row (so that no bit depends on a batch) and kept as float16."""
+
+    def __init__(self, target: LocalModel, layers: Sequence[int], rows: Sequence[Row]) -> None:
+        self.forward, self.layers, self.rows = target.forward, [layer + 1 for layer in layers], rows
+        self._kept: dict[int, Tensor] = {}
+        self._bytes = 0
+
+    def batch(self, picks: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and laws [B, T, V]; rows padded on the right with zeros."""
+        states = [self._states(i) for i in picks]
+        T, B, device = max(len(one) for one in states), len(states), self.forward.device
+        tokens = torch.zeros((B, T), dtype=torch.long)
+        mask = torch.zeros((B, T), dtype=torch.bool)
+        padded = torch.zeros((B, T, states[0].shape[1]), device=device)
+        for b, (i, one) in enumerate(zip(picks, states, strict=True)):
+            padded[b, : len(one)] = one
+            tokens[b, : len(one)] = torch.from_numpy(self.rows[i].tokens)
+            mask[b, : len(one)] = torch.from_numpy(self.rows[i].mask)
+        features, last = padded.split((padded.shape[2] - self.forward.width, self.forward.width), 2)
+        with torch.no_grad():
+            law = self.forward.logits(last).float().softmax(-1)
+        return tokens.to(device), mask.to(device), features, law
+
+    def _states(self, i: int) -> Tensor:
+        if i in self._kept:
+            return self._kept[i]
+        found: dict[int, Tensor] = {}
+
+        def tap(layer: int, x: Tensor) -> Tensor:
+            if layer in self.layers:
+                found[layer] = x[0]
+            return x
+
+        tokens = torch.from_numpy(self.rows[i].tokens.astype(np.int64))[None].to(self.forward.device)
+        with torch.no_grad():
+            last = self.forward.full(tokens, tap)[0]
+            states = torch.cat([*(found[layer] for layer in self.layers), last], -1).half()
+        if self._bytes + states.nbytes <= CACHE_BYTES:
+            self._kept[i] = states
+            self._bytes += states.nbytes
+        return states
+
+
+def _usable(rows: Sequence[Row], mask_token: int, block: int, eagle: bool) -> list[Row]:
+    """The rows with something to learn from. Raises UserError on the mask token in the data, or where no row is left."""
+    for i, row in enumerate(rows):
+        if not eagle and (row.tokens == mask_token).any():
+            raise UserError(
+                f"row {i} holds token {mask_token}, the drafter's mask token; choose one that does not occur in the data"
+            )
+    able = [row for row in rows if (row.mask[1:] & row.mask[:-1]).any() and len(row.tokens) > 2]
+    if not able:
+        raise UserError(f"none of the {len(rows)} rows has two tokens in succession that the target wrote")
+    return able
+
+
+def _hash(drafter: Drafter, target: LocalModel, rows: Sequence[Row], config: DrafterTraining) -> str:
+    """What decides a training: a state of another one must not be taken up."""
+    parts: list[str | bytes] = [json_hash(config.model_dump()), repr(drafter.config), target.identity.weights]
+    for row in rows:
+        parts += [row.tokens.astype(np.int32).tobytes(), row.mask.tobytes()]
+    return stable_hash(*parts)
+
+
+def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
+    file = out / CHECKPOINT
+    if not file.is_file():
+        return []
+    tensors, state = unpack(file.read_bytes())
+    if state.get("what") != what:
+        raise UserError(
+            f"{file} is the state of another training (other data, target or settings); remove it or choose another folder"
+        )
+    trainer.restore(tensors, state)
+    records: list[dict[str, Any]] = state["records"]
+    return records
