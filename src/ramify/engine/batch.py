@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.engine.cache import Arena, PrefixStore
+from ramify.engine.cache import Arena
+from ramify.engine.prefixes import PrefixStore
 from ramify.engine.forward import TILE, Forward, Tile, padded, threads_for
 from ramify.engine.sampling import draw_uniforms, pick
 from ramify.engine.taps import States, Taps
@@ -44,11 +45,15 @@ class Stats:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One draw to make. ``done`` is called with the finished row, or with the error its ``until`` raised."""
+    """One draw to make. ``done`` is called with the finished row, or with the error its ``until`` raised.
+
+    ``told`` is called with the unfinished row whenever it has new tokens; it must not raise.
+    """
 
     key: int
     settings: Sampling
     done: Callable[[Job, Row | Exception], None]
+    told: Callable[[Row], None] | None = None
     cancelled: bool = False
 
 
@@ -75,6 +80,8 @@ class Row:
     entropy: list[float] = field(default_factory=list)
     states: States = field(default_factory=dict)
     stop: str = ""
+    found: int = 0
+    """Prefix tokens whose keys and values were there already when the row began."""
 
     @property
     def drawn(self) -> list[int]:
@@ -178,7 +185,7 @@ class Scheduler:
             if pieces:
                 arena.write(slot, torch.cat(pieces, dim=1))
             job = self._next_job(group)
-            self.rows.append(Row(group, job, group.prefix.tolist(), found, self._uniforms(group, job)))
+            self.rows.append(Row(group, job, group.prefix.tolist(), found, self._uniforms(group, job), found=found))
             self.stats.cached_tokens += found
 
     def _shared(self, row: Row, group: Group) -> int:
@@ -217,7 +224,9 @@ class Scheduler:
             job = self._next_job(row.group)
             states = {layer: dict(by_position) for layer, by_position in row.states.items()}
             self.rows.append(
-                Row(row.group, job, row.group.prefix.tolist(), length, self._uniforms(row.group, job), states=states)
+                Row(
+                    row.group, job, row.group.prefix.tolist(), length, self._uniforms(row.group, job), states=states, found=length
+                )
             )
         self.stats.cached_tokens += count * length
 
@@ -313,6 +322,8 @@ class Scheduler:
             failure = self._judge(row)
             if row.stop or failure:
                 finished.append((slots[i], row, failure))
+            elif row.job.told is not None:
+                row.job.told(row)
         for slot, row, failure in sorted(finished, key=lambda f: -f[0]):
             self._park(slot, row.computed)
             self._remove(slot)

@@ -1,20 +1,17 @@
-"""Where keys and values live: an arena for the rows being drawn, and a store of finished prefixes shared block by block.
+"""Where keys and values of the rows being drawn live. (What outlives its row is in :mod:`ramify.engine.prefixes`.)
 
 Axis legend: L layers, R rows, S positions, C numbers a position keeps in one layer (keys then values of all key/value heads).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 16
+ROWS, POSITIONS = 4, 64
+"""What an arena begins with."""
 
 
 class Views(NamedTuple):
@@ -30,10 +27,15 @@ class Views(NamedTuple):
 
 
 class Arena:
-    """Keys and values of the active rows, one tensor [L, R, S, C]. Rows and positions grow by doubling; contents survive."""
+    """Keys and values of the active rows, one tensor [L, R, S, C]. Rows and positions grow by doubling; contents survive.
 
-    def __init__(self, layers: int, size: int, device: torch.device) -> None:
-        self.kv = torch.zeros((layers, 4, 64, size), device=device)
+    ``most`` bounds R x S. Where both cannot grow within it, rows that are no longer asked for are given up for positions, and the other
+    way round; while contents move, old and new memory exist together.
+    """
+
+    def __init__(self, layers: int, size: int, device: torch.device, most: int | None = None) -> None:
+        self.kv = torch.zeros((layers, ROWS, POSITIONS, size), device=device)
+        self.most = most
         self._views: dict[tuple[int, int], Views] = {}
 
     @property
@@ -48,15 +50,14 @@ class Arena:
 
     def reserve(self, rows: int, positions: int) -> None:
         """Make room. New memory is zero: a masked position must be finite."""
-        new_rows, new_capacity = self.rows, self.capacity
-        while new_rows < rows:
-            new_rows *= 2
-        while new_capacity < positions:
-            new_capacity *= 2
-        if (new_rows, new_capacity) != (self.rows, self.capacity):
+        R, S = doubled(self.rows, rows), doubled(self.capacity, positions)
+        if self.most is not None and R * S > self.most:
+            R, S = doubled(ROWS, rows), doubled(POSITIONS, positions)
+        if (R, S) != (self.rows, self.capacity):
             old = self.kv
-            self.kv = torch.zeros((old.shape[0], new_rows, new_capacity, old.shape[3]), device=old.device)
-            self.kv[:, : old.shape[1], : old.shape[2]] = old
+            self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device)
+            r, s = min(R, old.shape[1]), min(S, old.shape[2])
+            self.kv[:, :r, :s] = old[:, :r, :s]
             self._views.clear()
 
     def views(self, kv_heads: int, first: int, count: int, positions: int) -> Views:
@@ -85,111 +86,13 @@ class Arena:
         return self.kv[:, row, start:stop].clone()
 
 
-@dataclass(eq=False, slots=True)
-class Block:
-    """Up to 16 tokens after their parent's, with their keys and values [L, tokens, C]."""
-
-    tokens: tuple[int, ...]
-    kv: Tensor
-    parent: Block | None
-    children: dict[int, list[Block]] = field(default_factory=dict)
-    """By first token."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the keys and values."""
-        return self.kv.numel() * self.kv.element_size()
+def doubled(start: int, least: int) -> int:
+    """``start`` times the smallest power of two that reaches ``least``."""
+    while start < least:
+        start *= 2
+    return start
 
 
-class PrefixStore:
-    """A tree of blocks under a byte budget. What was parked once is found again by any row that starts the same way.
-
-    Least recently used blocks go first; a walk touches children before parents, so a parent never goes before its child.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.bytes = 0
-        self._root = Block((), torch.empty(0), None)
-        self._recent: OrderedDict[int, Block] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._recent)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._root.children.clear()
-        self._recent.clear()
-        self.bytes = 0
-
-    def match(self, tokens: np.ndarray, limit: int) -> list[Tensor]:
-        """Keys and values of the longest known prefix of ``tokens[:limit]``, piece by piece, each [L, n, C]."""
-        ids = tokens[:limit].tolist()
-        pieces: list[Tensor] = []
-        walk: list[Block] = []
-        node, at = self._root, 0
-        while at < len(ids):
-            best, length = None, 0
-            for child in node.children.get(ids[at], ()):
-                same = _common(child.tokens, ids, at)
-                if same > length:
-                    best, length = child, same
-            if best is None:
-                break
-            pieces.append(best.kv[:, :length])
-            walk.append(best)
-            at += length
-            if length < BLOCK:
-                break
-            node = best
-        self._touch(walk)
-        return pieces
-
-    def insert(self, tokens: np.ndarray, read: Callable[[int, int], Tensor]) -> None:
-        """Keep the keys and values of a row's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch."""
-        if self.budget <= 0:
-            return
-        ids = tokens.tolist()
-        walk: list[Block] = []
-        node = self._root
-        for at in range(0, len(ids), BLOCK):
-            chunk = tuple(ids[at : at + BLOCK])
-            siblings = node.children.setdefault(chunk[0], [])
-            found = next((b for b in siblings if b.tokens[: len(chunk)] == chunk), None)
-            if found is None:
-                for shorter in [b for b in siblings if chunk[: len(b.tokens)] == b.tokens]:
-                    self._drop(shorter)
-                found = Block(chunk, read(at, at + len(chunk)), node)
-                siblings = node.children.setdefault(chunk[0], [])
-                siblings.append(found)
-                self._recent[id(found)] = found
-                self.bytes += found.nbytes
-            walk.append(found)
-            node = found
-        self._touch(walk)
-        while self.bytes > self.budget:
-            self._drop(next(iter(self._recent.values())))
-
-    def _touch(self, walk: list[Block]) -> None:
-        for block in reversed(walk):
-            self._recent.move_to_end(id(block))
-
-    def _drop(self, block: Block) -> None:
-        for children in list(block.children.values()):
-            for child in list(children):
-                self._drop(child)
-        if block.parent is not None:
-            siblings = block.parent.children[block.tokens[0]]
-            siblings.remove(block)
-            if not siblings:
-                del block.parent.children[block.tokens[0]]
-        del self._recent[id(block)]
-        self.bytes -= block.nbytes
-
-
-def _common(block: tuple[int, ...], ids: list[int], at: int) -> int:
-    """How many tokens of ``block`` agree with ``ids`` from ``at``."""
-    stretch = ids[at : at + len(block)]
-    if tuple(stretch) == block:
-        return len(block)
-    return next((i for i, (a, b) in enumerate(zip(block, stretch, strict=False)) if a != b), len(stretch))
+def fits(rows: int, positions: int, most: int | None) -> bool:
+    """Whether an arena of at most ``most`` places holds so many rows and positions."""
+    return most is None or doubled(ROWS, rows) * doubled(POSITIONS, positions) <= most
