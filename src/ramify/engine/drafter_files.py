@@ -6,16 +6,22 @@ The folder holds ``config.json`` (the fields of a Qwen3 model, and of the drafte
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import write_whole
 from ramify.engine.drafters import Drafter, DrafterConfig
-from ramify.engine.tiny import TinyLM
+from ramify.engine.tiny import TinyLM, read_config
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "Qwen3DSparkModel", "eagle3": "Eagle3Qwen3ForCausalLM"}
 """Kind to the architecture named in ``config.json``; a Qwen3DSparkModel of rank 0 without confidence head is DFlash."""
@@ -106,6 +112,7 @@ def for_target(
     """
     target = target_of(module)
     spark = kind == "dspark"
+    confident = spark and (True if confidence is None else confidence)
     if isinstance(target_layers, str):
         if target_layers != "auto":
             raise UserError(f"target_layers is '{target_layers}'; give layer numbers or 'auto'")
@@ -118,8 +125,8 @@ def for_target(
         block=block,
         rank=rank if spark else 0,
         head={"markov": "vanilla"}.get(head, head),
-        confidence=spark and (True if confidence is None else confidence),
-        confidence_markov=rank > 0,
+        confidence=confident,
+        confidence_markov=confident and rank > 0,
         anchors=anchors,
         **target.shape,
     )
@@ -127,3 +134,137 @@ def for_target(
     drafter.to(target.head.device)
     drafter.attach(target.embedding, target.head)
     return drafter
+
+
+def save_drafter(drafter: Drafter, folder: Path | str) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in DeepSpec's layout; each file whole or not at all."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {_outside(name): value for name, value in drafter.state_dict().items()}
+    tensors |= {"embed_tokens.weight": drafter.embedding, "lm_head.weight": drafter.head}
+    weights = {name: value.detach().float().cpu().clone().contiguous() for name, value in tensors.items()}
+    write_whole(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_whole(folder / "config.json", json.dumps(_to_record(drafter), indent=2) + "\n")
+
+
+def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
+    """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint.
+
+    Raises UserError naming the file and what is wrong with it: not such a folder, a truncated file, a field or tensor that is missing or
+    does not fit the target.
+    """
+    folder, target = Path(folder), target_of(module)
+    if not folder.is_dir():
+        raise UserError(f"there is no drafter folder {folder}")
+    record = read_config(folder)
+    config = _from_record(record, folder / "config.json")
+    for name, theirs in target.shape.items():
+        ours = getattr(config, name)
+        if name in ("vocab", "width", "heads", "kv_heads", "head_size", "target_depth") and ours != theirs:
+            raise UserError(f"{folder / 'config.json'}: the drafter is for a target with {name} {ours}; this target has {theirs}")
+    drafter: Drafter = registry.get("drafter", config.kind)(config)
+    weights = _read(folder / "model.safetensors")
+    for name in ("embed_tokens.weight", "lm_head.weight", "t2d", "d2t"):
+        weights.pop(name, None)
+    own = drafter.state_dict()
+    for name in sorted({_outside(name) for name in own} | weights.keys()):
+        inside = _inside(name)
+        if name not in weights or inside not in own:
+            raise UserError(f"{folder}: tensor '{name}' is {'missing' if inside in own else 'not one this drafter has'}")
+        if weights[name].shape != own[inside].shape:
+            raise UserError(f"{folder}: tensor '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[inside].shape)}")
+    drafter.load_state_dict({_inside(name): value.float() for name, value in weights.items()})
+    drafter.temperatures = _temperatures(record, config, folder / "config.json")
+    drafter.to(target.head.device)
+    drafter.attach(target.embedding, target.head)
+    return drafter
+
+
+def _outside(name: str) -> str:
+    """A parameter's name in the file: the modules call the list of layers ``blocks``, since ``layers`` is a number there."""
+    return "layers." + name.removeprefix("blocks.") if name.startswith("blocks.") else name
+
+
+def _inside(name: str) -> str:
+    return "blocks." + name.removeprefix("layers.") if name.startswith("layers.") else name
+
+
+def _to_record(drafter: Drafter) -> dict[str, Any]:
+    """``config.json``: a Qwen3 configuration with the drafter's fields."""
+    c = drafter.config
+    record = c.block_shape().to_hf() | {
+        "architectures": [ARCHITECTURES[c.kind]],
+        "tie_word_embeddings": False,
+        "layer_types": ["full_attention"] * c.layers,
+        "num_target_layers": c.target_depth,
+        "target_layer_ids": list(c.target_layers),
+        "block_size": c.block,
+        "mask_token_id": c.mask_token,
+        "num_anchors": c.anchors,
+        "markov_rank": c.rank,
+        "enable_confidence_head": c.confidence,
+    }
+    if c.rank:
+        record["markov_head_type"] = c.head
+    if c.confidence:
+        record["confidence_head_with_markov"] = c.confidence_markov
+        record["confidence_temperatures"] = drafter.temperatures.tolist()
+    return record
+
+
+def _from_record(record: dict[str, Any], file: Path) -> DrafterConfig:
+    """The configuration in ``config.json``. Raises UserError naming the file and the field."""
+    architecture = str((record.get("architectures") or [""])[0])
+    eagle = "eagle3" in architecture.lower()
+    if not eagle and architecture not in ARCHITECTURES.values():
+        raise UserError(
+            f"{file}: architecture '{architecture}' is no drafter known here; known: {', '.join(sorted(set(ARCHITECTURES.values())))}"
+        )
+    rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
+    try:
+        rank, confidence = int(record.get("markov_rank", 0)), bool(record.get("enable_confidence_head", False))
+        heads = int(record["num_attention_heads"])
+        return DrafterConfig(
+            kind="eagle3" if eagle else "dspark" if rank or confidence else "dflash",
+            vocab=int(record["vocab_size"]),
+            width=int(record["hidden_size"]),
+            heads=heads,
+            kv_heads=int(record.get("num_key_value_heads") or heads),
+            head_size=int(record.get("head_dim") or record["hidden_size"] // heads),
+            ffn=int(record["intermediate_size"]),
+            target_depth=int(record["num_target_layers"]),
+            target_layers=tuple(int(layer) for layer in record["target_layer_ids"]),
+            mask_token=int(record["mask_token_id"]),
+            layers=int(record["num_hidden_layers"]),
+            block=int(record["block_size"]),
+            rank=rank,
+            head=str(record.get("markov_head_type", "vanilla")),
+            confidence=confidence,
+            confidence_markov=bool(record.get("confidence_head_with_markov", False)),
+            context=int(record.get("max_position_embeddings", 2048)),
+            rope_theta=float(rope.get("rope_theta", record.get("rope_theta", 10000.0))),
+            norm_eps=float(record.get("rms_norm_eps", 1e-6)),
+            anchors=int(record.get("num_anchors", 512)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{file} describes no drafter: {what}") from error
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _temperatures(record: dict[str, Any], config: DrafterConfig, file: Path) -> Tensor:
+    found = record.get("confidence_temperatures", [1.0] * config.block)
+    good = isinstance(found, list) and len(found) == config.block and all(isinstance(t, int | float) and t > 0 for t in found)
+    if not good:
+        raise UserError(f"{file}: confidence_temperatures must be {config.block} positive numbers")
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise UserError(f"{file.parent} holds no {file.name}")
+    try:
+        return dict(load(file.read_bytes()))
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read the drafter's weights {file}: {error}") from error
