@@ -101,7 +101,7 @@ def _joined(draws: Sequence[Draw], told: dict[str, object]) -> Draw:
         assert draw.ends is not None
         ends.append(draw.ends + at)
         texts, at = texts + draw.text, at + len(draw.text)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name in ("tokens", "logprobs", "model_logprobs", "entropy"):
         pieces = [getattr(draw, name) for draw in draws]
         arrays[name] = None if any(piece is None for piece in pieces) else np.concatenate(pieces)

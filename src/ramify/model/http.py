@@ -12,6 +12,7 @@ import ssl
 import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -44,6 +45,7 @@ KINDS = {
 }
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
+_JSON = r"application/([\w.+-]+\+)?json"
 
 
 class ProviderError(BoundaryError):
@@ -112,7 +114,6 @@ class Transport:
         return await self._persist("GET", path, None)
 
     async def _persist(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
-        refuse_real_calls(f"a request to {self.endpoint.host}")
         attempt = 0
         while True:
             try:
@@ -129,6 +130,19 @@ class Transport:
             attempt += 1
 
     async def _once(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        async with self.opened(method, path, content) as response:
+            raw = await self.read(response)
+        return self.checked(response, raw)
+
+    @asynccontextmanager
+    async def opened(
+        self, method: str, path: str, content: bytes | None, kinds: str = _JSON
+    ) -> AsyncGenerator[httpx2.Response, None]:
+        """One try of a request: the answer, its head checked, its body still to come, of a type that the pattern ``kinds`` fits.
+
+        Whatever goes wrong until the block ends, in the block too, is a ProviderError.
+        """
+        refuse_real_calls(f"a request to {self.endpoint.host}")
         session, host = await self._session(), self.endpoint.host
         async with session.gate:
             await self._turn()
@@ -139,8 +153,8 @@ class Transport:
                         method, self.endpoint.url + path, params=dict(self.endpoint.query) or None, content=content
                     ) as response,
                 ):
-                    self._check_head(response)
-                    raw = await self._read(response)
+                    self._check_head(response, kinds)
+                    yield response
             except httpx2.ConnectError as error:
                 why = self._line(str(error)) or "connection refused"
                 raise ProviderError("connection", f"no connection to {host}: {why}", again=True) from None
@@ -151,7 +165,6 @@ class Transport:
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as error:
                 why = self._line(str(error)) or type(error).__name__
                 raise ProviderError("cut", f"the exchange with {host} broke off: {why}", again=True) from None
-        return self._checked(response, raw)
 
     async def _turn(self) -> None:
         """Wait for a slot of the rate limit, and until no server asked to wait any longer."""
@@ -163,7 +176,7 @@ class Transport:
         while (early := self._held - self.clock.now()) > 0:
             await self.clock.sleep(early)
 
-    def _check_head(self, response: httpx2.Response) -> None:
+    def _check_head(self, response: httpx2.Response, kinds: str) -> None:
         host = self.endpoint.host
         if 300 <= response.status_code < 400:
             target = re.sub(r"[?#].*", "", self._line(response.headers.get("location", "nowhere")))
@@ -176,10 +189,11 @@ class Transport:
                 "content_type", f"{host} answers with the encoding '{self._line(coding)}', which was not asked for"
             )
         kind = response.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if response.status_code < 400 and not re.fullmatch(r"application/([\w.+-]+\+)?json", kind):
+        if response.status_code < 400 and not re.fullmatch(kinds, kind):
             raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' in place of JSON")
 
-    async def _read(self, response: httpx2.Response) -> bytes:
+    async def read(self, response: httpx2.Response) -> bytes:
+        """The whole body. Raises ProviderError where it is larger than the limit."""
         pieces, size = [], 0
         async for piece in response.aiter_bytes():  # no encoding is let through, so these are the bytes sent
             size += len(piece)
@@ -191,8 +205,8 @@ class Transport:
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _checked(self, response: httpx2.Response, raw: bytes) -> dict[str, Any]:
-        """The JSON object of an answer, or the error it reports."""
+    def checked(self, response: httpx2.Response, raw: bytes) -> dict[str, Any]:
+        """The JSON object of an answer. Raises ProviderError: the error that it reports, or what is wrong with it."""
         host, status = self.endpoint.host, response.status_code
         text = self._key.scrub(raw.decode("utf-8", "replace"))
         try:
@@ -238,6 +252,10 @@ class Transport:
         if wait is not None and wait > self.limits.longest:
             message += f" (it asks to wait {wait:.0f} s)"
         return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)
+
+    def scrub(self, text: str) -> str:
+        """``text`` without the key."""
+        return self._key.scrub(text)
 
     def _line(self, text: str) -> str:
         """One short printable line without the key, of a text from outside."""

@@ -82,19 +82,30 @@ def request_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def only_choice(answer: Mapping[str, Any], model: str, host: str) -> dict[str, Any]:
     """The one choice of an answer, after a look at who answered. Raises ProviderError."""
+    choices = choices_of(answer, host)
+    if not choices:
+        raise ProviderError("empty", f"{host} answers with no choice")
+    check_who(answer, model, host)
+    return choices[0]
+
+
+def choices_of(answer: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
+    """The choices of an answer, or of a piece of one. Raises ProviderError."""
     choices = answer.get("choices")
     if not isinstance(choices, list):
         raise ProviderError("shape", f"{host} answers without a list of choices")
-    if not choices:
-        raise ProviderError("empty", f"{host} answers with no choice")
-    if not isinstance(choices[0], dict):
+    if not all(isinstance(choice, dict) for choice in choices):
         raise ProviderError("shape", f"{host} answers with a choice that is no object")
+    return choices
+
+
+def check_who(answer: Mapping[str, Any], model: str, host: str) -> None:
+    """Raises ProviderError where another model answered than was asked."""
     who = answer.get("model")
     if isinstance(who, str) and who and not _same_model(model, who):
         raise ProviderError(
             "model", f"{host} was asked for '{model}' and '{_short(who)}' answered; name the model as the server does", final=True
         )
-    return choices[0]
 
 
 def _same_model(asked: str, answered: str) -> bool:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,7 +19,7 @@ from ramify.model.protocol import Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
-from ramify.web.draws import Events, GoneError, unless_gone
+from ramify.web.draws import GoneError, begun, unless_gone
 from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, TextRequest, read_request
 from ramify.web.forms import Form, Served
@@ -126,21 +125,8 @@ class Api:
             answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
             if not form.request.stream:
                 return JSONResponse(await unless_gone(request.receive, answer.whole()))
-            events = answer.events()
-
-            async def begin() -> str:
-                return await anext(events)
-
-            # The first event comes before the head of the answer, so that what is wrong from the start has its status.
-            return Events(_again(await unless_gone(request.receive, begin()), events))
+            return await begun(request.receive, answer.events())
         except GoneError:
             return Response(status_code=_GONE)
         except RamifyError as error:
             return error_answer(refusal(error))
-
-
-async def _again(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(rest):
-        yield first
-        async for event in rest:
-            yield event

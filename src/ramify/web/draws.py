@@ -66,6 +66,21 @@ async def unless_gone(receive: Any, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
+async def begun(receive: Any, events: AsyncGenerator[str, None]) -> Events:
+    """An answer of ``events``, once the first of them is there: what is wrong from the start is raised here, and has its status."""
+
+    async def begin() -> str:
+        return await anext(events)
+
+    async def again(first: str) -> AsyncGenerator[str, None]:
+        async with aclosing(events):
+            yield first
+            async for event in events:
+                yield event
+
+    return Events(again(await unless_gone(receive, begin())))
+
+
 class Events(Response):
     """Server-sent events as they come. ``events`` is closed at the end, and at once when the client leaves."""
 

@@ -1,0 +1,152 @@
+"""Streamed answers of OpenAI-compatible servers: bytes into events, events into the draws that they spell.
+
+Everything is bounded and checked as it comes; whatever a server does wrong is a ProviderError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramify.model import wire
+from ramify.model.http import ProviderError
+from ramify.model.protocol import Draw
+
+TYPE = r"text/event-stream"
+MAX_EVENT, MAX_ANSWER = 1 << 20, 16 << 20
+"""Bytes of one event, and of one streamed answer."""
+MAX_CHOICES, MAX_CALLS = 128, 128
+_BETWEEN = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINES = re.compile(rb"\r\n|\n|\r")
+
+
+class Events:
+    """Takes bytes as they come. ``done`` once the server said ``[DONE]``; what comes after that is dropped."""
+
+    def __init__(self, host: str) -> None:
+        self.host, self.done = host, False
+        self._rest = b""
+        self._size = 0
+
+    def push(self, raw: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+        """The bytes of the events that ``raw`` completes, as they came and without ``[DONE]``, and their JSON objects.
+
+        Raises ProviderError: too_large, json, shape.
+        """
+        self._size += len(raw)
+        if self._size > MAX_ANSWER:
+            raise ProviderError("too_large", f"{self.host} streams more than {MAX_ANSWER:,} bytes")
+        buffer, start, end, found = self._rest + raw, 0, 0, []
+        for gap in _BETWEEN.finditer(buffer, max(0, len(self._rest) - 3)):
+            data = b"\n".join(line[5:].strip() for line in _LINES.split(buffer[start : gap.start()]) if line.startswith(b"data:"))
+            start = gap.end()
+            if data == b"[DONE]":
+                self.done, buffer = True, buffer[:end]
+                break
+            end = start
+            if data:
+                found.append(self._read(data))
+        self._rest = b"" if self.done else buffer[start:]
+        if len(self._rest) > MAX_EVENT:
+            raise ProviderError("too_large", f"{self.host} streams an event of more than {MAX_EVENT:,} bytes")
+        return buffer[:end], found
+
+    def _read(self, data: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
+            raise ProviderError("json", f"{self.host} streams something that is not JSON ({why})") from None
+        if not isinstance(value, dict):
+            raise ProviderError("shape", f"{self.host} streams a {type(value).__name__} in place of a JSON object")
+        return value
+
+
+@dataclass
+class _Choice:
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    ended: dict[str, Any] = field(default_factory=dict)
+
+
+class Heard:
+    """What a streamed answer has said so far, by choice. ``model`` is who was asked."""
+
+    def __init__(self, model: str, host: str) -> None:
+        self.model, self.host, self.id = model, host, ""
+        self.choices: dict[int, _Choice] = {}
+        self._usage: Any = None
+
+    def take(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
+        """The new text of each choice that ``event`` tells of. Raises ProviderError on an error it reports, and on what is no chunk."""
+        if event.get("error") is not None:
+            said = event["error"]
+            said = said.get("message", said) if isinstance(said, dict) else said
+            raise ProviderError("server", f"{self.host} broke the stream off: {str(said)[:300]}")
+        self.id = self.id or str(event.get("id") or "")[:200]
+        self._usage = event.get("usage") or self._usage
+        if event.get("choices") != [] or not self.choices:
+            wire.check_who(event, self.model, self.host)
+        news = []
+        for choice in wire.choices_of(event, self.host):
+            at = choice.get("index", 0)
+            if type(at) is not int or not 0 <= at < MAX_CHOICES:
+                raise ProviderError("shape", f"{self.host} streams a choice of which it does not say which")
+            news.append((at, self._hear(self.choices.setdefault(at, _Choice()), choice)))
+        return news
+
+    def _hear(self, heard: _Choice, choice: Mapping[str, Any]) -> str:
+        delta = choice.get("delta", choice)
+        if not isinstance(delta, dict):
+            raise ProviderError("shape", f"{self.host} streams a delta that is no object")
+        if choice.get("finish_reason") is not None:
+            heard.ended = {k: choice[k] for k in ("finish_reason", "stop_reason") if k in choice}
+        text = next((delta[k] for k in ("content", "text", "refusal") if delta.get(k) is not None), "")
+        thought = next((delta[k] for k in ("reasoning_content", "reasoning") if delta.get(k) is not None), "")
+        if not isinstance(text, str) or not isinstance(thought, str):
+            raise ProviderError("shape", f"{self.host} streams content that is no text")
+        heard.texts.append(text)
+        heard.thoughts.append(thought)
+        calls = delta.get("tool_calls") or ()
+        for call in calls if isinstance(calls, list) else ():
+            self._call(heard, call)
+        return text
+
+    def _call(self, heard: _Choice, call: Any) -> None:
+        at = call.get("index", 0) if isinstance(call, dict) else None
+        if type(at) is not int or not 0 <= at < MAX_CALLS:
+            raise ProviderError("shape", f"{self.host} streams a tool call of which it does not say which")
+        made = heard.calls.setdefault(at, {"id": "", "function": {"name": "", "arguments": ""}})
+        made["id"] = made["id"] or call.get("id") or ""
+        function = call.get("function") or {}
+        for name in ("name", "arguments"):
+            piece = function.get(name) if isinstance(function, dict) else None
+            if isinstance(piece, str):
+                made["function"][name] += piece
+
+    @property
+    def whole(self) -> bool:
+        """Whether every choice told of has ended."""
+        return bool(self.choices) and all(choice.ended for choice in self.choices.values())
+
+    def draws(self, failed: str = "") -> dict[int, Draw]:
+        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``.
+
+        Raises ProviderError where an ending is none that the protocol knows.
+        """
+        found = {}
+        for at, heard in self.choices.items():
+            message: dict[str, Any] = {"content": "".join(heard.texts), "reasoning": "".join(heard.thoughts) or None}
+            if heard.calls:
+                message["tool_calls"] = [call for _, call in sorted(heard.calls.items())]
+            ended = heard.ended or {"finish_reason": "length"}
+            answer = {"choices": [{"message": message, **ended}], "usage": self._usage}
+            draw = wire.chat_draw(answer, self.model, self.host)
+            if failed and not heard.ended:
+                draw = Draw(draw.text, "failed", data={**(draw.data or {}), "failure": failed})
+            found[at] = draw
+        return found
