@@ -25,6 +25,7 @@ VERBS = {
     "rollout": ("rollout", "Play tasks with any agent in any world, here or on workers, and keep the trees."),
     "resume": ("resume", "Go on with an interrupted run."),
     "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),
+    "serve": ("serve", "Serve a model to OpenAI clients, with speculation, recording and middleware."),
     "fork": ("fork", "Rewind a run to a token, change one thing, go on n times, compare the outcomes."),
     "import": ("import_", "Read traces of other tools into a run."),
     "export": ("export", "Write a run for other tools: JSON lines, Parquet, Graphviz, HTML."),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import refuse_real_calls
+from ramify.model.streaming import Pieces, Report, reported
 from ramify.model.tokenizer import HfTokenizer
 
 TURN = 0.005
@@ -131,7 +132,41 @@ class LocalModel:
         taps.check(self.forward.layers, self.forward.width)
         return await self._draw(prefix, n, settings, keys, taps)
 
+    def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """See :class:`ramify.model.streaming.StreamingModel`; the whole draw's ``data`` say how many tokens the cache held."""
+
+        async def start(report: Report) -> Draw:
+            done = 0
+
+            def told(row: Row) -> None:
+                nonlocal done
+                report(row.drawn[done:], row.logprobs[done:], row.model_logprobs[done:])
+                done = len(row.logprobs)
+
+            (row,) = await self._rows(prefix, 1, settings, [key], None, told)
+            usage = {"prompt_tokens": len(row.group.prefix), "completion_tokens": len(row.drawn), "cached_tokens": row.found}
+            return replace(self._draw_of(row), data={"usage": usage})
+
+        return reported(start, self.tokenizer)
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`."""
+        waiting = sum(len(group.jobs) for group in self._scheduler.queue)
+        return {"rows": len(self._scheduler.rows), "rows_waiting": waiting, **asdict(self.stats)}
+
     async def _draw(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps | None) -> list[Tapped]:
+        return [Tapped(self._draw_of(row), row.states) for row in await self._rows(prefix, n, settings, keys, taps)]
+
+    async def _rows(
+        self,
+        prefix: Prefix,
+        n: int,
+        settings: Sampling,
+        keys: Sequence[int],
+        taps: Taps | None,
+        told: Callable[[Row], None] | None = None,
+    ) -> list[Row]:
         tokens = self._checked(prefix.tokens, room=1)
         check(settings, self.forward.vocab)
         if n < 1 or len(keys) != n:
@@ -150,7 +185,7 @@ class LocalModel:
             if len(results) == n and not waiting.done():
                 waiting.set_result(None)
 
-        jobs = [Job(key, settings, done) for key in keys]
+        jobs = [Job(key, settings, done, told) for key in keys]
         self._scheduler.add(tokens, jobs, taps)
         self._wake()
         try:
@@ -160,7 +195,7 @@ class LocalModel:
                 job.cancelled = True
             self._scheduler.drop_cancelled()
             raise
-        return [Tapped(self._draw_of(results[id(job)]), results[id(job)].states) for job in jobs]
+        return [results[id(job)] for job in jobs]
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():

@@ -1,0 +1,132 @@
+"""``ramify serve``: an OpenAI-compatible server of any model, on the local engine or in front of another endpoint."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ramify.base.errors import UserError
+from ramify.cli.common import RUNS, Json
+from ramify.render.terminal import emit, say
+
+if TYPE_CHECKING:
+    from ramify.model.protocol import Model
+
+app = typer.Typer(add_completion=False)
+
+TOKEN = "RAMIFY_TOKEN"
+ROWS = 64
+"""Draws that run at once by default; also how many are passed on to an endpoint at once."""
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or a registered NAME.")],
+    host: Annotated[str, typer.Option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        bool, typer.Option("--token", help="Ask clients for a token: RAMIFY_TOKEN, or one made up and printed once.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="What clients call the model; default: its own name.")] = "",
+    drafter: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="How much to draft: off, fixed:K, threshold:T, greedy, stale2.")] = "stale2",
+    max_rows: Annotated[int, typer.Option(help="Draws that run at once.", min=1)] = ROWS,
+    max_waiting: Annotated[
+        int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
+    ] = 256,
+    record: Annotated[str, typer.Option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
+    redact: Annotated[
+        bool, typer.Option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")
+    ] = False,
+    middleware: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")
+    ] = None,
+    score: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Score replies with this scorer or monitor.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that open requests have to finish after Ctrl-C or SIGTERM.", min=0)
+    ] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to OpenAI clients: chats, completions, streaming, tools, log-probs, seeds; health and Prometheus metrics.
+
+    Ctrl-C or SIGTERM ends it in order: nothing new is taken, open requests finish. The second ends it at once.
+    """
+    if redact and not record:
+        raise UserError("--redact is about what --record keeps; give --record RUN with it")
+    from ramify.model.middleware import wrap
+    from ramify.web.api import Api
+    from ramify.web.limits import Guard, Places, check_bind, make_token
+    from ramify.web.server import address, open_server
+
+    made = make_token() if token and not os.environ.get(TOKEN) else ""
+    secret = (made or os.environ[TOKEN]) if token else None
+    check_bind(host, secret)
+    inner, gauges = find_served(model, max_rows, drafter, schedule)
+    wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
+    public = name or ("builtin" if model == "builtin" else inner.identity.name)
+    recorder = None
+    if record:
+        from ramify.web.recording import Recorder
+
+        folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
+        recorder = Recorder(folder, {"model": model, "middleware": middleware or []}, getattr(inner, "template", None), redact)
+    try:
+        api = Api(wrapped, public, Places(max_rows, max_waiting), recorder, gauges)
+        guard = Guard(api.app(), host, secret, seconds=timeout)
+        server, listener = open_server(guard, port, 2 * (max_rows + max_waiting), drain)
+        with listener:
+            url = address(host, listener) + "v1"
+            emit({"url": url, "model": public, "token": made or None}, as_json, _welcome(url, public, made, token))
+            server.run(sockets=[listener])
+    finally:
+        if recorder is not None:
+            recorder.close()
+    say("ramify: every request was answered; the server has ended")
+
+
+def find_served(
+    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "off"
+) -> tuple[Model, Callable[[], Mapping[str, float]]]:
+    """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
+
+    Raises UserError where there is no such model or a drafter is given for one that runs elsewhere.
+    """
+    from ramify.model.laid import Layout
+
+    if spec == "builtin" or spec.startswith("hf:"):
+        from ramify.engine.checkpoints import chat_template, model_folder
+        from ramify.engine.local import LocalModel
+
+        folder = model_folder(spec)
+        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule}
+        local = LocalModel.load(folder, max_rows=max_rows, **options)
+        return Layout(local, chat_template(folder)), (lambda: local.gauges)
+    if drafter is not None:
+        raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
+    from ramify.engine.named import find_model
+
+    found, template = find_model(spec)
+    return (found if template is None else Layout(found, template)), dict
+
+
+def _welcome(url: str, name: str, made: str, token: bool) -> str:
+    """The address, and how to ask it."""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
+    key = made or ("$" + TOKEN if token else "")
+    header = f' -H "authorization: Bearer {key}"' if token else ""
+    lines = [
+        f"Serving {name} on {url} (Ctrl-C stops)",
+        f"  curl {url}/chat/completions -H 'content-type: application/json'{header} -d {shlex.quote(body)}",
+        f'  openai.OpenAI(base_url="{url}", api_key="{key or "none"}")',
+    ]
+    return "\n".join(lines)
