@@ -79,7 +79,7 @@ def error_handlers(answer: Callable[[RefusedError], Response] = error_answer) ->
         return answer(error)
 
     async def http(request: Request, error: Any) -> Response:
-        said = {404: f"There is nothing at {request.url.path} here.", 405: f"{request.method} is not answered here."}
+        said = {404: f"There is nothing at {request.url.path[:100]} here.", 405: f"{request.method} is not answered here."}
         return answer(RefusedError(error.status_code, said.get(error.status_code, error.detail), headers=error.headers))
 
     async def fault(request: Request, error: Exception) -> Response:
