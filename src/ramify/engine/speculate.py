@@ -35,8 +35,8 @@ from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
 
 if TYPE_CHECKING:
-    from ramify.engine.batch import Row
     from ramify.engine.drafters import Drafter
+    from ramify.engine.rows import Row
 
 PURPOSES = ("draft", "accept")
 """What a round needs uniforms for besides the tokens themselves."""
@@ -139,7 +139,7 @@ class Speculator:
 
     def keep(self, row: Row, features: Tensor, first: int, count: int) -> None:
         """Remember the features of ``row``'s next ``count`` positions: entries ``first`` on of ``features`` [M, m * D]."""
-        row.kept.pieces.append((features, first, count))
+        _state(row).pieces.append((features, first, count))
 
     def absorb(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> None:
         """Give the drafter all that is kept of these rows, in one call.
@@ -152,7 +152,7 @@ class Speculator:
         positions: list[int] = []
         following: list[int] = []
         for row, slot in zip(rows, slots, strict=True):
-            state = row.kept
+            state = _state(row)
             count = sum(piece[2] for piece in state.pieces)
             if not count:
                 continue
@@ -230,7 +230,7 @@ class Speculator:
         return self._keyed(rows, 0, depth)
 
     def _keyed(self, rows: Sequence[Row], purpose: int, depth: int) -> np.ndarray:
-        keys = np.array([row.kept.keys[purpose] for row in rows])
+        keys = np.array([_state(row).keys[purpose] for row in rows])
         anchors = np.array([len(row.logprobs) for row in rows])
         return uniforms(np.tile(keys[:, None], depth), anchors[:, None] * STRIDE + np.arange(depth)) * (1 - 2.0**-52)
 
@@ -285,6 +285,12 @@ class Speculator:
                 stats.reached_at[k] += 1
                 stats.accepted_at[k] += k < accepted
         stats.host_seconds += time.perf_counter() - self._now
+
+
+def _state(row: Row) -> Kept:
+    if row.kept is None:
+        raise ValueError("a row of a speculating engine has no state of its speculator")
+    return row.kept
 
 
 def _gather(pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
