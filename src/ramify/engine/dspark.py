@@ -6,6 +6,8 @@ L draft layers, G key/value heads, E head size, r rank.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -170,7 +172,7 @@ class DSpark(Drafter):
         """Hidden states after the final norm, [B, A, K, D]; arguments as in :meth:`forward`."""
         c = self.config
         (B, T), A, K = tokens.shape, anchors.shape[1], c.block
-        context = self.hidden_norm(self.fc(features))
+        context = _normed(self.hidden_norm, self.fc(features))
         positions = (anchors[..., None] + torch.arange(K, device=tokens.device)).flatten(1)
         tables = self.rotary(T + K, tokens.device)
         near, far = tables[:, :T, None], tables[:, positions][:, :, :, None]
@@ -180,33 +182,56 @@ class DSpark(Drafter):
         mask = block_mask(anchors, T, K)
         for block in self.blocks:
             x = _block(block, x, context, near, far, mask)  # type: ignore[arg-type]
-        normed: Tensor = self.norm(x)
-        return normed.view(B, A, K, -1)
+        return _normed(self.norm, x).view(B, A, K, -1)
 
 
 def block_mask(anchors: Tensor, T: int, K: int) -> Tensor:
-    """bool [B, 1, A*K, T + A*K], True where a slot may look: context before its anchor, and all slots of its own block."""
+    """[B, 1, A*K, T + A*K], 0 where a slot may look, -inf elsewhere: it sees the context before its anchor and all of its own block."""
     B, A = anchors.shape
     context = torch.arange(T, device=anchors.device) < anchors[..., None]
     own = torch.eye(A, dtype=torch.bool, device=anchors.device).expand(B, A, A).repeat_interleave(K, 2)
-    return torch.cat((context, own), 2).repeat_interleave(K, 1)[:, None]
+    seen = torch.cat((context, own), 2).repeat_interleave(K, 1)[:, None]
+    return torch.zeros(seen.shape, device=anchors.device).masked_fill_(~seen, float("-inf"))
+
+
+class _Norm(torch.autograd.Function):
+    """RMSNorm in half the time of torch's, which differentiates six kernels one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        plain = x * scale
+        ctx.save_for_backward(plain, scale, weight)
+        return plain * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        plain, scale, weight = ctx.saved_tensors
+        grad = grads[0] * weight
+        along = (grad * plain).mean(-1, keepdim=True)
+        return torch.addcmul(grad, plain, along, value=-1).mul_(scale), (grads[0] * plain).flatten(0, -2).sum(0), None
+
+
+def _normed(norm: RMSNorm, x: Tensor) -> Tensor:
+    out: Tensor = _Norm.apply(x, norm.weight, norm.eps)
+    return out
 
 
 def _block(block: Block, x: Tensor, context: Tensor, near: Tensor, far: Tensor, mask: Tensor) -> Tensor:
     """One draft layer on all blocks of a batch: ``x`` [B, A*K, D], ``context`` [B, T, D], which the layer's input norm leaves alone."""
     attention, c = block.self_attn, block.self_attn.c
     B, Q, _ = x.shape
-    normed = block.input_layernorm(x)
-    q = rotate(attention.q_norm(attention.q_proj(normed).view(B, Q, c.heads, c.head_size)), *far)
+    normed = _normed(block.input_layernorm, x)
+    q = rotate(_normed(attention.q_norm, attention.q_proj(normed).view(B, Q, c.heads, c.head_size)), *far)
     both = torch.cat((context, normed), 1)
-    keys = attention.k_norm(attention.k_proj(both).view(B, -1, c.kv_heads, c.head_size))
+    keys = _normed(attention.k_norm, attention.k_proj(both).view(B, -1, c.kv_heads, c.head_size))
     T = context.shape[1]
     k = torch.cat((rotate(keys[:, :T], *near), rotate(keys[:, T:], *far)), 1)
     v = attention.v_proj(both).view(B, -1, c.kv_heads, c.head_size)
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=c.kv_heads != c.heads)
     x = x + attention.o_proj(mixed.transpose(1, 2).reshape(B, Q, -1))
-    out: Tensor = x + block.mlp(block.post_attention_layernorm(x))
+    out: Tensor = x + block.mlp(_normed(block.post_attention_layernorm, x))
     return out
 
 
