@@ -79,7 +79,7 @@ class Heard:
     def __init__(self, model: str, host: str) -> None:
         self.model, self.host, self.id = model, host, ""
         self.choices: dict[int, _Choice] = {}
-        self._usage: Any = None
+        self.usage: Any = None
 
     def take(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
         """The new text of each choice that ``event`` tells of. Raises ProviderError on an error it reports, and on what is no chunk."""
@@ -88,7 +88,7 @@ class Heard:
             said = said.get("message", said) if isinstance(said, dict) else said
             raise ProviderError("server", f"{self.host} broke the stream off: {str(said)[:300]}")
         self.id = self.id or str(event.get("id") or "")[:200]
-        self._usage = event.get("usage") or self._usage
+        self.usage = event.get("usage") or self.usage
         if event.get("choices") != [] or not self.choices:
             wire.check_who(event, self.model, self.host)
         news = []
@@ -134,7 +134,7 @@ class Heard:
         return bool(self.choices) and all(choice.ended for choice in self.choices.values())
 
     def draws(self, failed: str = "") -> dict[int, Draw]:
-        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``.
+        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
 
         Raises ProviderError where an ending is none that the protocol knows.
         """
@@ -143,10 +143,10 @@ class Heard:
             message: dict[str, Any] = {"content": "".join(heard.texts), "reasoning": "".join(heard.thoughts) or None}
             if heard.calls:
                 message["tool_calls"] = [call for _, call in sorted(heard.calls.items())]
-            ended = heard.ended or {"finish_reason": "length"}
-            answer = {"choices": [{"message": message, **ended}], "usage": self._usage}
+            withheld = heard.ended.get("finish_reason") == "content_filter"
+            ended = {"finish_reason": "length"} if withheld or not heard.ended else heard.ended
+            answer = {"choices": [{"message": message, **ended}], "usage": self.usage}
             draw = wire.chat_draw(answer, self.model, self.host)
-            if failed and not heard.ended:
-                draw = Draw(draw.text, "failed", data={**(draw.data or {}), "failure": failed})
-            found[at] = draw
+            why = "content_filter" if withheld else "" if heard.ended else failed
+            found[at] = Draw(draw.text, "failed", data={**(draw.data or {}), "failure": why}) if why else draw
         return found

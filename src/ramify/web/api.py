@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ramify.base.errors import RamifyError, nearest
+from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
@@ -23,6 +24,7 @@ from ramify.web.draws import GoneError, begun, unless_gone
 from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, TextRequest, read_request
 from ramify.web.forms import Form, Served
+from ramify.web.gateway import Gateway
 from ramify.web.limits import Places, RefusedError, error_answer, error_handlers, read_json
 from ramify.web.metrics import Metrics
 
@@ -49,12 +51,16 @@ class Api:
         self.identity = model.identity
         self.created = int(time.time())
         self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.running + places.waiting, **gauges()})
+        self.gateway: Gateway | None = None
+        if isinstance(model, HttpModel) and model.mode == "chat":  # nothing in front of it: requests pass as they are
+            self.gateway = Gateway(model, name, places, self.metrics, record)
 
     def app(self) -> Any:
         """The ASGI application."""
+        chat, complete = (self._chat, self._complete) if self.gateway is None else (self.gateway.chat, self.gateway.complete)
         routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),

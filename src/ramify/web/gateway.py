@@ -1,0 +1,255 @@
+"""Requests passed on to an OpenAI-compatible server as they are, and its answers passed back: read on the side, counted, recorded.
+
+Bytes go through unchanged, but an answer is checked before it counts: what an upstream does wrong becomes one error in OpenAI's shape, in bounded
+memory and time. The client's own headers, its key among them, go nowhere; the upstream's key comes from the environment. Nothing is tried twice:
+clients have retries of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.ids import canonical_json
+from ramify.model import wire
+from ramify.model.endpoint import HttpModel
+from ramify.model.http import ProviderError, Transport
+from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
+from ramify.trace.messages import message, plain
+from ramify.web.answers import refusal
+from ramify.web.draws import GoneError, begun, unless_gone
+from ramify.web.exchange import Exchange, Recorder
+from ramify.web.limits import Places, RefusedError, error_answer, read_json
+from ramify.web.metrics import Metrics
+
+_GONE = 499
+_DONE = "data: [DONE]\n\n"
+
+
+class Gateway:
+    """Passes chats and completions on to the server of ``model``, known to clients as ``name``. See :class:`ramify.web.api.Api`."""
+
+    def __init__(self, model: HttpModel, name: str, places: Places, metrics: Metrics, record: Recorder | None = None) -> None:
+        self.model, self.name, self.places, self.metrics, self.record = model, name, places, metrics, record
+        limits = model.transport.limits
+        most = places.running + places.waiting
+        self.transport = Transport(
+            model.endpoint,
+            replace(limits, concurrent=max(limits.concurrent, most), max_bytes=min(limits.max_bytes, MAX_ANSWER)),
+        )
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        return await self._answer(request, "chat", "/chat/completions")
+
+    async def complete(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        return await self._answer(request, "completions", "/completions")
+
+    async def _answer(self, request: Request, route: str, path: str) -> Response:
+        start = time.monotonic()
+        try:
+            body = await request.body()
+            asked = read_json(body)
+            call = _Call(self, route, path, self._named(asked, body), asked, start)
+            if asked.get("stream"):
+                return await begun(request.receive, call.events())
+            return Response(await unless_gone(request.receive, call.whole()), media_type="application/json")
+        except GoneError:
+            return Response(status_code=_GONE)
+        except RamifyError as error:
+            return error_answer(_refusal(error))
+
+    def _named(self, asked: Mapping[str, Any], body: bytes) -> bytes:
+        """The body to pass on, where the model that is asked for is this one. Raises RefusedError."""
+        named = asked.get("model")
+        if named == self.model.model:
+            return body
+        if named == self.name:
+            return json.dumps({**asked, "model": self.model.model}).encode()
+        raise RefusedError(404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found")
+
+
+class _Call:
+    """One request on its way. Use it once."""
+
+    def __init__(self, gateway: Gateway, route: str, path: str, body: bytes, asked: Mapping[str, Any], start: float) -> None:
+        self.gateway, self.route, self.path, self.body, self.asked, self.start = gateway, route, path, body, asked, start
+        n = asked.get("n")
+        self.n = n if type(n) is int and 0 < n <= MAX_CHOICES else 1  # the upstream refuses any other
+        self.host = gateway.model.endpoint.host
+        self.id = ""
+
+    async def whole(self) -> bytes:
+        """The body of the upstream's answer. Raises ProviderError, RefusedError."""
+        transport = self.gateway.transport
+        with self.gateway.places.take(self.n):
+            try:
+                async with transport.opened("POST", self.path, self.body) as response:
+                    raw = await transport.read(response)
+                answer = transport.checked(response, raw)
+                draws = self._draws(answer)
+            except (ProviderError, asyncio.CancelledError) as error:
+                await self._end({}, error)
+                raise
+            self._first()
+            await self._end(draws, None, answer.get("usage"))
+        return transport.scrub(raw.decode("utf-8", "replace")).encode()
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape."""
+        transport, heard = self.gateway.transport, Heard(self.gateway.model.model, self.host)
+        begun = False
+        with self.gateway.places.take(self.n):
+            try:
+                async with aclosing(self._passed(heard)) as passed:
+                    async for text in passed:
+                        if not begun:
+                            begun = True
+                            self._first()
+                        yield transport.scrub(text)
+                draws = heard.draws()
+            except ProviderError as error:
+                await self._end(self._partial(heard, str(error)), error)
+                if not begun:
+                    raise
+                yield f"data: {json.dumps(_refusal(error).to_json())}\n\n"
+                return
+            except (asyncio.CancelledError, GeneratorExit):
+                # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
+                self._leave(self._partial(heard, "the client left"))
+                raise
+            self.id = heard.id
+            await self._end(draws, None, heard.usage)
+        yield _DONE
+
+    async def _passed(self, heard: Heard) -> AsyncGenerator[str, None]:
+        """Whole events, each read before it is passed on. Raises ProviderError where the stream is not whole at its end."""
+        transport, events = self.gateway.transport, Events(self.host)
+        async with transport.opened("POST", self.path, self.body, TYPE) as response:
+            if response.status_code >= 400:
+                transport.checked(response, await transport.read(response))
+            async for raw in response.aiter_raw():
+                whole, told = events.push(raw)
+                for event in told:
+                    heard.take(event)
+                if whole:
+                    yield whole.decode("utf-8", "replace")
+                if events.done:
+                    break
+        if not heard.whole:
+            raise ProviderError("cut", f"the stream of {self.host} ended before its reply did")
+
+    # -- what is kept of it
+
+    def _draws(self, answer: Mapping[str, Any]) -> dict[int, Draw]:
+        model = self.gateway.model.model
+        wire.check_who(answer, model, self.host)
+        self.id = str(answer.get("id") or "")[:200]
+        found: dict[int, Draw] = {}
+        for at, choice in enumerate(wire.choices_of(answer, self.host)):
+            said = choice if self.route == "chat" else {**choice, "message": {"content": choice.get("text")}}
+            try:
+                draw = wire.chat_draw({"choices": [said], "usage": answer.get("usage")}, model, self.host)
+            except ProviderError as error:
+                if error.kind != "filtered":
+                    raise
+                draw = Draw("", "failed", data={"failure": str(error)})
+            index = choice.get("index")
+            found[index if type(index) is int else at] = draw
+        if not found:
+            raise ProviderError("empty", f"{self.host} answers with no choice")
+        return found
+
+    def _partial(self, heard: Heard, why: str) -> dict[int, Draw]:
+        try:
+            return heard.draws(why)
+        except ProviderError:
+            return {}
+
+    async def _end(self, draws: Mapping[int, Draw], failed: BaseException | None, usage: Any = None) -> None:
+        """Count, and record before the answer's end goes out. Raises RamifyError where it cannot be recorded."""
+        counts = usage if isinstance(usage, dict) else {}
+        for kind, name in (("prompt", "prompt_tokens"), ("completion", "completion_tokens")):
+            if type(counts.get(name)) is int and counts[name] >= 0:
+                self.gateway.metrics.tokens.labels(kind).inc(counts[name])
+        if isinstance(failed, asyncio.CancelledError):
+            self._leave(draws)
+        elif self.gateway.record is not None:
+            await self.gateway.record(self._exchange(draws, failed))
+
+    def _leave(self, draws: Mapping[int, Draw]) -> None:
+        self.gateway.metrics.gone.inc()
+        if self.gateway.record is not None:
+            gone = BoundaryError("provider", "the client left")
+            kept = asyncio.ensure_future(self.gateway.record(self._exchange(draws, gone)))
+            kept.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _exchange(self, draws: Mapping[int, Draw], failed: BaseException | None) -> Exchange:
+        prompts = tuple(self._prompts())
+        missing = failed if isinstance(failed, Exception) else BoundaryError("provider", f"{self.host} gave no such choice")
+        n, seed = self.n, self.asked.get("seed")
+        outcomes = tuple(tuple(draws.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
+        keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
+        return Exchange(
+            self.id or "unknown", self.route, self.gateway.model.identity, prompts, _settings(self.asked), keys, outcomes
+        )
+
+    def _prompts(self) -> Iterator[Prefix]:
+        """What was asked, also where it is not what the protocol says: the upstream is who refuses that."""
+        if self.route == "chat":
+            given = self.asked.get("messages")
+            tools = [tool for tool in self.asked.get("tools") or () if isinstance(tool, dict)]
+            yield Prefix(messages=tuple(map(_message, given if isinstance(given, list) else [given])), tools=tuple(tools))
+            return
+        prompt = self.asked.get("prompt")
+        several = isinstance(prompt, list) and bool(prompt) and all(isinstance(one, (str, list)) for one in prompt)
+        for one in prompt if several else [prompt]:  # type: ignore[union-attr]
+            ids = isinstance(one, list) and one and all(type(token) is int and 0 <= token < 1 << 31 for token in one)
+            text = one if isinstance(one, str) else canonical_json(plain(one))
+            yield Prefix(np.array(one, np.int32)) if ids else Prefix(messages=(Message("user", text),))
+
+    def _first(self) -> None:
+        self.gateway.metrics.first.observe(time.monotonic() - self.start)
+
+
+def _message(value: Any) -> Message:
+    try:
+        role, text, data = message(value, "a message")
+    except UserError:
+        role, text, data = "user", canonical_json(plain(value)), {}
+    return Message(role, text, data)
+
+
+def _settings(asked: Mapping[str, Any]) -> Sampling:
+    """The sampling settings among a request's fields, those that are none left at their defaults."""
+    found: dict[str, Any] = {}
+    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("max_tokens", int)):
+        value = asked.get("max_completion_tokens", asked.get(name)) if name == "max_tokens" else asked.get(name)
+        if isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 53:
+            found[name] = kind(value)
+    stops = asked.get("stop")
+    stops = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
+    return Sampling(**found, stop_texts=tuple(stop for stop in stops if isinstance(stop, str)))
+
+
+def _refusal(error: RamifyError) -> RefusedError:
+    """What the client is told. What the upstream refuses of a request is the client's own business; a refused key is not."""
+    if isinstance(error, ProviderError):
+        retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
+        own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
+        if own or retry:
+            return RefusedError(error.status, f"Upstream: {error.message}.", code=error.kind, headers=retry)
+    return refusal(error)
