@@ -104,11 +104,15 @@ class Tile:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
         self._flat[layer].index_copy_(0, self._slots, kv)
         keys, values = self._keys[layer], self._values[layer]
-        gqa = keys.shape[1] != q.shape[1]
+        (R, c), G = self._shape, keys.shape[1]
         asked = q.narrow(0, 0, self.used) if self._gather is None else q.index_select(0, self._gather)
-        asked = asked.unflatten(0, self._shape).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(asked, keys, values, self._mask, scale=scale, enable_gqa=gqa)
-        found = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+        # the query heads of one key/value head ask together: fewer products, same bits
+        asked = asked.unflatten(1, (G, -1)).unflatten(0, (R, c)).transpose(1, 2)
+        queries = asked.flatten(2, 3)
+        if c > 1 and self._mask.shape[2] != queries.shape[2]:
+            self._mask = self._mask.repeat_interleave(queries.shape[2] // c, 2)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, self._mask, scale=scale)
+        found = mixed.view(asked.shape).transpose(1, 2).reshape(R * c, -1)
         return found if self._place is None else found.index_select(0, self._place)
 
 
