@@ -1,0 +1,270 @@
+"""Is it fast? A target with and without drafters on one's own prompts, in interleaved pairs: who wins, and from which load on none does.
+
+All entrants draw the same number of tokens after the same prompts, in turns; a ratio is that of one turn, and what is reported is the
+median of the turns with its bootstrap interval, so that a machine that is slow for a while is slow for all. Replies are drawn to their
+full length (no token ends one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import place_key
+from ramify.engine import profile
+from ramify.engine.drafters import Drafter
+from ramify.engine.local import LocalModel
+from ramify.methods.dspark.peers import Peer, peer
+from ramify.model.protocol import Prefix, Sampling
+from ramify.stats.intervals import Interval, bootstrap
+
+LOADS = (1, 2, 4, 8, 16, 32)
+SCHEDULES = ("fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
+PLAIN = "plain"
+CACHE = 8 << 20
+"""Bytes of finished prefixes an engine keeps: some prompts, so that a prompt that comes back is a new one to all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One turn of one entrant."""
+
+    seconds: float
+    tokens: int
+    passes: int
+    """Target passes of the rows that drew: tokens / passes is tau."""
+    user_speed: float
+    """Tokens a second of the median reply, from its request to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """One entrant beside plain decoding at one place (a domain, or a load)."""
+
+    place: str
+    name: str
+    tau: float
+    """Tokens a target pass, the bonus or corrected token counted."""
+    speed: float
+    """Tokens a second, median of the turns."""
+    user_speed: float
+    """Tokens a second that one request sees, median of the turns."""
+    ratio: float
+    """Seconds of plain decoding / seconds of this, median of the turns."""
+    interval: Interval
+    turns: int
+
+    @property
+    def verdict(self) -> str:
+        """``faster`` or ``slower`` where the interval leaves 1 out, else ``even``."""
+        return "faster" if self.interval[0] > 1 else "slower" if self.interval[1] < 1 else "even"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What :func:`compare` found."""
+
+    domains: list[Pairing]
+    """One request at a time, every entrant, by domain of the prompts."""
+    loads: list[Pairing]
+    """The first drafter under each schedule, all domains mixed, by requests at once."""
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        both = {"domains": self.domains, "loads": self.loads}
+        return {k: [asdict(p) | {"verdict": p.verdict} for p in v] for k, v in both.items()} | {"machine": self.machine}
+
+    def pays(self) -> list[tuple[str, str, str]]:
+        """By load: the schedule with the largest ratio, ``1.42 [1.38, 1.45]``, and the verdict on it."""
+        found = []
+        for place in dict.fromkeys(p.place for p in self.loads):
+            best = max((p for p in self.loads if p.place == place and p.name != PLAIN), key=lambda p: p.ratio)
+            found.append((place, f"{best.name}: {show(best)}", best.verdict))
+        return found
+
+
+Entrant = Callable[[Sequence[np.ndarray], int, int], Run]
+"""Draws a reply to each prompt with so many in flight; the last number is the turn."""
+
+
+class Engine:
+    """The local engine, with or without a drafter."""
+
+    def __init__(self, module: nn.Module, settings: Sampling, most: int, **options: Any) -> None:
+        self.settings = settings
+        self.model = LocalModel(module, eos=(), max_rows=most, cache_bytes=CACHE, **options)
+
+    def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
+        """See :data:`Entrant`."""
+        waiting = iter(enumerate(prompts))
+        replies: list[float] = []
+
+        async def client() -> None:
+            for i, prompt in waiting:
+                begun = time.perf_counter()
+                await self.model.sample(Prefix(prompt), 1, self.settings, [place_key(turn, "bench", i)])
+                replies.append(time.perf_counter() - begun)
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(client() for _ in range(load)))
+
+        before = self._passes()
+        begun = time.perf_counter()
+        asyncio.run(all_of_them())
+        seconds = time.perf_counter() - begun
+        tokens = len(prompts) * self.settings.max_tokens
+        return Run(seconds, tokens, (self._passes() - before) or tokens, self.settings.max_tokens / float(np.median(replies)))
+
+    def _passes(self) -> int:
+        """Row passes of a speculating engine so far; 0 of a plain one, which makes one a token."""
+        stats = self.model.speculation
+        return 0 if stats is None else stats.rounds + stats.plain
+
+
+def of_peer(run: Peer, new: int) -> Entrant:
+    """A transformers peer as an entrant; one request at a time."""
+
+    def entrant(prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
+        torch.manual_seed(turn)
+        seconds, passes = run(prompts, new)
+        return Run(seconds, new * len(prompts), passes, new * len(prompts) / seconds)
+
+    return entrant
+
+
+def turns(
+    entrants: Mapping[str, Entrant], prompts: Sequence[np.ndarray], count: int, load: int, rounds: int
+) -> dict[str, list[Run]]:
+    """``rounds`` turns of each entrant, ``count`` prompts a turn, after one turn that is not counted. The order turns, too."""
+    names = list(entrants)
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for turn in range(-1, rounds):
+        at = (turn + 1) * count
+        some = [prompts[i % len(prompts)] for i in range(at, at + count)]
+        shift = turn % len(names)
+        order = (names[shift:] + names[:shift])[:: -1 if turn % 2 else 1]
+        for name in order:
+            run = entrants[name](some, load, turn + 1)
+            if turn >= 0:
+                runs[name].append(run)
+    return runs
+
+
+def pairings(place: str, runs: Mapping[str, Sequence[Run]], base: str = PLAIN) -> list[Pairing]:
+    """Each entrant's turns beside those of ``base``."""
+    found = []
+    for name, own in runs.items():
+        ratios = [b.seconds / o.seconds for b, o in zip(runs[base], own, strict=True)]
+        found.append(
+            Pairing(
+                place,
+                name,
+                sum(r.tokens for r in own) / sum(r.passes for r in own),
+                float(np.median([r.tokens / r.seconds for r in own])),
+                float(np.median([r.user_speed for r in own])),
+                float(np.median(ratios)),
+                bootstrap(ratios, lambda draws: np.median(draws, axis=1)),
+                len(own),
+            )
+        )
+    return found
+
+
+def show(pairing: Pairing) -> str:
+    """``1.42 [1.38, 1.45]``."""
+    low, high = pairing.interval
+    return f"{pairing.ratio:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def compare(
+    target: Path,
+    drafters: Mapping[str, Drafter],
+    prompts: Mapping[str, Sequence[np.ndarray]],
+    *,
+    settings: Sampling | None = None,
+    peers: Mapping[str, Path | Drafter | None] | None = None,
+    costs: profile.Profile | None = None,
+    loads: Sequence[int] = LOADS,
+    schedules: Sequence[str] = SCHEDULES,
+    rounds: int = 15,
+    law: str = "rejection",
+    report: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Draw the same replies with every entrant, in turns.
+
+    ``drafters`` by name, the first of which also runs under load; ``prompts`` by domain, int32 (T,) each; ``settings`` how to sample
+    (temperature 1, 64 tokens); ``peers``: kinds of :func:`ramify.methods.dspark.peers.peer` and what each needs. ``costs`` is the
+    first drafter's profile; without one, and with a schedule that needs it, it is measured first. Raises UserError without drafters or
+    prompts.
+    """
+    if not drafters or not prompts or not all(prompts.values()):
+        raise UserError("a comparison needs at least one drafter, and prompts in every domain")
+    settings = settings or Sampling(max_tokens=64)
+    module = open_module(target)
+    first, most = next(iter(drafters.values())), max(loads)
+    mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
+    if costs is None:
+        report("measuring whole cycles of the first drafter")
+        costs = profile.measure(LocalModel(module, eos=(), max_rows=most), first, mixed, loads)
+    entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, 1)}
+    for name, drafter in drafters.items():
+        whole = f"fixed:{drafter.config.block}"
+        entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, law=law)
+    for kind, given in (peers or {}).items():
+        entrants[kind] = of_peer(peer(target, kind, settings, given, first.config.block), settings.max_tokens)
+    alone: list[Pairing] = []
+    for domain, some in prompts.items():
+        alone += pairings(domain, turns(entrants, some, 2, 1, rounds))
+        report(f"{domain}: " + ", ".join(f"{p.name} {show(p)}" for p in alone if p.place == domain))
+    crowd: dict[str, Entrant] = {PLAIN: Engine(module, settings, most)}
+    for schedule in schedules:
+        crowd[schedule] = Engine(module, settings, most, drafter=first, schedule=schedule, profile=costs, law=law)
+    together: list[Pairing] = []
+    for load in loads:
+        together += pairings(str(load), turns(crowd, mixed, max(4, 2 * load), load, rounds))
+        report(f"{load} at once: " + ", ".join(f"{p.name} {show(p)}" for p in together if p.place == str(load)))
+    return Comparison(alone, together, {"cpu": profile.machine_name(), "threads": torch.get_num_threads()})
+
+
+def open_module(target: Path) -> nn.Module:
+    """The network of a checkpoint folder, to be shared by all entrants. Raises UserError where it cannot be read."""
+    return LocalModel.load(target).module
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side; the first is flush left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]) for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def report_text(found: Comparison) -> str:
+    """Both tables and what they say, for a terminal."""
+    domains = list(dict.fromkeys(p.place for p in found.domains))
+    names = list(dict.fromkeys(p.name for p in found.domains))
+    cell = {(p.name, p.place): p for p in (*found.domains, *found.loads)}
+    one = [["one request at a time", *(f"{d}: tau, tokens/s, x plain" for d in domains)]]
+    for name in names:
+        own = [cell[name, d] for d in domains]
+        one.append([name, *(f"{p.tau:.2f}  {p.speed:,.0f}  {show(p)}" for p in own)])
+    loads = list(dict.fromkeys(p.place for p in found.loads))
+    schedules = list(dict.fromkeys(p.name for p in found.loads))
+    many = [["x plain, by requests at once", *loads]]
+    many += [[s, *(show(cell[s, load]) for load in loads)] for s in schedules if s != PLAIN]
+    verdicts = [
+        f"{load} at once: {best}, {verdict} than no drafting" if verdict != "even" else f"{load} at once: {best}, even"
+        for load, best, verdict in found.pays()
+    ]
+    return "\n\n".join((table(one), table(many), "\n".join(verdicts)))
