@@ -50,9 +50,10 @@ class Kept:
 
     absorbed: int
     """Positions whose draft-layer keys and values are in the arena."""
+    keys: tuple[int, ...]
+    """One for each of ``PURPOSES``, where the law needs them."""
     pieces: list[tuple[Tensor, int, int]] = field(default_factory=list)
     """(features [M, m * D], first entry, entries) of the positions from ``absorbed`` on, in order."""
-    keys: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -94,7 +95,10 @@ class SpecStats:
 
 
 class Speculator:
-    """Drafts for the rows of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`)."""
+    """Drafts for the rows of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
+
+    Under ``rejection`` rows whose settings say ``seeded`` are verified by ``coupled`` all the same.
+    """
 
     def __init__(
         self, drafter: Drafter, schedule: Schedule, first: int, law: str = "coupled", prior: np.ndarray | None = None
@@ -110,12 +114,13 @@ class Speculator:
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
         self._weights: list[Tensor] = []
+        self._drafted: dict[int, int] = {}
         self._places: list[int] = []
         self._now = 0.0
 
     def admit_row(self, key: int, found: int) -> Kept:
         """The state of a new row whose first ``found`` positions came out of the store, draft layers included."""
-        return Kept(found, keys=tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
+        return Kept(found, tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
 
     def fork(self, source: Kept, key: int) -> Kept:
         """The state of a row that starts as a copy of another."""
@@ -186,9 +191,8 @@ class Speculator:
             tokens, confidence = self._draft(arena, chosen, places, depth)
             lengths = np.zeros(len(rows), np.int64)
             lengths[able] = self.schedule.admit(confidence, np.minimum(limits[able], depth))
-            self._places = [-1] * len(rows)
+            self._drafted = {id(row): j for j, row in enumerate(chosen)}
             for j, i in enumerate(able):
-                self._places[i] = j
                 drafts[i] = tokens[j][: lengths[i]]
             self.stats.drafted += depth * len(able)
         self._now = time.perf_counter()
@@ -215,7 +219,7 @@ class Speculator:
         if self.drafter.config.confidence:
             confidence = made.confidence.double().cpu().numpy()
         else:
-            confidence = np.tile(self._usual()[:depth], (len(rows), 1))
+            confidence = np.tile(self.usual()[:depth], (len(rows), 1))
         return made.tokens.tolist(), confidence
 
     def _uniforms(self, rows: Sequence[Row], depth: int) -> np.ndarray:
@@ -224,37 +228,61 @@ class Speculator:
         Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
         draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
         """
-        if self.law == "coupled":
-            drawn = [len(row.logprobs) for row in rows]
-            return np.array([np.resize(row.uniforms[n : n + depth], depth) for row, n in zip(rows, drawn, strict=True)])
-        return self._keyed(rows, 0, depth)
+        found = np.empty((len(rows), depth)) if self.law == "coupled" else self._keyed(rows, 0, depth)
+        for i, row in enumerate(rows):
+            if self._coupled(row):
+                found[i] = np.resize(row.uniforms[len(row.logprobs) : len(row.logprobs) + depth], depth)
+        return found
+
+    def _coupled(self, row: Row) -> bool:
+        return self.law == "coupled" or row.job.settings.seeded
 
     def _keyed(self, rows: Sequence[Row], purpose: int, depth: int) -> np.ndarray:
         keys = np.array([_state(row).keys[purpose] for row in rows])
         anchors = np.array([len(row.logprobs) for row in rows])
         return uniforms(np.tile(keys[:, None], depth), anchors[:, None] * STRIDE + np.arange(depth)) * (1 - 2.0**-52)
 
-    def _usual(self) -> np.ndarray:
+    def usual(self) -> np.ndarray:
         """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
         reached, kept = np.array(self.stats.reached_at), np.array(self.stats.accepted_at)
         return np.asarray((kept + 8 * self.prior) / (reached + 8))
 
     def verify(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> list[Picked]:
-        """The tokens each row emits, 1 to drafts + 1 of them. ``logits`` [sum(len(drafts) + 1), V], row by row."""
+        """The tokens each row emits, 1 to drafts + 1 of them. ``logits`` [sum(len(drafts) + 1), V], row by row.
+
+        Beside the rows that were proposed for, others may draw, without drafts.
+        """
         begun = time.perf_counter()
         self.stats.target_seconds += begun - self._now
+        self._places = [self._drafted.get(id(row), -1) for row in rows]
+        by_coupling = [self._coupled(row) or not draft for row, draft in zip(rows, drafts, strict=True)]
+        if all(by_coupling) or not any(by_coupling):
+            emitted = self._verify(logits, rows, drafts, list(range(len(rows))), by_coupling[0])
+        else:
+            stops = np.cumsum([len(draft) + 1 for draft in drafts]).tolist()
+            emitted = [Picked([], [], [], [])] * len(rows)
+            for law in (True, False):
+                which = [i for i, coupled_row in enumerate(by_coupling) if coupled_row == law]
+                entries = [e for i in which for e in range(stops[i] - len(drafts[i]) - 1, stops[i])]
+                part = self._verify(logits[entries], [rows[i] for i in which], [drafts[i] for i in which], which, law)
+                for i, picked in zip(which, part, strict=True):
+                    emitted[i] = picked
+        self._now = time.perf_counter()
+        self.stats.verify_seconds += self._now - begun
+        return emitted
+
+    def _verify(
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], which: Sequence[int], by_coupling: bool
+    ) -> list[Picked]:
+        """Verification of rows under one law; ``which`` are their places among all rows of the step."""
         settings = [row.job.settings for row in rows]
         begins = [not row.logprobs for row in rows]
         drawn = [len(row.logprobs) for row in rows]
         u = [row.uniforms[n : n + len(draft) + 1] for row, n, draft in zip(rows, drawn, drafts, strict=True)]
-        if self.law == "coupled" or not any(drafts):
-            emitted = coupled(logits, settings, begins, u, drafts)
-        else:
-            q = torch.stack(self._weights, dim=1)[self._places]
-            emitted = rejection(logits, settings, begins, u, drafts, q, self._keyed(rows, 1, q.shape[1]))
-        self._now = time.perf_counter()
-        self.stats.verify_seconds += self._now - begun
-        return emitted
+        if by_coupling:
+            return coupled(logits, settings, begins, u, drafts)
+        q = torch.stack(self._weights, dim=1)[[self._places[i] for i in which]]
+        return rejection(logits, settings, begins, u, drafts, q, self._keyed(rows, 1, q.shape[1]))
 
     def settle(
         self,

@@ -52,7 +52,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings. Everything but ``until`` is part of the producer's identity."""
+    """Sampling settings. Everything but ``until`` and ``seeded`` is part of the producer's identity."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -70,11 +70,14 @@ class Sampling:
     """Token ids given probability 0 at the first drawn token only (fork "anything but this token")."""
     until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
     """Called with the tokens drawn so far; True stops."""
+    seeded: bool = field(default=False, compare=False)
+    """Whether the draw must come out of its key again whatever runs beside it; an engine may otherwise trade that for speed (never for
+    the law of what is drawn). An engine that never does ignores it."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as stored with the producer (without the callable)."""
+        """JSON form, as stored with the producer (without the callable and what says how, not what, to draw)."""
         record = asdict(self)
-        record.pop("until")
+        del record["until"], record["seeded"]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 

@@ -186,7 +186,7 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None) -> 
 
 def sampling_of(record: Mapping[str, Any]) -> Sampling:
     """Sampling settings from JSON. Raises UserError on a setting there is none of, or one of the wrong kind."""
-    known = {f.name: f for f in fields(Sampling) if f.name != "until"}
+    known = {f.name: f for f in fields(Sampling) if f.name not in ("until", "seeded")}
     values: dict[str, Any] = {}
     for name, value in record.items():
         if name not in known:

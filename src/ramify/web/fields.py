@@ -189,6 +189,7 @@ class Request(_Fields):
             stop_tokens=tuple(self.stop_token_ids or ()),
             stop_texts=tuple(self.stop or ()),
             ban=tuple(sorted(int(token) for token in self.logit_bias or ())),
+            seeded=self.seed is not None,
         )
 
 
