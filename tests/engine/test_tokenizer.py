@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,33 @@ def test_ends_of_any_tokens_even_broken_characters(ids: list[int]) -> None:
     assert (np.diff(ends) >= 0).all()
     if ids:
         assert ends[-1] == len(TOKENIZER.decode(ids))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.one_of(
+        st.text("üé字🙃\ufffd a.", max_size=30).map(TOKENIZER.encode), st.lists(st.integers(0, TOKENIZER.size - 1), max_size=60)
+    )
+)
+def test_ends_are_what_a_prefix_shares_with_the_whole(ids: list[int]) -> None:
+    text, wanted = TOKENIZER.decode(ids), 0
+    for i, end in enumerate(TOKENIZER.ends(ids)):
+        head = TOKENIZER.decode(ids[: i + 1])
+        wanted = max(wanted, next(k for k in range(len(head), -1, -1) if text.startswith(head[:k])))
+        assert end == (len(text) if i == len(ids) - 1 else wanted)
+
+
+def test_ends_of_a_long_text_take_few_decodes() -> None:
+    decoded = []
+
+    class Counting(HfTokenizer):
+        def decode(self, tokens: Sequence[int]) -> str:
+            decoded.append(len(tokens))
+            return super().decode(tokens)
+
+    ids = TOKENIZER.encode("字 und ü" * 300) + [TOKENIZER.encode("字")[0]] * 300
+    Counting(TOKENIZER.raw).ends(ids)
+    assert sum(decoded) < 60 * len(ids)
 
 
 def test_a_character_of_several_tokens_ends_with_the_last() -> None:

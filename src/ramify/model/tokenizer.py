@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 _BROKEN = "\ufffd"  # what decoders put for bytes that are no character
+_WINDOW = 12
+"""Tokens decoded together to find where one of them ends."""
 
 
 class HfTokenizer:
@@ -62,13 +64,41 @@ class HfTokenizer:
         pieces = [self._piece(t, first=not i) for i, t in enumerate(ids)]
         if "".join(pieces) == text and _BROKEN not in text:
             return np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
-        ends = np.zeros(len(ids), dtype=np.int32)
-        for i in range(len(ids)):
-            head = self.decode(ids[: i + 1])
-            shared = next((k for k, (a, b) in enumerate(zip(head, text, strict=False)) if a != b), min(len(head), len(text)))
-            ends[i] = max(shared, ends[i - 1] if i else 0)
+        ends = self._windowed_ends(ids, text)
+        if ends is None:  # a decoder whose texts do not add up
+            ends = np.maximum.accumulate([_shared(self.decode(ids[: i + 1]), text) for i in range(len(ids))], dtype=np.int32)
         ends[len(ids) - 1 :] = len(text)
         return ends
+
+    def _windowed_ends(self, ids: list[int], text: str) -> np.ndarray | None:
+        """Ends by decodes of some tokens at a time, None where these do not make up the text.
+
+        A window begins where the text so far ends in a whole character; in a run of broken ones, where the cut changes nothing.
+        """
+
+        def read(first: int, stop: int) -> str:
+            """Text of ``ids[first:stop]`` inside the whole."""
+            before = self.decode(ids[first - 1 : first]) if first else ""
+            return self.decode(ids[max(first - 1, 0) : stop])[len(before) :]
+
+        ends = np.zeros(len(ids), dtype=np.int32)
+        first = done = 0  # tokens and characters before the window
+        for i in range(len(ids)):
+            head = read(first, i + 1)
+            shared = _shared(head, text[done : done + len(head)])
+            ends[i] = max(done + shared, ends[i - 1] if i else 0)
+            if shared == len(head) and not head.endswith(_BROKEN):
+                first, done = i + 1, done + shared
+            elif i + 1 - first >= _WINDOW:
+                for cut in range(i - 3, first, -1):  # a character has 4 bytes at most
+                    kept = read(first, cut)
+                    if kept + read(cut, i + 1) == head and text.startswith(kept, done):
+                        first, done = cut, done + len(kept)
+                        break
+                else:
+                    if i + 1 - first >= 4 * _WINDOW:
+                        return None
+        return ends if text[done:] == read(first, len(ids)) else None
 
     def _piece(self, token: int, first: bool) -> str:
         """Text of one token at the start of a text or inside it (decoders may treat a word's first token differently)."""
@@ -94,3 +124,8 @@ class HfTokenizer:
         if found is None:
             raise UserError(f"the tokenizer has no token {token!r}")
         return int(found)
+
+
+def _shared(a: str, b: str) -> int:
+    """Length of what two texts begin with in common."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
