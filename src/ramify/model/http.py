@@ -190,7 +190,8 @@ class Transport:
             )
         kind = response.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if response.status_code < 400 and not re.fullmatch(kinds, kind):
-            raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' in place of JSON")
+            wanted = "JSON" if kinds == _JSON else "a stream of events"
+            raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' in place of {wanted}")
 
     async def read(self, response: httpx2.Response) -> bytes:
         """The whole body. Raises ProviderError where it is larger than the limit."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,28 +31,26 @@ class Events:
         self._rest = b""
         self._size = 0
 
-    def push(self, raw: bytes) -> tuple[bytes, list[dict[str, Any]]]:
-        """The bytes of the events that ``raw`` completes, as they came and without ``[DONE]``, and their JSON objects.
+    def push(self, raw: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """The events that ``raw`` completes: their bytes as they came, and their JSON objects. ``[DONE]`` is none of them.
 
-        Raises ProviderError: too_large, json, shape.
+        Raises ProviderError (too_large, json, shape) where it comes to what is wrong.
         """
         self._size += len(raw)
         if self._size > MAX_ANSWER:
             raise ProviderError("too_large", f"{self.host} streams more than {MAX_ANSWER:,} bytes")
-        buffer, start, end, found = self._rest + raw, 0, 0, []
+        buffer, start = self._rest + raw, 0
         for gap in _BETWEEN.finditer(buffer, max(0, len(self._rest) - 3)):
-            data = b"\n".join(line[5:].strip() for line in _LINES.split(buffer[start : gap.start()]) if line.startswith(b"data:"))
-            start = gap.end()
+            event, start = buffer[start : gap.end()], gap.end()
+            data = b"\n".join(line[5:].strip() for line in _LINES.split(event) if line.startswith(b"data:"))
             if data == b"[DONE]":
-                self.done, buffer = True, buffer[:end]
-                break
-            end = start
+                self.done = True
+                return
             if data:
-                found.append(self._read(data))
-        self._rest = b"" if self.done else buffer[start:]
+                yield event, self._read(data)
+        self._rest = buffer[start:]
         if len(self._rest) > MAX_EVENT:
             raise ProviderError("too_large", f"{self.host} streams an event of more than {MAX_EVENT:,} bytes")
-        return buffer[:end], found
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:

@@ -120,9 +120,11 @@ class _Call:
                             begun = True
                             self._first()
                         yield transport.scrub(text)
-                draws = heard.draws()
-            except ProviderError as error:
-                await self._end(self._partial(heard, str(error)), error)
+                self.id = heard.id
+                await self._end(heard.draws(), None, heard.usage)
+            except RamifyError as error:
+                if isinstance(error, ProviderError):
+                    await self._end(self._partial(heard, str(error)), error)
                 if not begun:
                     raise
                 yield f"data: {json.dumps(_refusal(error).to_json())}\n\n"
@@ -131,8 +133,6 @@ class _Call:
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
                 self._leave(self._partial(heard, "the client left"))
                 raise
-            self.id = heard.id
-            await self._end(draws, None, heard.usage)
         yield _DONE
 
     async def _passed(self, heard: Heard) -> AsyncGenerator[str, None]:
@@ -142,11 +142,17 @@ class _Call:
             if response.status_code >= 400:
                 transport.checked(response, await transport.read(response))
             async for raw in response.aiter_raw():
-                whole, told = events.push(raw)
-                for event in told:
-                    heard.take(event)
+                whole = b""
+                try:
+                    for event, told in events.push(raw):
+                        heard.take(told)
+                        whole += event
+                except ProviderError:
+                    if whole:
+                        yield whole.decode()
+                    raise
                 if whole:
-                    yield whole.decode("utf-8", "replace")
+                    yield whole.decode()
                 if events.done:
                     break
         if not heard.whole:

@@ -1,0 +1,316 @@
+"""The gateway over real sockets: what passes, what an upstream does wrong, who leaves, and what is kept of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+
+from faulty_server import FAULTS, MODEL, FaultyServer, chat, good, http
+from model_server import serving
+
+from ramify.base.errors import RamifyError
+from ramify.model.endpoint import HttpModel
+from ramify.trace.db import Run
+from ramify.trace.node import Node
+from ramify.web.api import Api
+from ramify.web.exchange import Exchange
+from ramify.web.limits import Guard, Places
+from ramify.web.recording import Recorder
+
+KEY = "sk-upstream-0123456789abcdef"
+ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+STREAMED = "text/event-stream"
+
+
+class Upstream(FaultyServer):
+    """Answers as ``plan`` says, which a test sets; until then as a sound server."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda body: self.plan(body))
+        self.plan: Callable[[dict[str, Any]], bytes] = good
+
+
+@contextlib.contextmanager
+def gateway(
+    upstream: str, folder: Path | None = None, options: str = "?retries=0", name: str = MODEL, record: Any = None
+) -> Iterator[str]:
+    """A gateway in front of ``upstream``; yields its URL. The recorder is closed at the end."""
+    model = HttpModel(upstream + options, MODEL)
+    recorder = Recorder(folder, {}) if folder else record
+    api = Api(model, name, Places(64, 0), recorder)
+    try:
+        with serving(Guard(api.app(), "127.0.0.1", seconds=20.0)) as url:
+            yield url
+    finally:
+        if folder:
+            recorder.close()
+
+
+CLIENT = httpx2.Client(timeout=20, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closing() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
+def post(url: str, body: Any = ASK, path: str = "/chat/completions", **headers: str) -> httpx2.Response:
+    return CLIENT.post(url + path, json=body, headers=headers)
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(line[6:]) for line in text.split("\n\n") if line and line != "data: [DONE]"]
+
+
+def chunk(delta: Any, finish: Any = None, **more: Any) -> bytes:
+    made = {"id": "chatcmpl-7", "model": MODEL, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]} | more
+    return f"data: {json.dumps(made)}\n\n".encode()
+
+
+def stream(*parts: bytes, done: bool = True) -> bytes:
+    """A whole streamed answer, as HTTP."""
+    return http(b"".join(parts) + (b"data: [DONE]\n\n" if done else b""), kind=STREAMED)
+
+
+def replies(folder: Path) -> list[Node]:
+    with Run.open(folder) as run:
+        return [node for node in run.each(Node) if node.index >= 0]
+
+
+def test_an_answer_passes_unchanged_and_no_header_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_API_KEY", KEY)
+    raw = json.dumps(chat(usage={"prompt_tokens": 3, "completion_tokens": 1}, odd={"field": [1, None]}, id="x-1")).encode()
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        upstream.plan = lambda body: http(raw)
+        answer = post(
+            url, ASK | {"some_new_field": True}, authorization="Bearer client-key-0123456789", cookie="a=secret-cookie-value"
+        )
+        counted = CLIENT.get(url.removesuffix("/v1") + "/metrics").text
+    assert (answer.status_code, answer.content) == (200, raw)
+    _, headers, body = upstream.requests[-1]
+    assert body == ASK | {"some_new_field": True}
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert "cookie" not in headers
+    assert 'ramify_requests_total{route="/v1/chat/completions",status="200"} 1.0' in counted
+    assert 'ramify_tokens_total{kind="prompt"} 3.0' in counted
+    (node,) = replies(tmp_path / "run")
+    assert (node.text, node.stop, node.data["request"]) == ("fine", "eos", "x-1")
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert not any(secret in stored for secret in (KEY.encode(), b"client-key-0123456789", b"secret-cookie-value"))
+
+
+def test_the_openai_client_talks_through_it(tmp_path: Path) -> None:
+    calls = [{"index": 0, "id": "call_a", "function": {"name": "look", "arguments": '{"at":'}}]
+    more = [{"index": 0, "function": {"arguments": ' "home"}'}}]
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run", name="public") as url:
+        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+        said: list[Any] = [{"role": "user", "content": "hi"}]
+        whole = client.chat.completions.create(model="public", messages=said)
+        assert whole.choices[0].message.content == "fine"
+        upstream.plan = lambda body: stream(
+            chunk({"role": "assistant", "content": ""}), chunk({"tool_calls": calls}), chunk({"tool_calls": more}),
+            chunk({}, "tool_calls"), chunk({}, usage={"prompt_tokens": 2, "completion_tokens": 9}, choices=[]),
+        )  # fmt: skip
+        said += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "look"}]
+        pieces = list(client.chat.completions.create(model=MODEL, messages=said, stream=True))
+        assert len(pieces) == 5
+        with pytest.raises(openai.NotFoundError, match="no model 'other' here"):
+            client.chat.completions.create(model="other", messages=said)
+        assert [model.id for model in client.models.list()] == ["public"]
+        client.close()
+    assert upstream.requests[-2][2]["model"] == MODEL
+    with Run.open(tmp_path / "run") as run:
+        (tree,) = run.trees()
+        nodes = run.nodes(tree.name)
+        assert [node.role for node in nodes] == ["root", "user", "assistant", "user", "assistant"]
+        assert nodes[-1].data["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "home"}'}
+        assert nodes[-1].data["usage"] == {"prompt_tokens": 2, "completion_tokens": 9}
+
+
+def test_choices_are_siblings_and_completions_pass(tmp_path: Path) -> None:
+    two = chat()["choices"] + [{"index": 1, "message": {"role": "assistant", "content": "other"}, "finish_reason": "length"}]
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        upstream.plan = lambda body: http(chat() | {"choices": two})
+        assert post(url, ASK | {"n": 2, "seed": 5, "temperature": 0.5}).status_code == 200
+        upstream.plan = good
+        assert post(url, {"model": MODEL, "prompt": "once"}, "/completions").json()["choices"][0]["text"] == "ab"
+        assert post(url, {"model": MODEL, "prompt": [[5, 6], [7]]}, "/completions").status_code == 200
+    first, second, third, *rest = replies(tmp_path / "run")
+    assert (first.text, second.text, second.stop, first.parent) == ("fine", "other", "length", second.parent)
+    assert first.data["key"] == 5
+    assert third.text == "ab"
+    assert [node.stop for node in rest] == ["length", "failed"]  # two prompts, of which the upstream answered one
+
+
+def status_of(kind: str, status: int) -> int:
+    """What a client sees: its own mistakes as the upstream tells them, anything else as the upstream's."""
+    if kind in ("request", "rate") or (kind == "model" and status):
+        return status
+    return 504 if kind == "timeout" else 502
+
+
+def test_whatever_an_upstream_does_wrong_is_one_error(tmp_path: Path) -> None:
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        kept = 0
+        for name, (raw, kind) in FAULTS.items():
+            upstream.plan = lambda body, raw=raw: raw
+            answer = post(url)
+            if kind == "filtered" or name in ("too-large", "endless"):  # 300 kB is no fault here
+                assert answer.status_code in (200, 502), name
+                kept += 1
+                continue
+            given = int(name[:3]) if name[:3].isdecimal() else {"quota": 429}.get(name, 0)
+            assert answer.status_code == status_of(kind, given), name
+            error = answer.json()["error"]
+            assert error["code"] == kind, name
+            assert error["message"].startswith("Upstream: "), name
+            assert "127.0.0.1:" in error["message"], name
+            assert len(error["message"]) < 500
+            kept += 1
+        upstream.plan = good
+        assert post(url).status_code == 200
+        upstream.plan = lambda body: http({"error": {"message": "slow down"}}, 429, {"retry-after": "7"})
+        answer = post(url)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert len(replies(tmp_path / "run")) == kept + 2  # failures are data
+
+
+LIES: dict[str, tuple[bytes, str, str]] = {
+    "json": (http(chat()), "content_type", ""),
+    "html": (http(b"<html>hello</html>", kind="text/html"), "content_type", ""),
+    "refused": (http({"error": {"message": "no"}}, 400), "request", ""),
+    "garbage": (stream(chunk({"content": "so"}), b"data: {oops\n\n"), "json", "so"),
+    "binary": (stream(b"data: \xff\xfe\x00\n\n"), "json", ""),
+    "deep": (stream(b"data: " + b"[" * 100_000 + b"\n\n"), "json", ""),
+    "list": (stream(b"data: [1]\n\n"), "shape", ""),
+    "no-choices": (stream(b"data: {}\n\n"), "shape", ""),
+    "delta-text": (stream(chunk("so")), "shape", ""),
+    "content-number": (stream(chunk({"content": 7})), "shape", ""),
+    "which": (stream(chunk({}, choices=[{"index": 10**9, "delta": {}}])), "shape", ""),
+    "call": (stream(chunk({"tool_calls": [{"index": -1}]})), "shape", ""),
+    "other-model": (stream(chunk({"content": "so"}, model="gpt-nothing")), "model", ""),
+    "died": (stream(chunk({"content": "so"}), b'data: {"error": {"message": "out of memory"}}\n\n'), "server", "so"),
+    "ended-early": (stream(chunk({"content": "so"}), done=False), "cut", "so"),
+    "done-early": (stream(chunk({"content": "so"})), "cut", "so"),
+    "empty": (stream(), "cut", ""),
+    "cut": (stream(chunk({"content": "so"}), chunk({"content": " far"}), chunk({}, "stop"))[:-30], "cut", "so far"),
+    "odd-finish": (stream(chunk({"content": "so"}, "meteor")), "shape", "so"),
+    "event-without-end": (stream(b"data: " + b"x" * (3 << 20)), "too_large", ""),
+    "endless": (stream(*[chunk({"content": "x" * 9_000})] * 2_000), "too_large", "x" * 9_000),
+}  # fmt: skip
+
+
+def test_whatever_a_stream_does_wrong_is_one_error(tmp_path: Path) -> None:
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        for name, (raw, kind, before) in LIES.items():
+            upstream.plan = lambda body, raw=raw: raw
+            answer = post(url, ASK | {"stream": True})
+            if before:
+                assert answer.status_code == 200, name
+                said = events(answer.text)
+                assert "".join(e["choices"][0]["delta"].get("content", "") for e in said[:-1])[: len(before)] == before, name
+                error = said[-1]["error"]
+                assert "[DONE]" not in answer.text
+            else:
+                assert answer.status_code == (400 if name == "refused" else 502), name
+                error = answer.json()["error"]
+            assert error["code"] == kind, (name, error)
+        upstream.plan = lambda body: stream(chunk({"content": "fine"}), chunk({}, "stop"))
+        assert post(url, ASK | {"stream": True}).text.endswith("data: [DONE]\n\n")
+    kept = replies(tmp_path / "run")
+    assert len(kept) == len(LIES) + 1
+    assert all(node.stop == "failed" and node.data["failure"] for node in kept[:-1])
+    assert [n.text for n in kept if n.text][:2] == ["so", "so"]  # what had come is kept
+
+
+def test_silence_is_an_error_in_time() -> None:
+    with Upstream() as upstream, gateway(upstream.url, options="?retries=0&timeout=0.3") as url:
+        upstream.hang = True
+        for streams in (False, True):
+            answer = post(url, ASK | {"stream": streams})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+
+class Slow:
+    """An ASGI upstream that streams a word, waits until it is let go, and notes when its caller leaves."""
+
+    def __init__(self) -> None:
+        self.go, self.gone = threading.Event(), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        if not body.get("stream"):
+            head = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": json.dumps(chat()).encode()})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", STREAMED.encode())]})
+        await send({"type": "http.response.body", "body": chunk({"content": "first"}), "more_body": True})
+        while not self.go.is_set():
+            try:
+                async with asyncio.timeout(0.02):
+                    if (await receive())["type"] == "http.disconnect":
+                        self.gone.set()
+                        return
+            except TimeoutError:
+                continue
+        rest = chunk({"content": " second"}) + chunk({}, "stop") + b"data: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": rest})
+
+
+def test_a_word_passes_before_the_next_is_there(tmp_path: Path) -> None:
+    slow = Slow()
+    with serving(slow) as upstream, gateway(upstream, tmp_path / "run") as url:
+        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+        with client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True) as pieces:
+            assert next(iter(pieces)).choices[0].delta.content == "first"
+            slow.go.set()
+            assert [piece.choices[0].delta.content for piece in pieces] == [" second", None]
+        assert [node.text for node in replies(tmp_path / "run")] == ["first second"]  # there before the stream's end was told
+        client.close()
+
+
+def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
+    slow = Slow()
+    with serving(slow) as upstream, gateway(upstream, tmp_path / "run") as url:
+        with CLIENT.stream("POST", url + "/chat/completions", json=ASK | {"stream": True}) as answer:
+            assert b"first" in next(answer.iter_bytes())
+        assert slow.gone.wait(10)
+        until = time.monotonic() + 10
+        while not replies(tmp_path / "run") and time.monotonic() < until:
+            time.sleep(0.01)
+        metrics = CLIENT.get(url.removesuffix("/v1") + "/metrics").text
+    (node,) = replies(tmp_path / "run")
+    assert (node.text, node.stop, node.data["failure"]) == ("first", "failed", "the client left")
+    assert "ramify_places_taken 0.0" in metrics
+    assert "ramify_requests_gone_total 1.0" in metrics
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_cannot_be_recorded_is_not_answered(streams: bool) -> None:
+    async def broken(exchange: Exchange) -> None:
+        raise RamifyError("the disk is full")
+
+    with Upstream() as upstream, gateway(upstream.url, record=broken) as url:
+        upstream.plan = lambda body: stream(chunk({"content": "fine"}, "stop")) if streams else good(body)
+        answer = post(url, ASK | {"stream": streams})
+        if streams:
+            assert "[DONE]" not in answer.text
+            assert "the disk is full" in events(answer.text)[-1]["error"]["message"]
+        else:
+            assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the disk is full.")
