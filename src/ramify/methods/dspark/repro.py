@@ -1,0 +1,360 @@
+"""Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration, schedules on the recorded rounds.
+
+Every drafter of a seed is trained on the same text drawn by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.engine.schedules import schedule_of
+from ramify.methods.dspark.algorithm import (
+    Rounds,
+    StepCosts,
+    calibration,
+    conditional_acceptance,
+    joined,
+    logits_of,
+    sequential_temperatures,
+    simulate,
+)
+from ramify.methods.dspark.domains import DOMAINS, prompts
+from ramify.stats.checks import Cells, Check
+from ramify.stats.intervals import bootstrap, mean_t
+
+BLOCK = 7
+_PARALLEL = {"sequences": 2400, "steps": 3000}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "DSpark": {"kind": "dspark", "layers": 3, "rank": 32, **_PARALLEL},
+    "DFlash": {"kind": "dflash", "layers": 3, **_PARALLEL},
+    "Eagle3": {"kind": "eagle3", "sequences": 600, "steps": 1200},
+    "Eagle3, equal positions": {"kind": "eagle3", "sequences": 2400, "steps": 818},
+    "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
+}
+"""What is trained. 818 steps of Eagle3 (616 positions a sequence) supervise as many positions as 3,000 of the others (168)."""
+SIZES: dict[str, dict[str, Any]] = {
+    "cpu": {"target": {}, "prompts": 120, "tokens": 64, "simulated": 600, "rivals": 10, "loads": (1, 4, 16, 64, 256)},
+    "quick": {
+        "target": {"layers": 2, "width": 48, "steps": 150, "length": 64},
+        "drafters": {"sequences": 300, "steps": 100, "layers": 1},
+        "prompts": 30,
+        "tokens": 40,
+        "simulated": 100,
+        "loads": (1, 16, 256),
+    },
+}
+PAGE = "see docs/methods/dspark.md"
+
+Measured = Mapping[str, Mapping[str, Mapping[str, Rounds]]]
+"""Drafter -> seed -> domain -> rounds."""
+
+
+def _ratio(over: Callable[[Rounds], tuple[np.ndarray, np.ndarray]], rounds: Rounds, prompts: int) -> np.ndarray:
+    """Sums of a numerator and a denominator over the rounds of each prompt, float [2, P]."""
+    return np.stack([np.bincount(rounds.prompt, part, prompts) for part in over(rounds)])
+
+
+def tokens(rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
+    """What tau is the ratio of: tokens and rounds."""
+    return rounds.emitted.astype(float), np.ones(len(rounds))
+
+
+def acceptance(k: int) -> Callable[[Rounds], tuple[np.ndarray, np.ndarray]]:
+    """What the conditional acceptance at position k (from 1) is the ratio of."""
+
+    def both(rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
+        reached = (rounds.proposed >= k) & (rounds.accepted >= k - 1)
+        return (reached & (rounds.accepted >= k)).astype(float), reached.astype(float)
+
+    return both
+
+
+def resampled(
+    parts: Sequence[tuple[Callable[[Rounds], tuple[np.ndarray, np.ndarray]], Rounds]],
+    statistic: Callable[[np.ndarray], np.ndarray],
+) -> tuple[float, tuple[float, float]]:
+    """A statistic of ratios, and its 95 % bootstrap interval over prompts.
+
+    Each part is a ratio over the rounds of a drafter in a domain; prompt i is resampled in all parts at once, so drafters are paired.
+    ``statistic`` maps ratios [draws, parts] to [draws].
+    """
+    prompts = max(int(rounds.prompt.max()) + 1 for _, rounds in parts)
+    sums = np.stack([_ratio(over, rounds, prompts) for over, rounds in parts])  # [parts, 2, P]
+
+    def of(picks: np.ndarray) -> np.ndarray:
+        drawn = sums[:, :, picks.astype(int)].sum(axis=-1)  # [parts, 2, draws]
+        return statistic((drawn[:, 0] / np.maximum(drawn[:, 1], 1)).T)
+
+    whole = float(of(np.arange(prompts)[None])[0])
+    return whole, bootstrap(np.arange(prompts), of)
+
+
+def acceptance_checks(found: Measured, seeds: Sequence[int], quick: bool) -> list[Check]:
+    """The first three thresholds of section 7(a), and tau of every drafter and domain."""
+    pooled = {
+        name: {domain: joined([by_seed[str(s)][domain] for s in seeds]) for domain in DOMAINS} for name, by_seed in found.items()
+    }
+    checks = []
+
+    def add(name: str, parts: Sequence[Any], statistic: Any, op: str = "report", limit: float | None = None) -> None:
+        value, interval = resampled(parts, statistic)
+        checks.append(Check(name, value, interval, min(len(rounds) for _, rounds in parts), tuple(seeds), op, limit))
+
+    for name, by_domain in pooled.items():
+        for domain, rounds in by_domain.items():
+            add(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], lambda r: r[:, 0])
+        add(f"{name}: tokens a pass, macro", [(tokens, by_domain[domain]) for domain in DOMAINS], lambda r: r.mean(axis=1))
+    both = [(tokens, pooled[name][domain]) for name in ("DSpark", "DFlash") for domain in DOMAINS]
+    add(
+        "DSpark over DFlash: tokens a pass, macro",
+        both,
+        lambda r: r[:, :3].mean(axis=1) / r[:, 3:].mean(axis=1),
+        ">=",
+        1.03 if quick else 1.10,
+    )
+    for domain in DOMAINS:
+        first = [(acceptance(1), pooled[name][domain]) for name in ("DSpark", "DFlash")]
+        limit = 0.15 if quick else 0.08
+        add(f"DSpark and DFlash: distance at position 1, {domain}", first, lambda r: abs(r[:, 0] - r[:, 1]), "<=", limit)
+    for domain in DOMAINS:
+        late = [(acceptance(k), pooled[name][domain]) for name in ("DSpark", "DFlash") for k in (5, 6, 7)]
+        wanted = (">=", 0.03 if quick else 0.10) if domain != "math" else ("report", None)
+        add(
+            f"DSpark - DFlash: acceptance at positions 5 to 7, {domain}",
+            late,
+            lambda r: r[:, :3].mean(axis=1) - r[:, 3:].mean(axis=1),
+            *wanted,
+        )
+    for name, by_domain in pooled.items():
+        for domain, rounds in by_domain.items():
+            for k in range(1, BLOCK + 1):
+                add(f"{name}: acceptance at position {k}, {domain}", [(acceptance(k), rounds)], lambda r: r[:, 0])
+    return checks
+
+
+# -- calibration
+
+
+def halves(rounds: Rounds) -> tuple[Rounds, Rounds]:
+    """Rounds of even and of odd prompts."""
+    return rounds.pick(rounds.prompt % 2 == 0), rounds.pick(rounds.prompt % 2 == 1)
+
+
+def calibration_cell(rounds: dict[str, Any], heat: float) -> dict[str, Any]:
+    """Temperatures fitted on half of the rounds with confidence logits times ``heat``, and the errors of the other half.
+
+    Means over positions: before (with the heat), after, the floor, AUROC; and the temperatures.
+    """
+    fit, test = halves(Rounds.from_json(rounds))
+    found = sequential_temperatures(heat * logits_of(fit.confidence), fit)
+    z = heat * logits_of(test.confidence)
+    before, after = calibration(z, test), calibration(z, test, found)
+    return {
+        "temperatures": found.tolist(),
+        "before": [one.error for one in before],
+        "after": [one.error for one in after],
+        "floor": [one.floor for one in after],
+        "ranking": [one.ranking for one in after],
+        "n": len(test),
+    }
+
+
+def calibration_checks(plain: Sequence[dict[str, Any]], heated: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
+    """What scaling does to the head as trained, and to one whose logits were doubled."""
+    checks = []
+    for name, cells in (("as trained", plain), ("logits doubled", heated)):
+        for key, shown in (("before", "before scaling"), ("after", "after scaling"), ("floor", "of a perfect predictor")):
+            checks.append(_over_seeds(f"calibration, {name}: error {shown}", [np.mean(c[key]) for c in cells], cells, seeds))
+        checks.append(_over_seeds(f"calibration, {name}: AUROC", [np.nanmean(c["ranking"]) for c in cells], cells, seeds))
+    worst = [float(np.mean(c["after"]) / np.mean(c["before"])) for c in heated]
+    checks.append(_over_seeds("calibration, logits doubled: error after over before", worst, heated, seeds, "<=", 0.5))
+    found = [float(np.exp(np.mean(np.log(c["temperatures"])))) for c in heated]
+    checks.append(_over_seeds("calibration, logits doubled: mean temperature found", found, heated, seeds))
+    return checks
+
+
+def _over_seeds(
+    name: str,
+    values: Sequence[float],
+    cells: Sequence[dict[str, Any]],
+    seeds: Sequence[int],
+    op: str = "report",
+    limit: float | None = None,
+) -> Check:
+    """Mean over seeds; the interval is that of Student's t where there are several."""
+    interval = mean_t(values) if len(values) > 1 else None
+    return Check(name, float(np.mean(values)), interval, sum(c["n"] for c in cells), tuple(seeds), op, limit)
+
+
+# -- schedules
+
+
+def simulation_cell(rounds: dict[str, Any], stair: int, requests: int, steps: int, seed: int) -> dict[str, list[float]]:
+    """Throughput over no drafting, and drafts verified per request and step, of every schedule at one load.
+
+    The drafter's confidences are calibrated on half of the rounds; the simulation draws from the other half.
+    """
+    fit, test = halves(Rounds.from_json(rounds))
+    temperatures = sequential_temperatures(logits_of(fit.confidence), fit)
+    calibrated = 1 / (1 + np.exp(-logits_of(test.confidence) / temperatures))
+    test = Rounds(test.accepted, test.proposed, test.ended, calibrated, test.prompt)
+    costs, prior = StepCosts(stair=stair), conditional_acceptance(fit)
+    names = [f"fixed:{k}" for k in range(1, BLOCK + 1)] + ["threshold:0.3", "threshold:0.5", "threshold:0.7", "greedy", "stale2"]
+    found = {"off": [1.0, 0.0]}
+    for name in names:
+        one = simulate(test, schedule_of(name, BLOCK, costs, prior), costs, requests, steps, seed)
+        found[name] = [one.throughput, one.budget]
+    return found
+
+
+def simulation_checks(
+    smooth: Sequence[Mapping[int, Mapping[str, list[float]]]],
+    stairs: Sequence[Mapping[int, Mapping[str, list[float]]]],
+    seeds: Sequence[int],
+    steps: int,
+) -> list[Check]:
+    """The thresholds on schedules: ``smooth`` and ``stairs`` hold, for each seed, load -> schedule -> (throughput, budget)."""
+    checks = []
+
+    def add(name: str, values: Sequence[float], op: str = "report", limit: float | None = None) -> None:
+        checks.append(_over_seeds(name, values, [{"n": steps}] * len(seeds), seeds, op, limit))
+
+    def fixed(at: Mapping[str, list[float]]) -> float:
+        return max(value[0] for name, value in at.items() if name.startswith("fixed") or name == "off")
+
+    for kind, runs in (("T = 64 + B", smooth), ("staircase of 16", stairs)):
+        for load in runs[0]:
+            add(f"{kind}, {load} requests: best fixed length", [fixed(run[load]) for run in runs])
+            for name in ("fixed:7", "threshold:0.3", "threshold:0.5", "threshold:0.7", "greedy", "stale2"):
+                add(f"{kind}, {load} requests: {name}", [run[load][name][0] for run in runs])
+            add(f"{kind}, {load} requests: budget of stale2", [run[load]["stale2"][1] for run in runs])
+    loads = list(smooth[0])
+    against = [[run[load]["stale2"][0] / fixed(run[load]) for load in loads] for run in smooth]
+    high = [i for i, load in enumerate(loads) if load >= 16]
+    add("stale2 over the best fixed length, at the worst load", [min(one) for one in against], ">=", 0.97)
+    add("stale2 over the best fixed length, at the best load from 16", [max(one[i] for i in high) for one in against], ">=", 1.05)
+    top = max(loads)
+    add(f"stale2 over fixed:7 at {top}", [run[top]["stale2"][0] / run[top]["fixed:7"][0] for run in smooth], ">=", 1.2)
+    margin = [min(run[load]["stale2"][0] - run[load]["greedy"][0] for load in loads if load >= 16) for run in stairs]
+    add("staircase: stale2 - greedy, at the worst load from 16", margin, ">", 0.0)
+    budgets = [[run[load]["stale2"][1] for load in loads] for run in smooth]
+    add("loads at which the budget of stale2 rises", [float(sum(np.diff(one) >= 0)) for one in budgets], "==", 0.0)
+    return checks
+
+
+# -- the whole
+
+
+def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
+    """Train the target of a seed and draw its text; its cross-entropy in each domain, in nats a token."""
+    import torch
+
+    from ramify.methods.dspark.lab import Lab
+
+    lab = Lab(size, seed)
+    lab.text(size.get("drafters", _PARALLEL)["sequences"])
+    found: dict[str, float] = {}
+    for domain in DOMAINS:
+        rows = torch.from_numpy(np.stack(prompts(domain, 64, lab.recipe.length, seed, "held out"))).long()
+        with torch.inference_mode():
+            logits = lab.model.module(rows[:, :-1])
+        found[domain] = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+    return found
+
+
+def drafter_cell(size: dict[str, Any], seed: int, what: dict[str, Any]) -> dict[str, Any]:
+    """Train a drafter and record its rounds: domain -> rounds."""
+    from ramify.methods.dspark.lab import Lab
+
+    lab = Lab(size, seed)
+    return {domain: rounds.to_json() for domain, rounds in lab.rounds(lab.drafter(what), size["prompts"], size["tokens"]).items()}
+
+
+def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
+    """Tokens a pass of what transformers has: rival -> domain -> value."""
+    from ramify.methods.dspark.lab import GIVEN, Lab
+    from ramify.methods.dspark.peers import peer
+    from ramify.model.protocol import Sampling
+
+    lab, drawn = Lab(size, seed), Sampling(max_tokens=size["tokens"])
+    ways = {"prompt lookup": ("prompt_lookup", None), "assistant of one layer": ("hf_assistant", lab.assistant(2400, 1500))}
+    found: dict[str, dict[str, float]] = {}
+    for name, (kind, helper) in ways.items():
+        run = peer(lab.folder, kind, drawn, helper, BLOCK)
+        found[name] = {}
+        for domain in DOMAINS:
+            starts = prompts(domain, size["rivals"], GIVEN, seed, "test")
+            found[name][domain] = size["rivals"] * size["tokens"] / run(starts, size["tokens"])[1]
+    return found
+
+
+def reproduce(size: str, cells: Cells) -> list[Check]:
+    """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`; ``quick``: DSpark and DFlash on a smaller target, looser thresholds."""
+    if size not in SIZES:
+        raise UserError(f"dspark has no size '{size}': there are quick and cpu")
+    quick, counts = size == "quick", SIZES[size]
+    seeds = (0,) if quick else (0, 1)
+    drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in ("DSpark", "DFlash")}
+    entropy = cells.map(target_cell, {f"target {s}": {"size": counts, "seed": s} for s in seeds})
+    plan = {f"{name} {s}": {"size": counts, "seed": s, "what": what} for s in seeds for name, what in drafters.items()}
+    raw = cells.map(drafter_cell, plan)
+    found = {name: {str(s): {d: Rounds.from_json(r) for d, r in raw[f"{name} {s}"].items()} for s in seeds} for name in drafters}
+    checks = [
+        _over_seeds(f"target: cross-entropy, {d}", [entropy[f"target {s}"][d] for s in seeds], [{"n": 64}] * len(seeds), seeds)
+        for d in DOMAINS
+    ]
+    checks += acceptance_checks(found, seeds, quick)
+    if not quick:
+        checks += _rivals(cells, counts, seeds)
+    return checks + _calibrated(cells, found["DSpark"], seeds) + _scheduled(cells, found["DSpark"], counts, seeds)
+
+
+def _rivals(cells: Cells, counts: dict[str, Any], seeds: Sequence[int]) -> list[Check]:
+    """Tokens a pass of transformers' own ways, as they are."""
+    found = cells.map(rivals_cell, {f"rivals {s}": {"size": counts, "seed": s} for s in seeds})
+    runs = [found[f"rivals {s}"] for s in seeds]
+    checks = []
+    for name in runs[0]:
+        for domain in (*DOMAINS, "macro"):
+            values = [float(np.mean(list(run[name].values()))) if domain == "macro" else run[name][domain] for run in runs]
+            drawn = [{"n": counts["rivals"] * counts["tokens"]}] * len(seeds)
+            checks.append(_over_seeds(f"transformers, {name}: tokens a pass, {domain}", values, drawn, seeds))
+    return checks
+
+
+def _mixed(by_domain: Mapping[str, Rounds]) -> dict[str, Any]:
+    """The rounds of all domains as one set."""
+    return joined([by_domain[domain] for domain in DOMAINS]).to_json()
+
+
+def _calibrated(cells: Cells, found: Mapping[str, Mapping[str, Rounds]], seeds: Sequence[int]) -> list[Check]:
+    plan = {f"calibration {heat} {s}": {"rounds": _mixed(found[str(s)]), "heat": heat} for heat in (1.0, 2.0) for s in seeds}
+    done = cells.map(calibration_cell, plan)
+    plain, heated = ([done[f"calibration {heat} {s}"] for s in seeds] for heat in (1.0, 2.0))
+    return calibration_checks(plain, heated, seeds)
+
+
+def _scheduled(
+    cells: Cells, found: Mapping[str, Mapping[str, Rounds]], counts: dict[str, Any], seeds: Sequence[int]
+) -> list[Check]:
+    plan = {
+        f"schedules {stair} {load} {s}": {
+            "rounds": _mixed(found[str(s)]),
+            "stair": stair,
+            "requests": load,
+            "steps": counts["simulated"],
+            "seed": s,
+        }
+        for stair in (1, 16)
+        for load in counts["loads"]
+        for s in seeds
+    }
+    done = cells.map(simulation_cell, plan)
+    smooth, stairs = (
+        [{load: done[f"schedules {stair} {load} {s}"] for load in counts["loads"]} for s in seeds] for stair in (1, 16)
+    )
+    return simulation_checks(smooth, stairs, seeds, counts["simulated"])
