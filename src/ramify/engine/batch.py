@@ -1,355 +1,198 @@
-"""The scheduler: which tokens run in the next tile, and what happens to the rows they belong to.
+"""The engine's loop: the tiles of a step and the tokens they give.
 
-Draws that continue one prefix form a group; its prefix is run once, by the group's first row, and the others start as copies of that
-row. Active rows sit at the front of the arena without holes, so a decoding tile is a slice of it. Nothing here depends on time, and
-no draw depends on which rows it shares a tile with.
+A step runs one tile over all active rows, each with the tokens it has to catch up (one, as a rule) and, where a drafter is there, the
+drafts to verify; longer stretches of given tokens run before, in tiles of their own. Nothing here depends on time, and no draw depends
+on which rows it shares a tile with.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ramify.engine.cache import Arena
-from ramify.engine.prefixes import PrefixStore
-from ramify.engine.forward import TILE, Forward, Tile, padded, threads_for
-from ramify.engine.sampling import draw_uniforms, pick
-from ramify.engine.taps import States, Taps
+from ramify.engine.ends import end
+from ramify.engine.forward import Forward, Tile, padded, threads_for
+from ramify.engine.rows import Row
+from ramify.engine.sampling import Picked, pick
+from ramify.engine.seats import Seats
 from ramify.engine.tiny import Tap
-from ramify.model.protocol import Sampling, Tokenizer
+from ramify.model.protocol import Tokenizer
 
 CHUNK = 64
 """Most prompt tokens of one row in a tile."""
 FEW = 4
-"""A row with at most so many tokens to catch up rides along in the decoding tile."""
+"""A row with at most so many tokens to catch up rides along in the tile of all rows."""
+LAZY = 64
+"""Most tiles whose features wait for the drafter."""
 
 
-@dataclass(slots=True)
-class Stats:
-    """What was computed, in tokens. ``forward_rows`` counts every row of every tile, padding included."""
+class Batch:
+    """Runs the rows of ``seats`` on ``forward``."""
 
-    tiles: int = 0
-    forward_rows: int = 0
-    padded_rows: int = 0
-    prompt_tokens: int = 0
-    """Given tokens that were run."""
-    cached_tokens: int = 0
-    """Given tokens whose keys and values were found or copied instead."""
-    drawn_tokens: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One draw to make. ``done`` is called with the finished row, or with the error its ``until`` raised.
-
-    ``told`` is called with the unfinished row whenever it has new tokens; it must not raise.
-    """
-
-    key: int
-    settings: Sampling
-    done: Callable[[Job, Row | Exception], None]
-    told: Callable[[Row], None] | None = None
-    cancelled: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Group:
-    """Draws that continue one prefix under the same taps."""
-
-    prefix: np.ndarray
-    taps: Taps | None
-    jobs: deque[Job] = field(default_factory=deque)
-
-
-@dataclass(eq=False, slots=True)
-class Row:
-    """An active draw. ``tokens`` is prefix and drawn tokens; the keys and values of the first ``computed`` are in the arena."""
-
-    group: Group
-    job: Job
-    tokens: list[int]
-    computed: int
-    uniforms: np.ndarray
-    logprobs: list[float] = field(default_factory=list)
-    model_logprobs: list[float] = field(default_factory=list)
-    entropy: list[float] = field(default_factory=list)
-    states: States = field(default_factory=dict)
-    stop: str = ""
-    found: int = 0
-    """Prefix tokens whose keys and values were there already when the row began."""
-
-    @property
-    def drawn(self) -> list[int]:
-        """Tokens drawn so far."""
-        return self.tokens[len(self.group.prefix) :]
-
-    @property
-    def pending(self) -> int:
-        """Tokens whose keys and values are still missing."""
-        return len(self.tokens) - self.computed
-
-
-class Scheduler:
-    """Groups wait in a queue, rows are active; :meth:`step` moves everything on by one token."""
-
-    def __init__(
-        self, forward: Forward, tokenizer: Tokenizer | None, eos: Sequence[int], max_rows: int, cache_bytes: int
-    ) -> None:
-        self.forward, self.tokenizer, self.eos = forward, tokenizer, frozenset(eos)
-        self.max_rows = max_rows
-        self.store = PrefixStore(cache_bytes)
-        self.stats = Stats()
-        self.rows: list[Row] = []
-        self.queue: deque[Group] = deque()
-        self._open: dict[bytes, Group] = {}
-        self._arena: Arena | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether any draw is waiting or active."""
-        return bool(self.rows or self.queue)
-
-    def add(self, prefix: np.ndarray, jobs: Sequence[Job], taps: Taps | None = None) -> None:
-        """Queue draws; a waiting group with the same prefix and no taps takes them in."""
-        name = prefix.tobytes()
-        group = self._open.get(name) if taps is None else None
-        if group is None:
-            group = Group(prefix, taps)
-            self.queue.append(group)
-            if taps is None:
-                self._open[name] = group
-        group.jobs.extend(jobs)
-
-    def drop_cancelled(self) -> None:
-        """Free the rows and the places in the queue of cancelled jobs."""
-        with torch.inference_mode():  # the arena may have been made in it, and rows move up
-            for slot in reversed(range(len(self.rows))):
-                if self.rows[slot].job.cancelled:
-                    self._remove(slot)
-        for group in list(self.queue):
-            group.jobs = deque(job for job in group.jobs if not job.cancelled)
-            if not group.jobs:
-                self._dequeue(group)
-
-    def reset(self) -> list[Job]:
-        """Forget all rows, groups and cached prefixes; returns the jobs that were still to be done."""
-        jobs = [row.job for row in self.rows] + [job for group in self.queue for job in group.jobs]
-        self.rows.clear()
-        self.queue.clear()
-        self._open.clear()
-        self.store.clear()
-        self._arena = None
-        return jobs
+    def __init__(self, seats: Seats, forward: Forward, tokenizer: Tokenizer | None, eos: Sequence[int]) -> None:
+        self.seats, self.forward, self.tokenizer, self.eos = seats, forward, tokenizer, frozenset(eos)
+        self.speculator, self.stats = seats.speculator, seats.stats
 
     def step(self) -> bool:
-        """Admit, run prompt tiles, run one decoding tile, sample; True when a draw finished."""
+        """Admit rows, move every one on by at least one token; True when a draw finished."""
         with torch.inference_mode():
-            self._admit()
-            if not self.rows:
+            self.seats.admit()
+            rows = self.seats.rows
+            if not rows:
                 return False
-            arena = self._arena_for(len(self.rows), max(len(row.tokens) for row in self.rows) + TILE)
-            for slot, row in enumerate(self.rows):
+            arena = self.seats.arena
+            for slot, row in enumerate(rows):
                 if row.pending > FEW:
                     self._run_prompt(arena, slot, row)
-            with threads_for(padded(len(self.rows)) * self.forward.weights):
-                hidden = self._run_decode(arena)
-                ready = [slot for slot, row in enumerate(self.rows) if row.computed == len(row.tokens)]
-                return bool(ready) and self._sample(self.forward.logits(hidden), ready)
+            drafts = self._propose(arena)
+            counts = [row.pending if row.pending <= FEW else 1 for row in rows]
+            with threads_for(padded(sum(counts) + sum(map(len, drafts))) * self.forward.weights):
+                return self._run_rows(arena, counts, drafts)
 
-    # -- rows in and out
-
-    def _arena_for(self, rows: int, positions: int) -> Arena:
-        if self._arena is None:
-            self._arena = Arena(self.forward.layers, self.forward.kv_size, self.forward.device)
-        self._arena.reserve(padded(rows), positions)
-        return self._arena
-
-    def _admit(self) -> None:
-        for group in list(self.queue):
-            if len(self.rows) >= self.max_rows:
-                return
-            limit = len(group.prefix) - 1  # the last token runs again: its logits are not kept
-            if group.taps is not None:
-                limit = min(limit, group.taps.start)
-            pieces = self.store.match(group.prefix, limit)
-            found = sum(piece.shape[1] for piece in pieces)
-            if any(self._shared(row, group) > found for row in self.rows if row.computed < len(row.group.prefix)):
-                continue  # an active row is about to make more of this prefix than is known now
-            slot = len(self.rows)
-            arena = self._arena_for(slot + 1, len(group.prefix) + TILE)
-            if pieces:
-                arena.write(slot, torch.cat(pieces, dim=1))
-            job = self._next_job(group)
-            self.rows.append(Row(group, job, group.prefix.tolist(), found, self._uniforms(group, job), found=found))
-            self.stats.cached_tokens += found
-
-    def _shared(self, row: Row, group: Group) -> int:
-        """Prefix tokens that ``group`` could take over from ``row`` once they are made."""
-        if row.group is group:
-            return len(group.prefix)
-        if row.group.taps is not None or group.taps is not None:
-            return 0
-        length = min(len(row.group.prefix), len(group.prefix) - 1)
-        differ = np.flatnonzero(row.group.prefix[:length] != group.prefix[:length])
-        return int(differ[0]) if len(differ) else length
-
-    def _next_job(self, group: Group) -> Job:
-        job = group.jobs.popleft()
-        if not group.jobs:
-            self._dequeue(group)
-        return job
-
-    def _dequeue(self, group: Group) -> None:
-        self.queue.remove(group)
-        if group.taps is None:
-            del self._open[group.prefix.tobytes()]
-
-    def _uniforms(self, group: Group, job: Job) -> np.ndarray:
-        return draw_uniforms(job.key, min(job.settings.max_tokens, self.forward.context - len(group.prefix)))
-
-    def _fork(self, source: int) -> None:
-        """Start waiting draws of a row's group as copies of that row, as many as there is room for."""
-        row = self.rows[source]
-        start, length = len(self.rows), len(row.group.prefix)
-        count = min(len(row.group.jobs), self.max_rows - start)
-        if count <= 0:
-            return
-        self._arena_for(start + count, 0).copy(source, start, start + count, length)
-        for _ in range(count):
-            job = self._next_job(row.group)
-            states = {layer: dict(by_position) for layer, by_position in row.states.items()}
-            self.rows.append(
-                Row(
-                    row.group, job, row.group.prefix.tolist(), length, self._uniforms(row.group, job), states=states, found=length
-                )
-            )
-        self.stats.cached_tokens += count * length
-
-    def _park(self, slot: int, length: int) -> None:
-        """Keep the first ``length`` positions of a row for later; rows under taps keep what came before their first tap."""
-        row, arena = self.rows[slot], self._arena
-        if arena is None:
-            return
-        if row.group.taps is not None:
-            length = min(length, row.group.taps.start)
-        self.store.insert(np.array(row.tokens[:length], dtype=np.int32), lambda start, stop: arena.read(slot, start, stop))
-
-    def _remove(self, slot: int) -> None:
-        last = len(self.rows) - 1
-        if slot != last and self._arena is not None:
-            self._arena.copy(last, slot, slot + 1, self.rows[last].computed)
-            self.rows[slot] = self.rows[last]
-        self.rows.pop()
-        idle = not self.rows and not self.queue
-        if idle and self._arena is not None and self._arena.kv.nbytes > self.store.budget:
-            self._arena = None  # one long row must not hold its memory for good
+    def _propose(self, arena: Arena) -> list[list[int]]:
+        """Drafts for every row, none for most reasons: taps, tokens to catch up, forks that wait for this row's next token."""
+        rows = self.seats.rows
+        drafts: list[list[int]] = [[] for _ in rows]
+        if self.speculator is not None:
+            able = [
+                slot
+                for slot, row in enumerate(rows)
+                if row.pending == 1 and row.group.taps is None and (row.logprobs or not row.group.jobs)
+            ]
+            with threads_for(len(able) * self.speculator.block * self.forward.weights):
+                for slot, draft in zip(able, self.speculator.propose(arena, [rows[slot] for slot in able], able), strict=True):
+                    drafts[slot] = draft
+        return drafts
 
     # -- tiles
 
-    def _tap(self, rows: Sequence[Row], positions: Sequence[int]) -> Tap | None:
+    def _tap(self, tile: Tile, rows: Sequence[Row], positions: Sequence[int]) -> tuple[Tensor | None, Tap | None]:
+        """Features for the drafter, filled while the tile runs, and what the tile runs under. ``rows``: of each entry."""
         tapped = [(m, row.group.taps, row.states) for m, row in enumerate(rows) if row.group.taps is not None]
-        if not tapped:
-            return None
+        features, watch = self.speculator.watch(tile.size) if self.speculator else (None, None)
 
         def tap(layer: int, x: Tensor) -> Tensor:
             for m, taps, states in tapped:
                 taps.apply(layer, x, m, positions[m], states)
-            return x
+            return x if watch is None else watch(layer, x)
 
-        return tap
+        return features, tap if tapped else watch
 
     def _run_prompt(self, arena: Arena, slot: int, row: Row) -> None:
         """Run up to CHUNK pending tokens of one row, all but the last, as one tile."""
         start, count = row.computed, min(row.pending - 1, CHUNK)
         where = range(start, start + count)
         tile = Tile(arena, self.forward.kv_heads, row.tokens[start : start + count], where, slot)
-        self.forward.hidden(tile, self._tap([row] * count, where))
+        features, tap = self._tap(tile, [row] * count, where)
+        self.forward.hidden(tile, tap)
+        self._count(tile)
+        self._ran(row, features, 0, count, count)
+
+    def _run_rows(self, arena: Arena, counts: Sequence[int], drafts: Sequence[list[int]]) -> bool:
+        """Run the next ``counts[slot]`` tokens of every row and its drafts as one tile, and draw for the rows that are caught up."""
+        rows = self.seats.rows
+        tokens: list[int] = []
+        where: list[int] = []
+        owners: list[int] = []
+        firsts: list[int] = []
+        for slot, (row, n, draft) in enumerate(zip(rows, counts, drafts, strict=True)):
+            firsts.append(len(tokens))
+            tokens += row.tokens[row.computed : row.computed + n]
+            tokens += draft
+            where += range(row.computed, row.computed + n + len(draft))
+            owners += [slot] * (n + len(draft))
+        tile = Tile(arena, self.forward.kv_heads, tokens, where, None if len(tokens) == len(rows) else owners)
+        features, tap = self._tap(tile, [rows[slot] for slot in owners], where)
+        hidden = self.forward.hidden(tile, tap)
+        self._count(tile)
+        ready, entries = [], []
+        for slot, (row, n) in enumerate(zip(rows, counts, strict=True)):
+            last = row.pending == n
+            self._ran(row, features, firsts[slot], n, n - last)
+            if last:
+                ready.append(slot)
+                entries.append(firsts[slot] + n - 1)
+        return bool(ready) and self._draw(self.forward.logits(hidden), features, ready, entries, [drafts[slot] for slot in ready])
+
+    def _ran(self, row: Row, features: Tensor | None, first: int, count: int, kept: int) -> None:
+        """Book ``count`` tokens of a row that ran; the features of the first ``kept`` are ready for the drafter."""
+        self.stats.prompt_tokens += max(0, min(count, len(row.group.prefix) - row.computed))
         row.computed += count
-        self._count(tile, count)
+        if self.speculator is not None and features is not None and kept:
+            self.speculator.keep(row, features, first, kept)
 
-    def _run_decode(self, arena: Arena) -> Tensor:
-        """Run the next token of every active row as one tile."""
-        rows = self.rows
-        where = [row.computed for row in rows]
-        prompt = sum(row.computed < len(row.group.prefix) for row in rows)
-        tile = Tile(arena, self.forward.kv_heads, [row.tokens[row.computed] for row in rows], where)
-        hidden = self.forward.hidden(tile, self._tap(rows, where))
-        for row in rows:
-            row.computed += 1
-        self._count(tile, prompt)
-        return hidden
-
-    def _count(self, tile: Tile, prompt: int) -> None:
+    def _count(self, tile: Tile) -> None:
         self.stats.tiles += 1
         self.stats.forward_rows += tile.size
         self.stats.padded_rows += tile.size - tile.used
-        self.stats.prompt_tokens += prompt
 
     # -- tokens
 
-    def _sample(self, logits: Tensor, ready: list[int]) -> bool:
-        sources = list(ready)
-        for slot in ready:
-            row = self.rows[slot]
+    def _draw(
+        self, logits: Tensor, features: Tensor | None, slots: list[int], entries: list[int], drafts: list[list[int]]
+    ) -> bool:
+        """Draw for the rows at ``slots``, whose last known tokens are ``entries`` of the tile, and for those that fork off here."""
+        seats = self.seats
+        keep = {}
+        for i, slot in enumerate(list(slots)):
+            row = seats.rows[slot]
             if not row.logprobs:
-                self._park(slot, row.computed)
-                if row.group.jobs:
-                    before = len(self.rows)
-                    self._fork(slot)
-                    sources += [slot] * (len(self.rows) - before)
-        slots = ready + list(range(len(self.rows) - (len(sources) - len(ready)), len(self.rows)))
-        rows = [self.rows[slot] for slot in slots]
-        if sources != list(range(len(logits))):
-            logits = logits[: len(sources)] if sources == list(range(len(sources))) else logits[sources]
-        picked = pick(
-            logits,
-            [row.job.settings for row in rows],
-            [not row.logprobs for row in rows],
-            [float(row.uniforms[len(row.logprobs)]) for row in rows],
-        )
-        self.stats.drawn_tokens += len(rows)
+                keep[slot] = row.computed
+                start = len(seats.rows)
+                forks = seats.fork(slot) if row.group.jobs else 0
+                slots += range(start, start + forks)
+                entries += [entries[i]] * forks
+                drafts += [[] for _ in range(forks)]
+        rows = [seats.rows[slot] for slot in slots]
+        index = [e for entry, draft in zip(entries, drafts, strict=True) for e in range(entry, entry + len(draft) + 1)]
+        if index != list(range(len(logits))):
+            logits = logits[: len(index)] if index == list(range(len(index))) else logits[index]
+        emitted = self._emitted(logits, rows, drafts)
         finished: list[tuple[int, Row, Exception | None]] = []
-        for i, row in enumerate(rows):
-            row.tokens.append(picked.tokens[i])
-            row.logprobs.append(picked.logprobs[i])
-            row.model_logprobs.append(picked.model_logprobs[i])
-            row.entropy.append(picked.entropy[i])
-            failure = self._judge(row)
+        taken = []
+        for slot, row, made in zip(slots, rows, emitted, strict=True):
+            count, failure = self._take(row, made)
+            taken.append(count)
             if row.stop or failure:
-                finished.append((slots[i], row, failure))
-            elif row.job.told is not None:
-                row.job.told(row)
+                finished.append((slot, row, failure))
+                keep[slot] = row.computed
+        if self.speculator is not None and features is not None:
+            self.speculator.settle(rows, drafts, emitted, taken, features, entries)
+            if max(len(row.kept.pieces) if row.kept else 0 for row in rows) >= LAZY:
+                self.speculator.absorb(seats.arena, seats.rows, range(len(seats.rows)))
+        seats.keep(keep)
         for slot, row, failure in sorted(finished, key=lambda f: -f[0]):
-            self._park(slot, row.computed)
-            self._remove(slot)
+            seats.remove(slot)
             row.job.done(row.job, failure or row)
         return bool(finished)
 
-    def _judge(self, row: Row) -> Exception | None:
-        """Set the row's stop reason if its last token ends it; returns what its ``until`` raised."""
-        settings, token = row.job.settings, row.tokens[-1]
-        if token in self.eos:
-            row.stop = "eos"
-        elif token in settings.stop_tokens or (settings.stop_texts and self._has_stop_text(row)):
-            row.stop = "stop"
-        elif settings.until is not None:
-            try:
-                row.stop = "stop" if settings.until(np.array(row.drawn, dtype=np.int32)) else ""
-            except Exception as error:  # the caller's own function; it fails that caller's draw only
-                return error
-        if not row.stop and len(row.logprobs) == len(row.uniforms):
-            row.stop = "length"
-        return None
+    def _emitted(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[list[int]]) -> list[Picked]:
+        """What each row draws: the drafts that are accepted and one token more. ``logits`` [rows and drafts, V], row by row."""
+        if self.speculator is not None:
+            return self.speculator.verify(logits, rows, drafts)
+        settings, first = [row.job.settings for row in rows], [not row.logprobs for row in rows]
+        picked = pick(logits, settings, first, [float(row.uniforms[len(row.logprobs)]) for row in rows])
+        each = zip(picked.tokens, picked.logprobs, picked.model_logprobs, picked.entropy, strict=True)
+        return [Picked([token], [logprob], [model], [entropy]) for token, logprob, model, entropy in each]
 
-    def _has_stop_text(self, row: Row) -> bool:
-        if self.tokenizer is None:
-            return False
-        texts = row.job.settings.stop_texts
-        # a character is at most 4 tokens (bytes); the rest of the draw was looked at before
-        tail = self.tokenizer.decode(row.drawn[-4 * (max(map(len, texts)) + 1) :])
-        return any(text in tail for text in texts)
+    def _take(self, row: Row, made: Picked) -> tuple[int, Exception | None]:
+        """Append what a row drew, up to the token that ends it; returns how many, and what its ``until`` raised."""
+        failure = None
+        count = 0
+        for token, logprob, model, entropy in zip(made.tokens, made.logprobs, made.model_logprobs, made.entropy, strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.model_logprobs.append(model)
+            row.entropy.append(entropy)
+            count += 1
+            failure = end(row, self.eos, self.tokenizer)
+            if row.stop or failure:
+                break
+        row.computed += count - 1  # the drafts among them; the last is the next to run
+        self.stats.drawn_tokens += count
+        if row.job.told is not None:
+            row.job.told(row)
+        return count, failure

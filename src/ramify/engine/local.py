@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.errors import BoundaryError, RamifyError, UserError
-from ramify.engine.batch import Job, Row, Scheduler, Stats
-from ramify.engine.forward import Forward, TinyForward, probe
+from ramify.engine.batch import Batch
+from ramify.engine.drafter_files import load_drafter
+from ramify.engine.drafters import Drafter
+from ramify.engine.forward import TILE, Forward, TinyForward, probe
+from ramify.engine.memory import Memory
+from ramify.engine.profile import FILE as PROFILE
+from ramify.engine.profile import Profile
+from ramify.engine.rows import Job, Row, Stats
 from ramify.engine.sampling import adjusted, check, plain
+from ramify.engine.schedules import schedule_of
+from ramify.engine.seats import Seats
+from ramify.engine.speculate import SpecStats, Speculator
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.protocol import CLIENT, Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import refuse_real_calls
 from ramify.model.streaming import Pieces, Report, reported
 from ramify.model.tokenizer import HfTokenizer
 
+QUANTUM = 256
+"""Tokens after which a row gives way where other clients wait with fewer rows."""
 TURN = 0.005
 """Seconds the engine steps on before it lets other tasks of the event loop run (at once when a draw finished)."""
 SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
 """Most tokens of one scoring batch; most logits held at once while scoring."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    max_rows: int
+    quantum: int
+    max_waiting: int | None
+    cache_bytes: int | None
+    arena_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +69,15 @@ class LocalModel:
     """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
 
     ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
-    32,768 tokens, at most 1 GiB). Use one object from one event loop at a time.
+    32,768 tokens, at most 1 GiB); ``arena_bytes`` that of the rows that run (None: no bound but ``max_rows`` and the context), for
+    which rows wait again where it is short; ``max_waiting`` the draws that may wait beside them: more raise BusyError. Rows are shared
+    fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
+
+    ``drafter`` (or its folder) drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with
+    a profile, else whole blocks); ``profile`` gives the costs, by default that in the drafter's folder. Draws have the same law with
+    it, and the same tokens where ``verify`` is coupled (:mod:`ramify.engine.verify`).
+
+    Use one object from one event loop at a time.
     """
 
     def __init__(
@@ -60,18 +89,58 @@ class LocalModel:
         eos: Sequence[int] | None = None,
         max_rows: int = 64,
         cache_bytes: int | None = None,
+        arena_bytes: int | None = None,
+        max_waiting: int | None = None,
+        quantum: int = QUANTUM,
+        drafter: Drafter | Path | str | None = None,
+        schedule: str = "",
+        profile: Profile | None = None,
+        verify: str = "coupled",
     ) -> None:
-        if max_rows < 1:
-            raise UserError(f"max_rows is {max_rows}; it must be at least 1")
+        for option, value in (("max_rows", max_rows), ("quantum", quantum)):
+            if value < 1:
+                raise UserError(f"{option} is {value}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name
         self.forward: Forward = _forward_of(module)
         self.eos = tuple(_eos_of(module) if eos is None else eos)
-        if cache_bytes is None:
-            cache_bytes = min(1 << 30, 32_768 * 4 * self.forward.layers * self.forward.kv_size)
-        self._scheduler = Scheduler(self.forward, tokenizer, self.eos, max_rows, cache_bytes)
+        self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, arena_bytes)
         self._invariant = probe(self.forward)
         self._weights = ""
+        speculator = None
+        if isinstance(drafter, Path | str):
+            folder = Path(drafter)
+            drafter = load_drafter(folder, module)
+            if profile is None and (folder / PROFILE).is_file():
+                profile = Profile.load(folder)
+        if drafter is not None:
+            prior, block = None if profile is None else profile.prior, drafter.config.block
+            if profile is not None:
+                profile.check(self.identity.weights, weights_hash(drafter))
+            chosen = schedule_of(schedule or ("stale2" if profile else f"fixed:{block}"), block, profile, prior)
+            speculator = Speculator(drafter, chosen, self.forward.layers, verify, prior)
+        self._begin(speculator)
+
+    def _begin(self, speculator: Speculator | None) -> None:
+        """Start with no rows and nothing cached."""
+        bounds, forward = self._bounds, self.forward
+        layers = forward.layers + (speculator.layers if speculator else 0)
+        position = 4 * layers * forward.kv_size  # bytes
+        cache_bytes = min(1 << 30, 32_768 * position) if bounds.cache_bytes is None else bounds.cache_bytes
+        most = None if bounds.arena_bytes is None else bounds.arena_bytes // position
+        spare = TILE + (speculator.block if speculator else 0)
+        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most)
+        if memory.longest == 0:
+            raise UserError(f"arena_bytes is {bounds.arena_bytes}; the smallest arena of '{self.name}' has {256 * position}")
+        self._speculator = speculator
         self._driver: asyncio.Task[None] | None = None
+        self._scheduler = Seats(memory, forward.context, bounds.max_rows, bounds.quantum, bounds.max_waiting, speculator)
+        self._batch = Batch(self._scheduler, forward, self.tokenizer, self.eos)
+
+    def speculating(self, speculator: Speculator) -> LocalModel:
+        """The same model with rows and a cache of its own, and ``speculator`` to draft for them."""
+        other = copy(self)
+        other._begin(speculator)
+        return other
 
     @classmethod
     def load(cls, path: Path | str, **options: Any) -> LocalModel:
@@ -100,8 +169,10 @@ class LocalModel:
     @property
     def capabilities(self) -> frozenset[str]:
         """All but what this machine does not give: ``batch_invariant`` is there only if it held on the real weights at load."""
-        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "seeds", "taps", "train"}
-        return frozenset(found | {"batch_invariant"} if self._invariant else found)
+        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps", "train"}
+        if self._speculator is not None and self._speculator.law != "coupled":
+            return frozenset(found)  # how much is drafted depends on the load, and so does what is drawn
+        return frozenset(found | {"seeds"} | ({"batch_invariant"} if self._invariant else set()))
 
     @property
     def stats(self) -> Stats:
@@ -109,9 +180,14 @@ class LocalModel:
         return self._scheduler.stats
 
     @property
+    def speculation(self) -> SpecStats | None:
+        """Rounds, drafts and what they cost since the start; None without a drafter."""
+        return None if self._speculator is None else self._speculator.stats
+
+    @property
     def context(self) -> int:
         """Longest row, in tokens."""
-        return self.forward.context
+        return self._scheduler.context
 
     def refresh(self) -> None:
         """Take over weights changed in place: forgets every cached prefix and changes the identity. Raises UserError while drawing."""
@@ -119,6 +195,8 @@ class LocalModel:
             raise UserError(f"the weights of '{self.name}' cannot change while it is drawing")
         self._scheduler.reset()
         self.forward.refresh()
+        if self._speculator is not None:
+            self._speculator.drafter.eval()
         self._weights = ""
 
     # -- drawing
@@ -152,8 +230,12 @@ class LocalModel:
     @property
     def gauges(self) -> dict[str, float]:
         """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`."""
-        waiting = sum(len(group.jobs) for group in self._scheduler.queue)
-        return {"rows": len(self._scheduler.rows), "rows_waiting": waiting, **asdict(self.stats)}
+        seats, spec = self._scheduler, self.speculation
+        found = {"rows": len(seats.rows), "rows_waiting": seats.waiting, "memory_bytes": seats.memory.bytes, **asdict(self.stats)}
+        if spec is not None:
+            found |= {name: value for name, value in asdict(spec).items() if not isinstance(value, list)}
+            found |= {"tau": spec.tau, "budget": spec.budget}
+        return found
 
     async def _draw(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps | None) -> list[Tapped]:
         return [Tapped(self._draw_of(row), row.states) for row in await self._rows(prefix, n, settings, keys, taps)]
@@ -185,7 +267,7 @@ class LocalModel:
             if len(results) == n and not waiting.done():
                 waiting.set_result(None)
 
-        jobs = [Job(key, settings, done, told) for key in keys]
+        jobs = [Job(key, settings, done, told, CLIENT.get()) for key in keys]
         self._scheduler.add(tokens, jobs, taps)
         self._wake()
         try:
@@ -207,7 +289,7 @@ class LocalModel:
         since = time.monotonic()
         while self._scheduler.busy:
             try:
-                finished = self._scheduler.step()
+                finished = self._batch.step()
             except Exception as error:  # the boundary: whatever broke becomes every waiting draw's failure
                 for job in self._scheduler.reset():
                     job.done(job, error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}"))
@@ -328,8 +410,9 @@ class LocalModel:
         outside = row[(row < 0) | (row >= self.forward.vocab)]
         if len(outside):
             raise UserError(f"token {int(outside[0])} is out of range; '{self.name}' knows 0 to {self.forward.vocab - 1}")
-        if len(row) + room > self.forward.context:
-            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {self.forward.context} of '{self.name}'")
+        longest = self.context if room else self.forward.context  # what is only scored takes nothing of the arena
+        if len(row) + room > longest:
+            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'")
         return row
 
 
