@@ -14,7 +14,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts, parse_tool_calls
-from ramify.model.protocol import Draw, Identity, Laid, Message, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Draw, Identity, Laid, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
 
@@ -33,8 +33,23 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
+_PIECE, _SLACK = 10_000, 64
+"""Characters counted at a time, and tokens that a cut may add."""
+
+
 class TooLongError(UserError):
     """A prompt that leaves no room for a reply."""
+
+
+def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str) -> None:
+    """Raises TooLongError where the beginning of ``texts`` has more than ``room`` tokens already: megabytes are not encoded to be refused."""
+    if sum(map(len, texts)) <= 2 * _PIECE:
+        return
+    tokens = 0
+    for piece in (text[at : at + _PIECE] for text in texts for at in range(0, len(text), _PIECE)):
+        tokens += max(0, len(tokenizer.encode(piece)) - _SLACK)
+        if tokens > room:
+            raise TooLongError(f"the prompt has more than {tokens} tokens; '{name}' holds {room}, the reply included")
 
 
 class Layout:
@@ -111,6 +126,10 @@ class Layout:
         """
         if not prefix.messages:
             raise UserError("a chat has at least one message")
+        room = getattr(self.inner, "context", None)
+        if room is not None:
+            texts = [*(message.text for message in prefix.messages), *(json.dumps(tool) for tool in prefix.tools)]
+            check_room(self.tokenizer, texts, room, self.identity.name)
         template, messages = self._with_tools(prefix)
         shown: list[Laid] = []
         place, after = hashlib.blake2b(digest_size=16), ""
@@ -122,7 +141,6 @@ class Layout:
             after = message.role
         header = np.array(template.open("assistant", after), np.int32)
         tokens = np.concatenate([*(laid.tokens for laid in shown if laid.tokens is not None), header])
-        room = getattr(self.inner, "context", None)
         if room is not None and len(tokens) >= room:
             raise TooLongError(f"the chat has {len(tokens)} tokens; '{self.identity.name}' holds {room}, the reply included")
         return tuple(shown), Prefix(tokens), place.digest()

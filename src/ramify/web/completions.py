@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError
+from ramify.model.laid import check_room
 from ramify.model.protocol import Prefix
 from ramify.web.fields import TextRequest
 from ramify.web.forms import Form, Served, Top, top_of
@@ -151,6 +152,8 @@ async def _ids(served: Served, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, list):
         return prompt
     assert served.tokenizer is not None
+    if served.context is not None:
+        check_room(served.tokenizer, [prompt], served.context, served.name)
     long = len(prompt) > _LONG
     ids = await asyncio.to_thread(served.tokenizer.encode, prompt) if long else served.tokenizer.encode(prompt)
     if not ids:
