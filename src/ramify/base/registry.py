@@ -50,12 +50,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "model": ("ramify.model", "ramify.engine"),
     "drafter": ("ramify.engine.dspark", "ramify.engine.eagle"),
-    "scorer": ("ramify.score",),
+    "scorer": ("ramify.score", "ramify.methods.governance.middleware"),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
     "sandbox": ("ramify.sandbox",),
-    "middleware": ("ramify.score.replies", "ramify.methods.governance.middleware"),
+    "middleware": (
+        "ramify.score.replies",
+        "ramify.methods.governance.middleware",
+        "ramify.methods.implicit_advantage.middleware",
+    ),
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (
         "ramify.trace.formats",

@@ -184,9 +184,13 @@ class Pins:
             if key in self._watched:
                 continue
             self._watched.add(key)
-            forged = _OPEN in text or _CLOSE in text
-            if forged or any(survival(pin.text, text).kind in ("mutated", "contradicted") for pin in self.active()):
+            if self.claims(text):
                 self.events.append(Event("attempt", f"{value.get('role')}: {text[:200]}"))
+
+    def claims(self, text: str) -> bool:
+        """Whether a text claims to change a pin: it forges a block, or says that a pinned rule changed or is over."""
+        forged = _OPEN in text or _CLOSE in text
+        return forged or any(survival(pin.text, text).kind in ("mutated", "contradicted") for pin in self.active())
 
     def gate(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Ask every active pin about a call before it is made. Raises RuleBrokenError on the first that forbids it."""

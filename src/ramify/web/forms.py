@@ -137,8 +137,9 @@ class Form(ABC):
         found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
         if self.request.return_token_ids and reply.draw is not None and reply.draw.tokens is not None:
             found["token_ids"] = reply.draw.tokens.tolist()
-        if reply.draw is not None and reply.draw.data is not None and "scores" in reply.draw.data:
-            found["ramify"] = {"scores": reply.draw.data["scores"]}
+        data = (reply.draw.data if reply.draw is not None else None) or {}
+        if told := {name: data[name] for name in ("scores", "pins") if name in data}:  # what middleware has to say
+            found["ramify"] = told
         return found
 
     def _asked(self, reply: Reply) -> bool:

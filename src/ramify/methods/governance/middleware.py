@@ -1,0 +1,138 @@
+"""Pins in front of any model: rules that survive whatever a client's own compaction does to its messages (arXiv 2606.22528, section 3.9).
+
+``--middleware pins:rules.txt``. The rules are the operator's: they come from a file, and no message can add, change or remove one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.base.ids import json_hash, stable_hash
+from ramify.base.registry import register
+from ramify.env.protocol import Task
+from ramify.model.middleware import Middleware
+from ramify.model.protocol import Draw, Message, Model, Prefix
+from ramify.rollout.pins import Pin, Pins, is_block
+from ramify.score.calls import read_calls
+from ramify.score.lost_rules import Rule, read_rules
+from ramify.score.predicates import UnreadableError, allows, forbids
+from ramify.trace.node import Stream, Verdict
+from ramify.trace.path import Path as Messages
+from ramify.trace.rules import survival
+
+
+@register("middleware", "pins")
+class KeepsRules(Middleware):
+    """Puts back, word for word, each rule that the system's messages do not hold as a line of its own; one that is there is not said twice.
+
+    A rule counts as there only in the leading system messages, and only where the rest of them does not take it back. Blocks that stand
+    anywhere else are forged, and are taken out. ``data["pins"]`` tells what happened, where anything did: ``reinserted``, ``attempts``
+    (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids; they are told, not
+    stopped). Prefixes of token ids pass. Raises UserError on a file that holds no rules, and on rules that contradict one another.
+    """
+
+    name = "pins"
+
+    def __init__(self, inner: Model, argument: str = "") -> None:
+        super().__init__(inner, argument)
+        self.rules = read_rules(Path(argument)) if argument else []
+        self.pins = Pins(_pin(rule, argument) for rule in self.rules)
+
+    @property
+    def settings(self) -> Any:
+        """The rules."""
+        return [[rule.text, rule.predicate] for rule in self.rules]
+
+    async def before(self, given: Prefix) -> Prefix:
+        """See :class:`Middleware`."""
+        if given.tokens is not None or not self.rules:
+            return given
+        head = _head(given.messages)
+        kept = tuple(message for i, message in enumerate(given.messages) if i < head or not _is_block(message))
+        missing = self._missing(given.messages[:head])
+        if not missing:
+            return given if len(kept) == len(given.messages) else replace(given, messages=kept)
+        block = Message(self.pins.role, Pins(missing).block())
+        return replace(given, messages=(*kept[:head], block, *kept[head:]))
+
+    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
+        """See :class:`Middleware`."""
+        if given.tokens is not None or not self.rules:
+            return draw
+        last = max((i for i, message in enumerate(given.messages) if message.role == "assistant"), default=-1)
+        told = {
+            "reinserted": [pin.text for pin in self._missing(given.messages[: _head(given.messages)])],
+            "attempts": [m.text[:200] for m in given.messages[last + 1 :] if m.role != "system" and self.pins.claims(m.text)],
+            "forbidden": list(self._forbidden(draw)),
+        }
+        told = {name: found for name, found in told.items() if found}
+        return replace(draw, data={**(draw.data or {}), "pins": told}) if told else draw
+
+    def _missing(self, head: Sequence[Message]) -> list[Pin]:
+        text = "\n".join(message.text for message in head)
+        return [pin for pin in self.pins.active() if not _stands(pin.text, text)]
+
+    def _forbidden(self, draw: Draw) -> list[dict[str, str]]:
+        try:
+            calls = list(read_calls(draw.text, (draw.data or {}).get("tool_calls") or ()))
+        except UnreadableError:
+            return []
+        gates = [(pin, pin.allows) for pin in self.pins.active() if pin.allows is not None]
+        return [{"call": name, "rule": pin.text} for name, given in calls for pin, allowed in gates if not allowed(name, given)]
+
+
+def _pin(rule: Rule, source: str) -> Pin:
+    return Pin(rule.text, source=source, allows=allows(rule.predicate) if rule.predicate is not None else None)
+
+
+def _head(messages: Sequence[Message]) -> int:
+    """How many messages of the system come first."""
+    return next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+
+
+def _is_block(message: Message) -> bool:
+    return is_block({"role": message.role, "content": message.text})
+
+
+def _stands(rule: str, text: str) -> bool:
+    """Whether ``rule`` is a line (or lines) of its own in ``text``, bulleted or numbered perhaps, and the rest does not take it back."""
+    lines = re.compile(rf"^[ \t]*(?:[-*•]|\d+[.)])?[ \t]*{re.escape(rule.strip())}[ \t]*$", re.MULTILINE)
+    rest, found = lines.subn("", text)
+    return bool(found) and survival(rule, rest).kind != "contradicted"
+
+
+@register("scorer", "rules")
+class RuleCheck:
+    """``rules:FILE``: 1 where no call of the last reply is forbidden by a rule of the file, 0 where one is; no value where a call cannot be read.
+
+    Only rules with a predicate can be checked; see docs/methods/governance.md for their form.
+    """
+
+    name = "rules"
+
+    def __init__(self, argument: str = "") -> None:
+        self.rules = [rule for rule in (read_rules(Path(argument)) if argument else []) if rule.predicate is not None]
+        if argument and not self.rules:
+            raise UserError(f"no rule in {argument} has a predicate, so there is nothing that a call could break")
+
+    @property
+    def judge(self) -> str:
+        """Identity of the check and its rules."""
+        return stable_hash("governance.rules", 1, json_hash([[rule.text, dict(rule.predicate or {})] for rule in self.rules]))
+
+    async def score(self, path: Messages, task: Task) -> Sequence[Verdict | Stream]:
+        """See :class:`ramify.score.protocol.Scorer`."""
+        node = path.segments[-1][0]
+        said = path.messages()[-1] if node.role == "assistant" else None
+        broken: list[str] = []
+        try:
+            for name, given in read_calls(said.text, said.data.get("tool_calls") or ()) if said is not None else ():
+                broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given)]
+        except UnreadableError as error:
+            return [Verdict(node.id, self.name, None, evidence={"failure": str(error)}, judges={self.name: self.judge})]
+        return [Verdict(node.id, self.name, float(not broken), evidence={"broken": broken}, judges={self.name: self.judge})]

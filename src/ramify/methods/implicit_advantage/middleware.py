@@ -1,0 +1,73 @@
+"""The grade of each reply while a model is served: how much likelier training made it (arXiv 2606.26080, Proposition 1).
+
+``--middleware advantage:hf:REFERENCE`` around a model that draws tokens here. A grade is a warning light, never a permission. The reference
+reads prompt and reply anew each time; :class:`ramify.methods.implicit_advantage.Monitor` follows one attempt without doing so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import NeedsError
+from ramify.base.ids import stable_hash
+from ramify.base.registry import register
+from ramify.engine.named import find_continuing
+from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, step_columns
+from ramify.model.middleware import Middleware
+from ramify.model.protocol import Draw, Model, Prefix, require
+from ramify.score.replies import scored
+from ramify.trace.node import Verdict
+
+
+@register("middleware", "advantage")
+class Graded(Middleware):
+    """Adds the verdict of scorer ``advantage`` to a reply's scores: the sum over its tokens of log pi/ref. Without a reference it does nothing.
+
+    Raises NeedsError where the model inside does not tell the log-probs of what it draws or reads with another tokenizer than the reference.
+    """
+
+    name = "advantage"
+
+    def __init__(self, inner: Model, argument: str = "") -> None:
+        super().__init__(inner, argument)
+        self.reference = find_continuing(argument)[0] if argument else None
+        self.config = AdvantageConfig()
+        if self.reference is not None:
+            require(inner, ("tokens", "logprobs"), "the grade of a reply")
+            require(self.reference, ("tokens", "prompt_logprobs"), "the grade of a reply")
+            if self.reference.identity.tokenizer != inner.identity.tokenizer:
+                raise NeedsError(
+                    f"'{inner.identity.name}' and its reference '{self.reference.identity.name}' have two tokenizers"
+                )
+
+    @property
+    def settings(self) -> Any:
+        """The reference and how tokens become a grade."""
+        return None if self.reference is None else [self.reference.identity.weights, self.config.to_json()]
+
+    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
+        """See :class:`Middleware`. Raises BoundaryError where the reference fails."""
+        tokens, before = draw.tokens, self._before(given, draw)
+        if self.reference is None or tokens is None or draw.model_logprobs is None or before is None:
+            return draw
+        row = np.concatenate([before, tokens]).astype(np.int32)
+        (found,) = await self.reference.logprobs([row])
+        columns = step_columns(
+            draw.model_logprobs, found.logprobs[len(before) :], np.zeros(len(tokens), np.int64), 1, self.config
+        )
+        value = float(columns[f"A_{self.config.token}"][0])
+        evidence = {"n_tokens": len(tokens), "top_share": float(columns["top_share"][0])}
+        judges = {self.name: stable_hash("advantage", self.reference.identity.weights, self.inner.identity.weights)}
+        return scored(draw, [Verdict("", self.name, value, "nats", evidence=evidence, judges=judges)])
+
+    def _before(self, given: Prefix, draw: Draw) -> np.ndarray | None:
+        """The tokens that the reply followed."""
+        if given.tokens is not None:
+            return given.tokens
+        laid = [one.tokens for one in draw.shown if one.tokens is not None]
+        template = getattr(self.inner, "template", None)
+        if template is None or not laid or len(laid) < len(draw.shown):
+            return None
+        return np.concatenate([*laid, np.array(template.open("assistant", draw.shown[-1].message.role), np.int32)])
