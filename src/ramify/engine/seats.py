@@ -90,6 +90,8 @@ class Seats(Scheduler):
         """Start waiting draws of a row's group as copies of that row, as many as there is room for; returns how many."""
         row, start = self.rows[source], len(self.rows)
         length = len(row.group.prefix)
+        if self.speculator and row.group.jobs:
+            self.speculator.absorb(self.arena, [row], [source])  # or every copy would do it again
         while (
             row.group.jobs
             and len(self.rows) < self.max_rows
