@@ -36,7 +36,9 @@ def serve(
     drafter: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")
     ] = None,
-    schedule: Annotated[str, typer.Option(help="How much to draft: off, fixed:K, threshold:T, greedy, stale2.")] = "stale2",
+    schedule: Annotated[
+        str, typer.Option(help="With --drafter: off, fixed:K, threshold:T, greedy, stale2 (default with a profile).")
+    ] = "",
     max_rows: Annotated[int, typer.Option(help="Draws that run at once.", min=1)] = ROWS,
     max_waiting: Annotated[
         int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
@@ -95,7 +97,7 @@ def serve(
 
 
 def find_served(
-    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "off"
+    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = ""
 ) -> tuple[Model, Callable[[], Mapping[str, float]]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
@@ -108,9 +110,9 @@ def find_served(
         from ramify.engine.local import LocalModel
 
         folder = model_folder(spec)
-        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule}
+        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": "rejection"}
         local = LocalModel.load(folder, max_rows=max_rows, **options)
-        return Layout(local, chat_template(folder)), (lambda: local.gauges)
+        return Layout(local, chat_template(folder)), (lambda: {f"engine_{name}": value for name, value in local.gauges.items()})
     if drafter is not None:
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
     from ramify.engine.named import find_model

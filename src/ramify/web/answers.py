@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
+from ramify.base.errors import BoundaryError, BusyError, NeedsError, RamifyError, UserError
 from ramify.base.seeds import place_key
 from ramify.model.laid import TooLongError
 from ramify.model.protocol import Draw, Identity
@@ -198,6 +198,8 @@ def refusal(error: RamifyError) -> RefusedError:
         return error
     if isinstance(error, TooLongError):
         return RefusedError(400, f"{error}.", code="context_length_exceeded")
+    if isinstance(error, BusyError):
+        return RefusedError(429, f"{error}.", code="rate_limit_exceeded", headers={"retry-after": "1"})
     if isinstance(error, UserError | NeedsError):
         return RefusedError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
     if isinstance(error, BoundaryError) and error.boundary == "provider":

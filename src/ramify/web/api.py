@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ramify.base.errors import RamifyError, nearest
 from ramify.model.endpoint import HttpModel
-from ramify.model.protocol import Model
+from ramify.model.protocol import CLIENT, Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
@@ -31,6 +31,14 @@ from ramify.web.metrics import Metrics
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _GONE = 499
 """What a request counts as whose client left; nobody is told."""
+
+
+def client_of(body: Mapping[str, Any], request: HttpRequest) -> str:
+    """Who a request is for, as fairness counts clients: the ``user`` it names, else the address it comes from. Raises RefusedError."""
+    user = body.get("user")
+    if user is not None and not (isinstance(user, str) and len(user) <= 256):
+        raise RefusedError(400, "Field 'user': it must be a text of at most 256 characters.", "user", "invalid_value")
+    return f"user {user}" if user else f"at {request.client.host if request.client else ''}"
 
 
 class Api:
@@ -127,7 +135,9 @@ class Api:
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
         start = time.monotonic()
         try:
-            form = await make(read_json(await request.body()))
+            body = read_json(await request.body())
+            form = await make(body)
+            CLIENT.set(client_of(body, request))
             answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
             if not form.request.stream:
                 return JSONResponse(await unless_gone(request.receive, answer.whole()))

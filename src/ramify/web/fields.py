@@ -29,7 +29,7 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
     "skip_special_tokens": (False, "special tokens are shown, but for the one that ends a reply"),
     "spaces_between_special_tokens": (False, "none are put in"),
 }
-#: Fields that change nothing here whatever they say.
+#: Fields that change no reply whatever they say (``user`` is whom fairness counts the request for).
 IGNORED = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 #: Fields of OpenAI's and other servers that are not offered. Field -> why.
 REFUSED = {

@@ -1,0 +1,60 @@
+"""The server as ``ramify serve`` puts it together, on a free port of loopback and a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+import ramify
+from ramify.engine.local import LocalModel
+from ramify.model.chat import TagTemplate
+from ramify.model.laid import Layout
+from ramify.model.protocol import Model
+from ramify.web.api import Api
+from ramify.web.exchange import Recorder
+from ramify.web.limits import Guard, Places
+from ramify.web.server import address, open_server
+
+HOUSEHOLD = Path(ramify.__file__).parent / "assets" / "household"
+NAME = "tiny"
+
+
+def household(**options: Any) -> tuple[LocalModel, Layout]:
+    local = LocalModel.load(HOUSEHOLD, **options)
+    assert local.tokenizer is not None
+    return local, Layout(local, TagTemplate(local.tokenizer))
+
+
+@contextmanager
+def served(
+    model: Model,
+    gauges: Callable[[], Mapping[str, float]] = dict,
+    running: int = 64,
+    waiting: int = 64,
+    record: Recorder | None = None,
+) -> Iterator[str]:
+    """Yields ``http://127.0.0.1:PORT/v1``."""
+    api = Api(model, NAME, Places(running, waiting), record, gauges)
+    server, listener = open_server(Guard(api.app(), seconds=60), drain=2)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until = time.monotonic() + 20
+        while not server.started and time.monotonic() < until:
+            time.sleep(0.005)
+        yield address("127.0.0.1", listener) + "v1"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def client(url: str, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30, **options)
