@@ -107,7 +107,7 @@ class Speculator:
             raise UserError(f"verify is '{law}'; it is coupled or rejection")
         self.drafter, self.schedule, self.first, self.law = drafter, schedule, first, law
         self.block = drafter.config.block
-        self.layers = drafter.config.layers
+        self.layers = drafter.layers
         """Layers to add to the arena; ``first`` is the arena's layer where they start."""
         self.target_layers = tuple(drafter.config.target_layers)
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
@@ -149,8 +149,7 @@ class Speculator:
     def absorb(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> None:
         """Give the drafter all that is kept of these rows, in one call.
 
-        The token after a row's very last position may not be known yet (a prompt parked before its first draw): that position is
-        absorbed with token 0 after it and stays kept, to be absorbed once more.
+        The token after a row's very last position may not be known yet (a prompt before its first draw); 0 stands for it.
         """
         pieces: list[tuple[Tensor, int, int]] = []
         where: list[int] = []
@@ -166,10 +165,7 @@ class Speculator:
             where += [slot] * count
             positions += range(state.absorbed, stop)
             following += [*row.tokens[state.absorbed + 1 : stop + 1], 0][:count]
-            known = min(stop, len(row.tokens) - 1)
-            last, first, size = state.pieces[-1]
-            state.pieces = [] if known == stop else [(last, first + size - 1, 1)]
-            state.absorbed = known
+            state.pieces, state.absorbed = [], stop
         if pieces:
             device = pieces[0][0].device
             numbers = torch.tensor([where, positions, following], device=device)
