@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 128
 """More at once are told to come again (503)."""
 DRAIN_SECONDS = 10.0
+BACKLOG = 512
 
 
 def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | None = None) -> Guard:
@@ -98,6 +99,7 @@ def open_server(
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # who comes once the address is printed waits for the server, and is not refused
     except (OSError, OverflowError) as error:
         listener.close()
         raise UserError(f"cannot serve on {host} port {port}: {error}") from error
@@ -112,6 +114,7 @@ def open_server(
         proxy_headers=False,
         ws="none",
         limit_concurrency=connections,
+        backlog=BACKLOG,
         timeout_keep_alive=math.ceil(HEAD_SECONDS),
         timeout_graceful_shutdown=drain,
     )
