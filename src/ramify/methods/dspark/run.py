@@ -1,0 +1,201 @@
+"""What the verbs do: open a target, draw its text, train a drafter on it, calibrate its confidences, bill what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import write_whole
+from ramify.base.ids import json_hash
+from ramify.engine.checkpoints import chat_template, model_folder
+from ramify.engine.drafter_files import for_target, load_drafter, save_drafter
+from ramify.engine.drafters import Drafter
+from ramify.engine.local import LocalModel
+from ramify.methods.dspark import prompts
+from ramify.methods.dspark.algorithm import (
+    accepted_length,
+    calibration,
+    conditional_acceptance,
+    logits_of,
+    sequential_temperatures,
+)
+from ramify.methods.dspark.measure import record
+from ramify.methods.dspark.training import DrafterTraining, regenerate, train_drafter, unused_token
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Sampling
+from ramify.train.batch import Row
+
+TEXT, CALIBRATION = "text.npy", "calibration.json"
+"""Files beside a drafter: the target's text it was trained on, and how well its confidences are calibrated."""
+
+
+class TrainOptions(DrafterTraining):
+    """A drafter, the text it learns from, and how it is trained."""
+
+    kind: Literal["dspark", "dflash", "eagle3"] = "dspark"
+    """dspark; dflash (no sequential head, no confidences); eagle3 (token by token)"""
+    layers: int = Field(3, ge=1)
+    """draft layers; eagle3 has one"""
+    block: int = Field(7, ge=1)
+    """most tokens of one draft"""
+    rank: int = Field(32, ge=0)
+    """rank of dspark's sequential head; the paper's is 256 for a vocabulary of 150,000"""
+    head: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    """kind of the sequential head"""
+    sequences: int = Field(1200, ge=2)
+    """replies of the target to learn from; prompts of a file are used in turns"""
+    length: int = Field(96, ge=4)
+    """tokens of a reply at most"""
+    temperature: float = Field(1.0, ge=0)
+    """temperature at which the target writes; take the one it will be used at"""
+    steps: int = Field(1500, ge=1)
+    """optimiser steps"""
+
+    def training(self) -> DrafterTraining:
+        """The part that is about the optimiser."""
+        return DrafterTraining(**{name: getattr(self, name) for name in DrafterTraining.model_fields})
+
+
+@dataclass
+class Target:
+    """A model that drafters are made for, and where its prompts come from."""
+
+    name: str
+    model: LocalModel
+    template: ChatTemplate | None
+
+    @classmethod
+    def open(cls, name: str) -> Target:
+        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError where there is none, NeedsError for a model behind an endpoint."""
+        spec = f"hf:{name}" if Path(name).is_dir() else name
+        folder = model_folder(spec)
+        try:
+            template: ChatTemplate | None = chat_template(folder)
+        except NeedsError:
+            template = None
+        return cls(spec, LocalModel.load(folder), template)
+
+    @property
+    def folder(self) -> Path:
+        """Its checkpoint."""
+        return model_folder(self.name)
+
+    def prompts(self, file: Path | None, n: int, raw: bool, seed: int, part: str) -> list[np.ndarray]:
+        """``n`` prompts, those of ``file`` in turns, or what :func:`ramify.methods.dspark.prompts.of_target` makes; all fit the context."""
+        if file is None:
+            return prompts.of_target(self.name, self.model, n, seed, part)
+        read = prompts.from_file(file, self.model, self.template, raw)
+        for i, one in enumerate(read):
+            if len(one) + 2 > self.model.context:
+                raise UserError(f"{file}: prompt {i + 1} has {len(one)} tokens; the model's context is {self.model.context}")
+        return [read[i % len(read)] for i in range(n)]
+
+
+def bill(target: Target, options: TrainOptions) -> dict[str, Any]:
+    """What a training costs: tokens the target draws at most, positions that are supervised, weights that are trained."""
+    made = make(target, options, mask_token=0)
+    slots = options.length if options.kind == "eagle3" else options.anchors
+    return {
+        "tokens to draw, at most": options.sequences * options.length,
+        "weights to train": sum(w.numel() for w in made.parameters() if w.requires_grad),
+        "optimiser steps": options.steps,
+        "supervised positions, at most": options.steps * options.rows * slots * options.block,
+        "target layers read": list(made.config.target_layers),
+    }
+
+
+def make(target: Target, options: TrainOptions, mask_token: int) -> Drafter:
+    """A new drafter as the options describe it."""
+    return for_target(
+        target.model.module,
+        options.kind,
+        layers=options.layers,
+        block=options.block,
+        rank=options.rank,
+        head=options.head,
+        mask_token=mask_token,
+        anchors=options.anchors,
+        seed=options.seed,
+    )
+
+
+def text(target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path) -> list[Row]:
+    """What the target writes after each of ``given``, kept in ``folder`` so that it is drawn once. Raises UserError on another one's text."""
+    what = json_hash(
+        [target.model.identity.weights, options.length, options.temperature, options.seed, [one.tolist() for one in given]]
+    )
+    file, about = folder / TEXT, folder / "text.json"
+    if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("what") == what:
+        known = np.load(file, allow_pickle=False)
+        return [Row(one[1 : 1 + n], np.arange(n) >= one[0]) for one in known for n in [int((one[1:] >= 0).sum())]]
+    if about.is_file():
+        raise UserError(f"{file} is text of another target or other prompts; remove it or choose another folder")
+    settings = Sampling(temperature=options.temperature, max_tokens=options.length)
+    rows = asyncio.run(regenerate(target.model, given, settings, options.seed))
+    whole = np.full((len(rows), 1 + max(len(row.tokens) for row in rows)), -1, np.int32)
+    for i, row in enumerate(rows):
+        whole[i, 0], whole[i, 1 : 1 + len(row.tokens)] = len(given[i]), row.tokens
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "part.npy", whole, allow_pickle=False)
+    (folder / "part.npy").replace(file)
+    write_whole(about, json.dumps({"what": what}) + "\n")
+    return rows
+
+
+def train(target: Target, rows: Sequence[Row], options: TrainOptions, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped goes on. The last losses, and what was made."""
+    mask = unused_token(rows, target.model.forward.vocab)
+    drafter = make(target, options, mask)
+    records = train_drafter(drafter, target.model, rows, options.training(), out, report)
+    save_drafter(drafter, out)
+    return {"out": str(out), "kind": options.kind, "rows": len(rows), "mask_token": mask, **records[-1]}
+
+
+def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int) -> dict[str, Any]:
+    """Fit the temperatures of the drafter in ``folder`` on the rounds of half of the prompts, save them, and test them on the other half.
+
+    Raises UserError where the drafter has no confidences, or a half has no rounds.
+    """
+    drafter = load_drafter(folder, target.model.module)
+    if not drafter.config.confidence:
+        raise UserError(f"the drafter in {folder} has no confidence head, so there is nothing to calibrate")
+    import torch
+
+    drafter.temperatures = torch.ones_like(drafter.temperatures)
+    rounds = record(target.model, drafter, given, settings, seed)
+    fit, test = (rounds.pick(rounds.prompt % 2 == half) for half in (0, 1))
+    if not len(fit) or not len(test):
+        raise UserError(f"{len(given)} prompts gave {len(rounds)} rounds, too few for two halves: give more prompts")
+    found = sequential_temperatures(logits_of(fit.confidence), fit)
+    z = logits_of(test.confidence)
+    before, after = calibration(z, test), calibration(z, test, found)
+    drafter.temperatures = torch.tensor(found, dtype=torch.float32)
+    save_drafter(drafter, folder)
+    acceptance = conditional_acceptance(rounds)
+    report = {
+        "rounds": len(rounds),
+        "tokens a pass": accepted_length(rounds),
+        "acceptance": [float(value) for value in acceptance],
+        "temperatures": found.tolist(),
+        "before": [asdict(one) for one in before],
+        "after": [asdict(one) for one in after],
+    }
+    finite: dict[str, Any] = json.loads(json.dumps(report), parse_constant=lambda name: None)  # nan is no JSON
+    write_whole(folder / CALIBRATION, json.dumps(finite, indent=1) + "\n")
+    return finite
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from ramify.methods.dspark.verbs import app
+
+        return app
+    raise AttributeError(name)

@@ -1,0 +1,249 @@
+"""The verbs of ``ramify dspark``. TARGET is builtin, hf:FOLDER or a folder; DRAFTER is a folder that train wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.config import load
+from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.engine.drafter_files import load_drafter
+from ramify.engine.drafters import Drafter
+from ramify.methods.dspark import run
+from ramify.methods.dspark.run import Target, TrainOptions
+from ramify.model.protocol import Sampling
+from ramify.render.terminal import emit, progress, say, table
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Train a drafter for your model, calibrate it, see at which load it pays, and check that nothing changes but the speed.",
+)
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+TargetName = Annotated[str, typer.Argument(metavar="TARGET", help="builtin, hf:FOLDER or a folder: the model to speed up.")]
+DrafterFolder = Annotated[Path, typer.Argument(metavar="DRAFTER", help="A folder that `ramify dspark train` wrote.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", metavar="FILE", help="JSON lines with prompt or prompt_ids, or one text a line. builtin needs none."
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Prompts are the text as it is, without the chat template.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the settings and what the run costs, and do nothing.")]
+Count = Annotated[int, typer.Option("--n", min=2, help="Prompts; those of a file are used in turns.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Temperature of the draws.")]
+Tokens = Annotated[int, typer.Option(min=2, help="Tokens of a reply at most.")]
+Seed = Annotated[int, typer.Option(help="Decides every draw.")]
+
+
+class _TrainCommand(SettingsCommand):
+    def settings(self) -> type[TrainOptions]:
+        return TrainOptions
+
+
+def _rows(found: dict[str, Any]) -> list[list[Any]]:
+    """Names and values for a table; lists as text."""
+    return [[name, ", ".join(map(_short, value)) if isinstance(value, list) else value] for name, value in found.items()]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+@app.command(cls=_TrainCommand, context_settings=TAKES_SETTINGS)
+def train(
+    ctx: typer.Context,
+    target: TargetName,
+    out: Annotated[Path, typer.Option(metavar="DRAFTER", help="Folder to write; a call that was stopped goes on there.")],
+    prompts: Prompts = None,
+    raw: Raw = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Train a drafter on text that the target writes itself."""
+    options = load(TrainOptions, flags=ctx.args)
+    opened = Target.open(target)
+    given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
+    cost = run.bill(opened, options)
+    if dry_run:
+        emit({"settings": options.to_json(), "bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
+        return
+    with progress("text", 1, "parts", as_json) as bar:
+        bar.at(0, f"{len(given)} replies of the target")
+        rows = run.text(opened, given, options, out)
+        bar.at(1)
+    with progress("train", options.steps, "steps", as_json) as bar:
+        found = run.train(opened, rows, options, out, lambda line: bar.at(_step(line), line.partition(": ")[2]))
+    emit(found, as_json, table(["number", "value"], _rows(found)))
+
+
+def _step(line: str) -> int:
+    """``step 60 of 3000: ...`` to 60."""
+    return int(line.split()[1])
+
+
+@app.command()
+def calibrate(
+    target: TargetName,
+    drafter: DrafterFolder,
+    prompts: Prompts = None,
+    raw: Raw = False,
+    n: Count = 200,
+    tokens: Tokens = 64,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Fit one temperature a position to the drafter's confidences, save them with it, and test them on other prompts."""
+    opened = Target.open(target)
+    given = opened.prompts(prompts, n, raw, seed, "calibrate")
+    found = run.calibrate(opened, drafter, given, Sampling(temperature=temperature, max_tokens=tokens), seed)
+    columns = ["position", "rounds", "temperature", "error before", "error after", "of a perfect one", "AUROC"]
+    rows = [
+        [
+            after["position"],
+            after["n"],
+            found["temperatures"][after["position"] - 1],
+            before["error"],
+            after["error"],
+            after["floor"],
+            after["ranking"],
+        ]
+        for before, after in zip(found["before"], found["after"], strict=True)
+    ]
+    title = f"{found['rounds']} rounds, {found['tokens a pass']:.2f} tokens a pass of the target"
+    emit(found, as_json, table(columns, rows, title))
+
+
+@app.command()
+def profile(
+    target: TargetName,
+    drafter: DrafterFolder,
+    prompts: Prompts = None,
+    raw: Raw = False,
+    loads: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    repeats: Annotated[int, typer.Option(min=3, help="Cycles timed for each load and number of drafts.")] = 24,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays."""
+    from ramify.engine.profile import break_even, measure
+
+    opened = Target.open(target)
+    at = _loads(loads)
+    given = opened.prompts(prompts, 4 * max(at), raw, seed, "calibrate")
+    made = measure(
+        opened.model,
+        load_drafter(drafter, opened.model.module),
+        given,
+        at,
+        repeats,
+        Sampling(temperature=temperature, max_tokens=64),
+        seed,
+    )
+    made.save(drafter)
+    found = break_even(made)
+    columns = ["requests", "plain, tokens/s", "drafting, tokens/s", "gain", "drafts", "verified a request"]
+    rows = [[row[name] for name in ("requests", "plain", "drafting", "gain", "depth", "verified")] for row in found]
+    worth = [str(row["requests"]) for row in found if row["gain"] > 1]
+    title = (
+        f"drafting promises to pay at {', '.join(worth)} requests at once" if worth else "drafting pays at none of these loads"
+    )
+    emit({"loads": found, "saved": str(drafter)}, as_json, table(columns, rows, title))
+
+
+def _loads(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UserError(f"--loads {text} is no list of numbers with commas") from None
+    if not found or found[0] < 1:
+        raise UserError(f"--loads {text}: a load is at least one request")
+    return found
+
+
+@app.command()
+def bench(
+    target: TargetName,
+    drafters: Annotated[
+        list[Path], typer.Argument(metavar="DRAFTER...", help="Folders of drafters; the first also runs under load.")
+    ],
+    prompts: Prompts = None,
+    raw: Raw = False,
+    n: Count = 60,
+    tokens: Tokens = 64,
+    temperature: Temperature = 1.0,
+    loads: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    turns: Annotated[int, typer.Option(min=3, help="Turns of every entrant; the interval is over them.")] = 15,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer", metavar="KIND[:PATH]", help="Beside them: generate, prompt_lookup, hf_assistant:FOLDER, hf_dflash:DRAFTER."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Draw the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
+    from ramify.engine.profile import FILE, Profile
+    from ramify.methods.dspark.bench import SCHEDULES, compare, report_text
+
+    opened, at = Target.open(target), _loads(loads)
+    made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
+    if len(made) < len(drafters):
+        raise UserError("two drafters have folders of the same name, which is what the table calls them by")
+    given = {"prompts": opened.prompts(prompts, n, raw, seed, "test")}
+    if dry_run:
+        runs = {
+            "alone": (len(made) + 1 + len(peers or [])) * 2,
+            "under load": (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at),
+        }
+        cost = {"replies": (turns + 1) * sum(runs.values()), "tokens to draw": (turns + 1) * sum(runs.values()) * tokens}
+        emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
+        return
+    file = drafters[0] / FILE
+    found = compare(
+        opened.folder,
+        made,
+        given,
+        settings=Sampling(temperature=temperature, max_tokens=tokens),
+        peers={kind: _peer(kind, path, opened) for kind, _, path in (one.partition(":") for one in peers or [])},
+        costs=Profile.load(drafters[0]) if file.is_file() else None,
+        loads=at,
+        rounds=turns,
+        report=lambda line: None if as_json else say(line),
+    )
+    emit(found.to_json(), as_json, report_text(found))
+
+
+def _peer(kind: str, path: str, opened: Target) -> Path | Drafter | None:
+    """What a peer drafts with."""
+    if not path:
+        return None
+    return load_drafter(Path(path), opened.model.module) if kind == "hf_dflash" else Path(path)
+
+
+@app.command("verify-lossless")
+def verify_lossless(
+    target: TargetName,
+    drafter: DrafterFolder,
+    prompts: Prompts = None,
+    raw: Raw = False,
+    n: Count = 8,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Check on your own pair that drafting changes no law and no greedy token, under every schedule; exit code 1 where it does."""
+    from ramify.methods.dspark.lossless import verify
+
+    opened = Target.open(target)
+    made = load_drafter(drafter, opened.model.module)
+    found = verify(opened.model, made, opened.prompts(prompts, n, raw, seed, "test"), seed)
+    emit({"passed": all(one.passed for one in found), "checks": [one.to_json() for one in found]}, as_json, "")
+    if not all(one.passed for one in found):
+        raise typer.Exit(EXIT_FAILED)
