@@ -74,7 +74,9 @@ class Api:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        return self._counted(Starlette(routes=routes, exception_handlers=error_handlers()))
+        app = Starlette(routes=routes, exception_handlers=error_handlers())
+        app.router.redirect_slashes = False
+        return self._counted(app)
 
     def _counted(self, app: Any) -> Any:
         """``app``, its answers counted."""
