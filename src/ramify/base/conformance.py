@@ -17,6 +17,7 @@ from ramify.base.problem import Problem
 #: Kind -> module and function of its battery.
 BATTERIES = {
     "model": "ramify.model.battery:check_model",
+    "drafter": "ramify.engine.drafter_battery:check_drafter",
     "env": "ramify.env.battery:check_env",
     "scorer": "ramify.score.battery:check_scorer",
     "searcher": "ramify.search.battery:check_searcher",

@@ -26,7 +26,7 @@ LONGEST = 40
 @app.command()
 def new(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox or middleware.")
+        str, typer.Argument(metavar="KIND", help="model, drafter, env, scorer, searcher, loss, compactor, sandbox or middleware.")
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,

@@ -110,7 +110,7 @@ def for_target(
     ``rank`` and ``confidence`` count for DSpark only, ``layers`` not for Eagle3 (one). ``mask_token`` (None: the last of the vocabulary)
     must not occur in the training data. Raises UserError on a shape that cannot be, NeedsError on a target that has no drafter.
     """
-    target = target_of(module)
+    make, target = registry.get("drafter", kind), target_of(module)
     spark = kind == "dspark"
     confident = spark and (True if confidence is None else confidence)
     if isinstance(target_layers, str):
@@ -130,14 +130,19 @@ def for_target(
         anchors=anchors,
         **target.shape,
     )
-    drafter: Drafter = registry.get("drafter", kind)(config, seed)
+    drafter: Drafter = make(config, seed)
     drafter.to(target.head.device)
     drafter.attach(target.embedding, target.head)
     return drafter
 
 
 def save_drafter(drafter: Drafter, folder: Path | str) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in DeepSpec's layout; each file whole or not at all."""
+    """Write ``config.json`` and ``model.safetensors`` in DeepSpec's layout; each file whole or not at all.
+
+    Raises NeedsError on a drafter of a kind that the layout does not know.
+    """
+    if drafter.config.kind not in ARCHITECTURES:
+        raise NeedsError(f"DeepSpec's layout knows no drafter of kind '{drafter.config.kind}'")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {_outside(name): value for name, value in drafter.state_dict().items()}

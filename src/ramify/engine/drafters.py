@@ -15,15 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
 from ramify.engine.cache import Arena
-from ramify.engine.forward import SPAN, padded
-from ramify.engine.tiny import Block, TinyConfig, rotary_tables
+from ramify.engine.forward import Tile
+from ramify.engine.tiny import TinyConfig, rotary_tables
 
-KINDS = ("dspark", "dflash", "eagle3")
 HEADS = ("vanilla", "gated", "rnn")
 
 Pick = Callable[[int, Tensor], Tensor]
@@ -35,6 +33,7 @@ class DrafterConfig:
     """Shape of a drafter; widths, heads and vocabulary are the target's."""
 
     kind: str
+    """Name of the registered drafter: dspark, dflash, eagle3 or a plug-in's."""
     vocab: int
     width: int
     heads: int
@@ -70,8 +69,6 @@ class DrafterConfig:
             raise UserError(f"drafter: {problem}")
 
     def _problem(self) -> str:
-        if self.kind not in KINDS:
-            return f"kind is '{self.kind}'; known: {', '.join(KINDS)}"
         if self.head not in HEADS:
             return f"head is '{self.head}'; known: {', '.join(HEADS)}"
         for name in ("block", "layers", "width", "vocab", "heads", "kv_heads", "head_size", "ffn"):
@@ -206,13 +203,18 @@ class Drafter(nn.Module):
         return torch.sigmoid(scores / self.temperatures[: scores.shape[-1]])
 
     def init_weights(self, seed: int) -> None:
-        """Normal weights of deviation 0.02, residual outputs scaled by 1/sqrt(2 layers); vectors of norms are 1, biases 0."""
+        """Normal weights of deviation 0.02, residual outputs scaled by 1/sqrt(2 layers); vectors of norms are 1, biases 0.
+
+        The recurrent head and the embedding it reads start at 1/sqrt(inputs): from 0.02 a memory of two tokens is not learned.
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() == 2:
                     residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                     spread = 0.02 / (2 * self.config.layers) ** 0.5 if residual else 0.02
+                    if self.config.head == "rnn" and name.endswith(("joint_proj.weight", "markov_w1.weight")):
+                        spread = weight.shape[1] ** -0.5
                     weight.copy_(torch.empty(weight.shape).normal_(0.0, spread, generator=generator))
                 elif name.endswith("bias"):
                     weight.zero_()
@@ -224,61 +226,14 @@ def unit(x: Tensor, eps: float) -> Tensor:
     return torch.layer_norm(torch.cat((x, -x), -1), (2 * size,), None, None, eps).narrow(-1, 0, size)
 
 
-class Span:
-    """K consecutive positions of each of R arena rows, which a draft layer runs as one batch; made once for all layers of a call.
+def block_tile(arena: Arena, c: DrafterConfig, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> Tile:
+    """``count`` consecutive positions of each of R arena rows, which see their row's context and each other in both directions.
 
-    Every query of a row sees the positions before ``start + K``: its context and the whole span, in both directions.
+    ``slots`` int64 [R] ascend; the first position of each row, ``positions`` int64 [R], holds ``tokens`` int64 [R], the others the mask.
     """
-
-    def __init__(self, drafter: Drafter, arena: Arena, slots: Tensor, start: Tensor, count: int) -> None:
-        c, device = drafter.config, arena.kv.device
-        self.rows, self.count = len(slots), count
-        self.kv_heads, self.group, self.size = c.kv_heads, c.heads // c.kv_heads, c.head_size
-        ends = start + count
-        longest = int(ends.max())
-        self.seen = S = min(padded(longest, SPAN), arena.capacity)
-        positions = (start[:, None] + torch.arange(count, device=device)).flatten()
-        self.index = (slots[:, None] * arena.capacity).expand(-1, count).flatten() + positions
-        cos, sin = drafter.rotary(longest, device).index_select(1, positions)[:, :, None]
-        self.cos, self.sin = cos, torch.cat((-sin[..., : c.head_size // 2], sin[..., c.head_size // 2 :]), -1)
-        hidden = torch.arange(S, device=device) >= ends[:, None]
-        self.mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
-        self.flat, self.kv = arena.kv.flatten(1, 2), arena.kv
-        first = int(slots[0])
-        dense = slots.tolist() == list(range(first, first + self.rows))
-        self.slots: Tensor | slice = slice(first, first + self.rows) if dense else slots
-
-    def attend(self, layer: int, mixed: Tensor, norms: Tensor, eps: float) -> Tensor:
-        """Store the keys and values of ``mixed`` [R*K, (H+2G)E] in arena layer ``layer`` and attend: [R*K, H*E]."""
-        R, K, G, n, E = self.rows, self.count, self.kv_heads, self.group, self.size
-        heads = mixed.view(R * K, -1, E)
-        qk = heads[:, : n * G + G]
-        plain = unit(qk, eps) * norms
-        torch.addcmul(torch.roll(plain, E // 2, -1).mul_(self.sin), plain, self.cos, out=qk)
-        self.flat[layer].index_copy_(0, self.index, mixed[:, n * G * E :])
-        seen = self.kv[layer, self.slots, : self.seen].view(R, self.seen, 2, G, E).permute(2, 0, 3, 1, 4)
-        queries = heads[:, : n * G].reshape(R, K, G, n, E).permute(0, 2, 3, 1, 4).reshape(R, G, n * K, E)
-        out = F.scaled_dot_product_attention(queries, seen[0], seen[1], self.mask)
-        return out.view(R, G, n, K, E).permute(0, 3, 1, 2, 4).reshape(R * K, -1)
-
-
-class Fused:
-    """The weights of one draft layer in as few matrices as possible, for drawing; copies."""
-
-    def __init__(self, block: Block, c: DrafterConfig) -> None:
-        attention, mlp = block.self_attn, block.mlp
-        self.eps = c.norm_eps
-        self.norm1 = block.input_layernorm.weight.detach()
-        self.norm2 = block.post_attention_layernorm.weight.detach()
-        self.qkv = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]).detach().t()
-        q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
-        self.norms = torch.cat((q.expand(c.heads, -1), k.expand(c.kv_heads, -1)))
-        self.out = attention.o_proj.weight.detach().t()
-        self.into = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach().t()
-        self.down = mlp.down_proj.weight.detach().t()
-
-    def run(self, x: Tensor, normed: Tensor, span: Span, layer: int) -> Tensor:
-        """The layer on residual ``x`` [R*K, D] with attention input ``normed``; keys and values go to arena layer ``layer``."""
-        x = torch.addmm(x, span.attend(layer, torch.mm(normed, self.qkv), self.norms, self.eps), self.out)
-        gate, up = torch.mm(unit(x, self.eps) * self.norm2, self.into).chunk(2, -1)
-        return torch.addmm(x, F.silu(gate).mul_(up), self.down)
+    rows, starts = slots.tolist(), positions.tolist()
+    steps, masks = range(count), [c.mask_token] * (count - 1)
+    ids = [token for anchor in tokens.tolist() for token in (anchor, *masks)]
+    where = [start + k for start in starts for k in steps]
+    sees = [start + count - 1 for start in starts for _ in steps]
+    return Tile(arena, c.kv_heads, ids, where, [row for row in rows for _ in steps], sees)

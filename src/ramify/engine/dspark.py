@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from ramify.base.registry import register
 from ramify.engine.cache import Arena
-from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Fused, Pick, Span, unit
+from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Pick, block_tile, unit
+from ramify.engine.forward import TILE
+from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, rotate
 
 
@@ -82,35 +84,36 @@ class DSpark(Drafter):
         self.markov_head = MarkovHead(c) if c.rank else None
         self.reads_token = c.confidence_markov and c.rank > 0
         self.confidence_head = ConfidenceHead(c.width + c.rank * self.reads_token) if c.confidence else None
-        self._fused: list[Fused] = []
-        self._absorb = (torch.empty(0), torch.empty(0))
+        self._stack: Stack | None = None
+        self._absorb = self._norms = (torch.empty(0), torch.empty(0))
         self.init_weights(seed)
 
     def train(self, mode: bool = True) -> DSpark:
         """See :class:`torch.nn.Module`; forgets the fused weights."""
-        self._fused = []
+        self._stack = None
         return super().train(mode)
 
-    def _ready(self) -> list[Fused]:
-        if not self._fused:
+    def _ready(self) -> Stack:
+        if self._stack is None:
             c = self.config
-            self._fused = [Fused(block, c) for block in self.blocks]  # type: ignore[arg-type]
-            kv = torch.stack([fused.qkv.t()[c.heads * c.head_size :] for fused in self._fused])
-            norms = torch.stack([fused.norms[c.heads :] for fused in self._fused])
-            self._absorb = (kv.flatten(0, 1).t(), norms)
-        return self._fused
+            stack = Stack(self.blocks, c.block_shape(), self.head.device, c.block + TILE)
+            self._norms = twice(self.hidden_norm.weight), twice(self.norm.weight)
+            kv = torch.cat([fused.qkv.t()[c.heads * c.head_size :] for fused in stack.fused]).t()
+            self._absorb = kv, torch.stack([fused.norms[c.heads :] for fused in stack.fused if fused.norms is not None])
+            self._stack = stack
+        return self._stack
 
     @torch.inference_mode()
     def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """See :meth:`Drafter.absorb`; ``following`` is not read."""
-        c = self.config
-        self._ready()
+        c, stack = self.config, self._ready()
         kv, norms = self._absorb
-        context = unit(F.linear(features, self.fc.weight), c.norm_eps) * self.hidden_norm.weight
-        heads = torch.mm(context, kv).view(len(slots), c.layers, 2, c.kv_heads, c.head_size)
+        context = F.linear(features, self.fc.weight)
+        context = torch.layer_norm(torch.cat((context, -context), 1), (2 * c.width,), self._norms[0], None, c.norm_eps)
+        heads = torch.mm(context.narrow(1, 0, c.width), kv).view(len(slots), c.layers, 2, c.kv_heads, c.head_size)
         keys = unit(heads[:, :, 0], c.norm_eps) * norms
-        cos, sin = self.rotary(int(positions.max()) + 1, features.device).index_select(1, positions)[:, :, None, None]
-        heads[:, :, 0] = rotate(keys, cos, sin)
+        cos, sin = stack.tables(positions)
+        torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin[:, None]), keys, cos[:, None], out=heads[:, :, 0])
         where = slots * arena.capacity + positions
         arena.kv[first : first + c.layers].view(c.layers, -1, c.kv_size).index_copy_(1, where, heads.flatten(2).transpose(0, 1))
 
@@ -122,19 +125,16 @@ class DSpark(Drafter):
 
         Only ``depth`` slots run, which costs in proportion; the slots that are missing beside them change acceptance by a percent or so.
         """
-        c, R = self.config, len(slots)
-        layers = self._ready()
-        tokens = torch.full((R, depth), c.mask_token, dtype=torch.long, device=anchors.device)
-        tokens[:, 0] = anchors
-        span = Span(self, arena, slots, positions, depth)
-        x = F.embedding(tokens.flatten(), self.embedding)
-        for i, fused in enumerate(layers):
-            x = fused.run(x, unit(x, c.norm_eps) * fused.norm1, span, first + i)
-        hidden = (unit(x, c.norm_eps) * self.norm.weight).view(R, depth, c.width)
-        logits = F.linear(hidden, self.head)
+        c, R, stack = self.config, len(slots), self._ready()
+        tile = block_tile(arena, c, slots, anchors, positions, depth)
+        buffers = stack.buffers(tile.size)
+        buffers.x.copy_(F.embedding(tile.tokens, self.embedding))
+        stack.run(tile, buffers, first)
+        hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, tile.used).view(R, depth, c.width)
+        logits = F.linear(hidden, self.head).unbind(1)
         drawn, embedded, previous, state = [], [], anchors, None
         for k in range(depth):
-            at = logits[:, k]
+            at = logits[k]
             if self.markov_head is not None:
                 embedded.append(F.embedding(previous, self.markov_head.markov_w1.weight))
                 latent, state = self.markov_head.step(embedded[-1], hidden[:, k], state)

@@ -155,7 +155,7 @@ def _step(trainer: Trainer, drafter: Drafter, features: _Features, config: Draft
         loss, record = block_loss(drafter, tokens, mask, states, law, anchors, keep, config)
     else:
         raise UserError(f"there is no training for a drafter of kind '{drafter.config.kind}'")
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), config.clip))
     if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
         trainer.optimizer.step()
