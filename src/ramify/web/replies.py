@@ -47,24 +47,24 @@ class Reply:
         """The stop text, or the token, that ended it."""
         self.draw: Draw | None = None
         self._said = ""
-        self._cut: int | None = None
+        self._cut: int | None = None  # where a stop text cuts it
+        self._over: int | None = None  # where the token that ended it begins
         self._waiting: list[tuple[int, Token]] = []
         self._end = 0  # of the last token, in the draw's text
 
     @property
     def finish(self) -> str:
         """OpenAI's ``finish_reason`` but for tool calls."""
-        return "length" if self.draw is not None and self.draw.stop == "length" and self._cut is None else "stop"
+        return "length" if self.draw is not None and self.draw.stop == "length" and self.stopped is None else "stop"
 
     def push(self, piece: Piece) -> Part:
         """What ``piece`` makes sure; with the last piece everything."""
         self._said += piece.text
         self._take(piece)
-        said = self._said
+        said = self._said[: self._over]
         if self._cut is None and self.stops:
-            self._cut = self._find_stop()
-        if self._cut is not None:
-            said = said[: self._cut]
+            self._cut = self._find_stop(said)
+        said = said[: self._cut]
         if piece.draw is None:
             return self._give(self._sure(said))
         self.draw = piece.draw
@@ -80,14 +80,15 @@ class Reply:
             return
         for at, token in enumerate(piece.tokens.tolist()):
             end = len(self._said) if piece.ends is None else int(piece.ends[at])
-            if token in self.enders and self._cut is None:
-                self._cut, self.stopped = self._end, token
+            if token in self.enders and self._over is None:
+                self._over = self._end
+                self.stopped = token if self._cut is None else self.stopped
             logprob = None if piece.model_logprobs is None else float(piece.model_logprobs[at])
             self._waiting.append((end, Token(token, self._said[self._end : end], logprob)))
             self._end = end
 
-    def _find_stop(self) -> int | None:
-        found = [(at, -len(stop), stop) for stop in self.stops if (at := self._said.find(stop, len(self.text))) >= 0]
+    def _find_stop(self, said: str) -> int | None:
+        found = [(at, -len(stop), stop) for stop in self.stops if (at := said.find(stop, len(self.text))) >= 0]
         if not found:
             return None
         at, _, stop = min(found)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+from api_server import NAME, client, served
+
+from ramify.model.chat import TagTemplate
+from ramify.model.laid import Layout
+from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel
+
+CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"town":   "Oslo"}}\n</tool_call>'
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}},
+    }
+]
+ASK: list[Any] = [{"role": "user", "content": "weather in Oslo?"}]
+
+
+def reply(messages: tuple[Message, ...], key: int) -> str:
+    """Calls the tool where it was told of it; answers from its result."""
+    told = any("<tools>" in message.text for message in messages)
+    if messages[-1].role == "tool":
+        return f"It is {messages[-1].text}."
+    return CALL if told else "I cannot know."
+
+
+class Watched(ScriptedModel):
+    """Remembers the prompts it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__(reply, name="watched")
+        self.prompts: list[list[int]] = []
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        assert prefix.tokens is not None
+        self.prompts.append(prefix.tokens.tolist())
+        return await super().sample(prefix, n, settings, keys)
+
+
+@pytest.fixture(scope="module")
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture(scope="module")
+def ai(watched: Watched) -> Iterator[openai.OpenAI]:
+    with served(Layout(watched, TagTemplate(watched.tokenizer))) as url, client(url) as found:
+        yield found
+
+
+def test_a_whole_round_with_a_tool_keeps_the_drawn_tokens(ai: openai.OpenAI, watched: Watched) -> None:
+    first = ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS)
+    message = first.choices[0].message
+    assert (first.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"town": "Oslo"})
+    assert "weather" in watched.tokenizer.decode(watched.prompts[-1])
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    second = ai.chat.completions.create(model=NAME, messages=[*ASK, message, result], tools=TOOLS)  # type: ignore[list-item]
+    assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", "It is rain.")
+    # spaces in the drawn call and all: what was drawn is laid out again as it was drawn
+    drawn = watched.tokenizer.encode(CALL)
+    prompt = watched.prompts[-1]
+    start = len(watched.prompts[-2])
+    assert prompt[:start] == watched.prompts[-2]
+    assert prompt[start : start + len(drawn)] == drawn
+
+
+def test_a_streamed_call_comes_whole(ai: openai.OpenAI) -> None:
+    events = list(ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
+    (call,) = [call for event in events for call in event.choices[0].delta.tool_calls or ()]
+    assert call.function is not None
+    assert (call.index, call.function.name, json.loads(call.function.arguments or "")) == (0, "weather", {"town": "Oslo"})
+    assert call.id
+    assert events[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_tool_choice_none_tells_of_no_tools(ai: openai.OpenAI) -> None:
+    told = ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, tool_choice="none").choices[0]
+    assert (told.message.content, told.message.tool_calls, told.finish_reason) == ("I cannot know.", None, "stop")
+
+
+def test_parts_of_text_a_developer_and_extra_fields_of_old_replies_are_taken(ai: openai.OpenAI, watched: Watched) -> None:
+    old: Any = ai.chat.completions.create(model=NAME, messages=ASK).choices[0].message.model_dump()
+    parts: Any = [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}]
+    ai.chat.completions.create(model=NAME, messages=[*parts, *ASK, old, *ASK])
+    assert watched.tokenizer.decode(watched.prompts[-1]).startswith("<|system|>Be brief.<|end|><|user|>weather")
+
+
+def test_what_a_script_cannot_do_is_one_sentence(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="has no alternatives"):
+        ai.chat.completions.create(model=NAME, messages=ASK, logprobs=True, top_logprobs=2)
+    with pytest.raises(openai.BadRequestError, match="only text parts"):
+        ai.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+        )
+
+
+def test_a_model_of_messages_is_served_too() -> None:
+    model = ScriptedModel(lambda messages, key: f"{len(messages)} messages", tokens=False)
+    with served(model) as url, client(url) as ai:
+        assert ai.chat.completions.create(model=NAME, messages=ASK).choices[0].message.content == "1 messages"
+        with pytest.raises(openai.BadRequestError, match="takes messages only"):
+            ai.completions.create(model=NAME, prompt="x")
+        with pytest.raises(openai.BadRequestError, match="does not offer log-probs"):
+            ai.chat.completions.create(model=NAME, messages=ASK, logprobs=True)
