@@ -184,9 +184,9 @@ class Drafter(nn.Module):
     ) -> Drafts:
         """Draft ``depth`` tokens (1 to block) for each of R rows.
 
-        ``slots`` int64 [R] are distinct arena rows, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
+        ``slots`` int64 [R] are arena rows, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
         (at least 1; every earlier one was absorbed). ``pick(k, logits)`` draws token k (from 0). Positions from the anchor's up to
-        anchor + block - 1 of the draft layers are scratch, for which the arena must have room; nothing else is written.
+        anchor + block + 3 of the draft layers are scratch, for which the arena must have room; nothing else is written.
         """
         raise NotImplementedError
 

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from ramify.base.registry import register
 from ramify.engine.cache import Arena
-from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Fused, Pick, Span, unit
+from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Pick, block_tile, unit
 from ramify.engine.dspark import small
+from ramify.engine.forward import TILE, padded
+from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, TinyConfig, rotate
 
 
@@ -44,7 +46,7 @@ class Eagle3(Drafter):
         self.fc = nn.Linear(len(c.target_layers) * c.width, c.width, bias=False)
         self.midlayer = EagleBlock(c.block_shape())
         self.norm = RMSNorm(c.width, c.norm_eps)
-        self._fused: Fused | None = None
+        self._stack: Stack | None = None
         self.init_weights(seed)
 
     @property
@@ -54,13 +56,14 @@ class Eagle3(Drafter):
 
     def train(self, mode: bool = True) -> Eagle3:
         """See :class:`torch.nn.Module`; forgets the fused weights."""
-        self._fused = None
+        self._stack = None
         return super().train(mode)
 
-    def _ready(self) -> Fused:
-        if self._fused is None:
-            self._fused = Fused(self.midlayer, self.config)
-        return self._fused
+    def _ready(self) -> Stack:
+        if self._stack is None:
+            c = self.config
+            self._stack = Stack([self.midlayer], c.block_shape(), self.head.device, c.block + TILE)
+        return self._stack
 
     def _input(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """What the attention reads: [N] tokens and [N, D] states to [N, 2D]."""
@@ -71,12 +74,15 @@ class Eagle3(Drafter):
     @torch.inference_mode()
     def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """See :meth:`Drafter.absorb`. The token after the last column may be unknown: :meth:`draft` runs that column again."""
-        c, fused = self.config, self._ready()
+        c, stack = self.config, self._ready()
+        fused = stack.fused[0]
+        assert fused.norms is not None
         hidden = F.linear(features, self.fc.weight)
         heads = torch.mm(self._input(following, hidden), fused.qkv[:, c.heads * c.head_size :])
         heads = heads.view(len(slots), 2, c.kv_heads, c.head_size)
-        cos, sin = self.rotary(int(positions.max()) + 1, features.device).index_select(1, positions)[:, :, None]
-        heads[:, 0] = rotate(unit(heads[:, 0], c.norm_eps) * fused.norms[c.heads :], cos, sin)
+        keys = unit(heads[:, 0], c.norm_eps) * fused.norms[c.heads :]
+        cos, sin = stack.tables(positions)
+        torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin), keys, cos, out=heads[:, 0])
         where = slots * arena.capacity + positions
         flat = arena.kv.flatten(1, 2)
         flat[first].index_copy_(0, where, heads.flatten(1))
@@ -88,17 +94,19 @@ class Eagle3(Drafter):
         self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
         """See :meth:`Drafter.draft`. The column before the anchor is written again, now with the anchor as its token."""
-        c, fused = self.config, self._ready()
+        c, R, stack = self.config, len(slots), self._ready()
         before = slots * arena.capacity + positions - 1
         parts = arena.kv[first + 1 : first + self.layers].flatten(1, 2).index_select(1, before)
-        hidden = parts.transpose(0, 1).flatten(1)[:, : c.width]
+        buffers = stack.buffers(padded(R))
+        buffers.x.narrow(0, 0, R).copy_(parts.transpose(0, 1).flatten(1)[:, : c.width])
+        last = twice(self.norm.weight)
         token, drawn = anchors, []
         for k in range(depth):
-            span = Span(self, arena, slots, positions - 1 + k, 1)
-            hidden = fused.run(hidden, self._input(token, hidden), span, first)
-            token = pick(k, F.linear(unit(hidden, c.norm_eps) * self.norm.weight, self.head))
+            tile = block_tile(arena, c, slots, token, positions - 1 + k, 1)
+            stack.run(tile, buffers, first, read=self._input(tile.tokens, buffers.x))
+            token = pick(k, F.linear(stack.rms(buffers, last).narrow(0, 0, R), self.head))
             drawn.append(token)
-        scores = torch.full((len(slots), depth), float("nan"), device=anchors.device)
+        scores = torch.full((R, depth), float("nan"), device=anchors.device)
         return Drafts(torch.stack(drawn, 1), scores, scores)
 
     # -- training

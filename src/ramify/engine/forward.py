@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.engine.cache import Arena
-from ramify.engine.tiny import Tap, TinyConfig, TinyLM, rotary_tables
+from ramify.engine.stack import Stack, replace, twice
+from ramify.engine.tiny import Tap, TinyLM
 
 TILE = 4
 """Row counts are multiples of this."""
@@ -149,9 +150,9 @@ class Forward(Protocol):
 
 
 class TinyForward:
-    """A :class:`TinyLM` with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible.
+    """A :class:`TinyLM` as a :class:`ramify.engine.stack.Stack`.
 
-    The fused matrices are copies (about two thirds of the weights again); :meth:`refresh` makes them anew.
+    Its fused matrices are copies (about two thirds of the weights again); :meth:`refresh` makes them anew.
     """
 
     def __init__(self, module: TinyLM) -> None:
@@ -161,59 +162,22 @@ class TinyForward:
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
         self.weights = sum(weight.numel() for weight in module.parameters())
         self.device = module.head.device
-        self._rotary = torch.empty(0)
-        self._buffers: dict[int, _Buffers] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Fuse the weights anew."""
         with torch.inference_mode():
-            self._fused = [_fuse(block, self.c) for block in self.module.model.layers]
-            self._last = _twice(self.module.model.norm.weight)
+            self._stack = Stack(self.module.model.layers, self.c, self.device, TILE)  # padding may run past the context
+            self._last = twice(self.module.model.norm.weight)
 
     def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
-        c, M = self.c, tile.size
-        buffers = self._buffers.get(M)
-        if buffers is None:
-            buffers = self._buffers[M] = _Buffers(c, M, self.device)
-        x, opposite, both_signs = buffers.x, buffers.opposite, buffers.both_signs
-        mixed, qk, q, kv, gate_up, gate, up = (
-            buffers.mixed,
-            buffers.qk,
-            buffers.q,
-            buffers.kv,
-            buffers.gate_up,
-            buffers.gate,
-            buffers.up,
-        )
-        D, E, doubled, half, scale = c.width, c.head_size, (2 * c.width,), c.head_size // 2, c.head_size**-0.5
-        x.copy_(F.embedding(tile.tokens, self.module.model.embed_tokens.weight))
-        cos, sin = self._tables(tile.positions)
+        buffers = self._stack.buffers(tile.size)
+        buffers.x.copy_(F.embedding(tile.tokens, self.module.model.embed_tokens.weight))
         if tap is not None:
-            _replace(x, tap(0, x))
-        for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self._fused):
-            torch.neg(x, out=opposite)
-            normed = torch.layer_norm(both_signs, doubled, norm1, None, c.norm_eps).narrow(1, 0, D)
-            torch.mm(normed, qkv, out=mixed)
-            if bias is not None:
-                mixed.add_(bias)
-            unit = qk if norms is None else torch.rms_norm(qk, (E,), None, c.norm_eps).mul_(norms)
-            turned = torch.roll(unit, half, -1).mul_(sin)
-            torch.addcmul(turned, unit, cos, out=qk)
-            attended = tile.attend(layer, q, kv, scale)
-            if tile.used < M:
-                buffers.attended.narrow(0, 0, tile.used).copy_(attended)
-                attended = buffers.attended
-            torch.addmm(x, attended, out, out=x)
-            torch.neg(x, out=opposite)
-            normed = torch.layer_norm(both_signs, doubled, norm2, None, c.norm_eps).narrow(1, 0, D)
-            torch.mm(normed, into, out=gate_up)
-            torch.addmm(x, F.silu(gate).mul_(up), down, out=x)
-            if tap is not None:
-                _replace(x, tap(layer + 1, x))
-        torch.neg(x, out=opposite)
-        return torch.layer_norm(both_signs, doubled, self._last, None, c.norm_eps).narrow(1, 0, D)
+            replace(buffers.x, tap(0, buffers.x))
+        self._stack.run(tile, buffers, tap=tap)
+        return self._stack.rms(buffers, self._last)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] to [M, V]."""
@@ -222,66 +186,6 @@ class TinyForward:
     def full(self, tokens: Tensor, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
         return self.module.hidden(tokens, tap=tap)
-
-    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sin [M, 1, E]; the sign of ``rotate``'s halves is folded into the sine."""
-        if not len(self._rotary):
-            cos, sin = rotary_tables(self.context + TILE, self.c.head_size, self.c.rope_theta)  # padding may run past the context
-            sin[:, : self.c.head_size // 2].neg_()
-            self._rotary = torch.stack((cos, sin), dim=1).to(self.device)
-        both = self._rotary.index_select(0, positions)
-        return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
-
-
-class _Buffers:
-    """Work space of one tile size and its views, made once.
-
-    The residual stream ``x`` is kept beside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
-    is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
-    """
-
-    def __init__(self, c: TinyConfig, M: int, device: torch.device) -> None:
-        heads = c.heads + 2 * c.kv_heads
-        self.both_signs = torch.zeros((M, 2 * c.width), device=device)
-        self.x, self.opposite = self.both_signs.chunk(2, dim=1)
-        self.mixed = torch.zeros((M, heads * c.head_size), device=device)
-        rows = self.mixed.view(M, heads, c.head_size)
-        self.qk, self.q = rows[:, : c.heads + c.kv_heads], rows[:, : c.heads]
-        self.kv = self.mixed[:, c.heads * c.head_size :]
-        self.attended = torch.zeros((M, c.heads * c.head_size), device=device)
-        self.gate_up = torch.zeros((M, 2 * c.ffn), device=device)
-        self.gate, self.up = self.gate_up.chunk(2, dim=1)
-
-
-Fused = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor]
-
-
-def _fuse(block: Any, c: TinyConfig) -> Fused:
-    attention, mlp = block.self_attn, block.mlp
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    norms = None
-    if c.qk_norm:
-        q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
-        norms = torch.cat((q_norm.expand(c.heads, -1), k_norm.expand(c.kv_heads, -1)))
-    return (
-        _twice(block.input_layernorm.weight),
-        torch.cat([p.weight for p in parts]).t(),
-        torch.cat([p.bias for p in parts]) if c.qkv_bias else None,
-        norms,
-        attention.o_proj.weight.detach().t(),
-        _twice(block.post_attention_layernorm.weight),
-        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).t(),
-        mlp.down_proj.weight.detach().t(),
-    )
-
-
-def _twice(weight: Tensor) -> Tensor:
-    return torch.cat((weight, weight))
-
-
-def _replace(x: Tensor, new: Tensor) -> None:
-    if new is not x:
-        x.copy_(new)
 
 
 def probe(forward: Forward) -> bool:

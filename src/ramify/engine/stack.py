@@ -1,0 +1,137 @@
+"""Decoder blocks on a tile, with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible.
+
+Axis legend: M tile rows, D width, H query heads, G key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
+
+if TYPE_CHECKING:
+    from ramify.engine.forward import Tile
+
+
+class Buffers:
+    """Work space of one tile size and its views, made once.
+
+    The residual stream ``x`` is kept beside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
+    is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
+    """
+
+    def __init__(self, c: TinyConfig, M: int, device: torch.device) -> None:
+        heads = c.heads + 2 * c.kv_heads
+        self.both_signs = torch.zeros((M, 2 * c.width), device=device)
+        self.x, self.opposite = self.both_signs.chunk(2, dim=1)
+        self.mixed = torch.zeros((M, heads * c.head_size), device=device)
+        rows = self.mixed.view(M, heads, c.head_size)
+        self.qk, self.q = rows[:, : c.heads + c.kv_heads], rows[:, : c.heads]
+        self.kv = self.mixed[:, c.heads * c.head_size :]
+        self.attended = torch.zeros((M, c.heads * c.head_size), device=device)
+        self.gate_up = torch.zeros((M, 2 * c.ffn), device=device)
+        self.gate, self.up = self.gate_up.chunk(2, dim=1)
+
+
+class Fused(NamedTuple):
+    """The weights of one block; the fused matrices are copies."""
+
+    norm1: Tensor
+    qkv: Tensor
+    bias: Tensor | None
+    norms: Tensor | None
+    """Of q and k, [H + G, E]."""
+    out: Tensor
+    norm2: Tensor
+    into: Tensor
+    down: Tensor
+
+
+class Stack:
+    """Blocks of one shape. ``room``: positions past the context that a tile may use."""
+
+    def __init__(self, blocks: Iterable[Any], c: TinyConfig, device: torch.device, room: int) -> None:
+        self.c, self.device = c, device
+        self.fused = [_fuse(block, c) for block in blocks]
+        self._buffers: dict[int, Buffers] = {}
+        cos, sin = rotary_tables(c.context + room, c.head_size, c.rope_theta)
+        sin[:, : c.head_size // 2].neg_()
+        self._rotary = torch.stack((cos, sin), dim=1).to(device)
+
+    def buffers(self, M: int) -> Buffers:
+        """The work space of tiles of ``M`` rows."""
+        if M not in self._buffers:
+            self._buffers[M] = Buffers(self.c, M, self.device)
+        return self._buffers[M]
+
+    def run(self, tile: Tile, buffers: Buffers, first: int = 0, tap: Tap | None = None, read: Tensor | None = None) -> None:
+        """Run the residual stream ``buffers.x`` [M, D] through all blocks, whose keys and values are arena layers ``first`` and up.
+
+        ``read``: what the first block's attention reads in place of its normed input.
+        """
+        c, b = self.c, buffers
+        half, scale = c.head_size // 2, c.head_size**-0.5
+        cos, sin = self.tables(tile.positions)
+        for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self.fused):
+            torch.mm(self.rms(b, norm1) if read is None else read, qkv, out=b.mixed)
+            read = None
+            if bias is not None:
+                b.mixed.add_(bias)
+            unit = b.qk if norms is None else torch.rms_norm(b.qk, (c.head_size,), None, c.norm_eps).mul_(norms)
+            turned = torch.roll(unit, half, -1).mul_(sin)
+            torch.addcmul(turned, unit, cos, out=b.qk)
+            attended = tile.attend(first + layer, b.q, b.kv, scale)
+            if tile.used < tile.size:
+                b.attended.narrow(0, 0, tile.used).copy_(attended)
+                attended = b.attended
+            torch.addmm(b.x, attended, out, out=b.x)
+            torch.mm(self.rms(b, norm2), into, out=b.gate_up)
+            torch.addmm(b.x, F.silu(b.gate).mul_(b.up), down, out=b.x)
+            if tap is not None:
+                replace(b.x, tap(layer + 1, b.x))
+
+    def rms(self, b: Buffers, weight: Tensor) -> Tensor:
+        """RMS norm of ``b.x`` times a weight that was :func:`twice`-d, [M, D]."""
+        torch.neg(b.x, out=b.opposite)
+        D = self.c.width
+        return torch.layer_norm(b.both_signs, (2 * D,), weight, None, self.c.norm_eps).narrow(1, 0, D)
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of ``positions`` [M], [M, 1, E]; the sign of ``rotate``'s halves is folded into the sine."""
+        both = self._rotary.index_select(0, positions)
+        return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
+
+
+def _fuse(block: Any, c: TinyConfig) -> Fused:
+    attention, mlp = block.self_attn, block.mlp
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    norms = None
+    if c.qk_norm:
+        q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
+        norms = torch.cat((q_norm.expand(c.heads, -1), k_norm.expand(c.kv_heads, -1)))
+    return Fused(
+        twice(block.input_layernorm.weight),
+        torch.cat([p.weight for p in parts]).t(),
+        torch.cat([p.bias for p in parts]) if c.qkv_bias else None,
+        norms,
+        attention.o_proj.weight.detach().t(),
+        twice(block.post_attention_layernorm.weight),
+        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).t(),
+        mlp.down_proj.weight.detach().t(),
+    )
+
+
+def twice(weight: Tensor) -> Tensor:
+    """A weight of :meth:`Stack.rms`: once for x, once for its negative."""
+    return torch.cat((weight, weight))
+
+
+def replace(x: Tensor, new: Tensor) -> None:
+    """Take over what a tap returned."""
+    if new is not x:
+        x.copy_(new)
