@@ -102,10 +102,8 @@ class Scheduler:
         row, last = self.rows[slot], self.rows.pop()
         if slot < len(self.rows):
             self.rows[slot] = last
-        owner = row.job.owner
-        self._active[owner] -= 1
-        if not self._active[owner] and owner not in self.queues:
-            del self._active[owner], self._served[owner]
+        self._active[row.job.owner] -= 1
+        self._forget(row.job.owner)
         return row
 
     def park(self, slot: int) -> None:
@@ -167,9 +165,16 @@ class Scheduler:
         queue.remove(group)
         if not queue:
             del self.queues[group.owner]
+            self._forget(group.owner)
         name = group.owner, group.prefix.tobytes()
         if self._open.get(name) is group:
             del self._open[name]
+
+    def _forget(self, owner: str) -> None:
+        """Keep nothing of an owner that has nothing to do."""
+        if not self._active[owner] and owner not in self.queues:
+            del self._active[owner]
+            self._served.pop(owner, None)
 
     def _tick(self) -> int:
         self._clock += 1
