@@ -43,6 +43,9 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
     ] = 256,
+    kv_memory: Annotated[
+        int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
+    ] = 0,
     record: Annotated[str, typer.Option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
     redact: Annotated[
         bool, typer.Option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")
@@ -73,7 +76,7 @@ def serve(
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
-    inner, gauges = find_served(model, max_rows, drafter, schedule)
+    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = None
@@ -97,11 +100,11 @@ def serve(
 
 
 def find_served(
-    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = ""
+    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "", kv_memory: int = 0
 ) -> tuple[Model, Callable[[], Mapping[str, float]]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
-    Raises UserError where there is no such model or a drafter is given for one that runs elsewhere.
+    ``kv_memory`` in MiB, 0 for no bound. Raises UserError where there is no such model or a drafter is given for one elsewhere.
     """
     from ramify.model.laid import Layout
 
@@ -111,7 +114,7 @@ def find_served(
 
         folder = model_folder(spec)
         options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": "rejection"}
-        local = LocalModel.load(folder, max_rows=max_rows, **options)
+        local = LocalModel.load(folder, max_rows=max_rows, arena_bytes=kv_memory << 20 or None, **options)
         return Layout(local, chat_template(folder)), (lambda: {f"engine_{name}": value for name, value in local.gauges.items()})
     if drafter is not None:
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
