@@ -22,7 +22,7 @@ MARGIN = 0.05
 """Drafting starts where it promises so much more than no drafting, and ends where it promises less than no drafting."""
 RECENT = 128
 """Rounds whose survivals stand for those to come."""
-REFRESH = 16
+REFRESH = 32
 """Steps after which the break-even is computed anew."""
 PROBE, PROBE_MOST = 128, 4096
 """Steps without drafts after which one step drafts again, to see whether acceptance has changed; doubled each time it has not."""
@@ -107,7 +107,7 @@ class Fixed:
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """k, or what there is room for."""
-        return np.minimum(self.k, limits)
+        return np.asarray(np.minimum(self.k, limits))
 
 
 class Threshold:
@@ -122,7 +122,7 @@ class Threshold:
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Length of the leading run of confidences that reach the threshold."""
-        return np.minimum(np.cumprod(confidence >= self.least, axis=1).sum(axis=1), limits)
+        return np.asarray(np.minimum(np.cumprod(confidence >= self.least, axis=1).sum(axis=1), limits))
 
 
 class Greedy:
@@ -133,7 +133,8 @@ class Greedy:
 
     def __init__(self, costs: Costs, block: int, prior: np.ndarray) -> None:
         self.costs, self.block = costs, block
-        self.recent: deque[np.ndarray] = deque([survival(prior[None])[0]], maxlen=RECENT)
+        self.recent = survival(prior[None])
+        """Survivals of the last rounds, [at most RECENT, block]."""
         self._known: dict[int, tuple[float, int, float]] = {}
         self._age = 0
         self._on: bool | None = None
@@ -146,7 +147,7 @@ class Greedy:
         """
         found = self._known.get(requests)
         if found is None:
-            a = np.array([np.pad(row, (0, self.block - len(row))) for row in self.recent])
+            a = self.recent
             share = requests / len(a)
             plain = requests / float(self.costs.cycle(requests, np.array([float(requests)]), 0)[0])
             found = (0.0, 1, 0.0)
@@ -177,7 +178,7 @@ class Greedy:
         ks = np.arange(1, self.block + 1)
         plain = float(self.costs.cycle(requests, np.array([float(requests)]), 0)[0])
         best = [float(self.costs.cycle(requests, np.array([requests * (k + 1.0)]), int(k))[0]) / (k + 1) for k in ks]
-        return min(best) < plain
+        return bool(min(best) < plain)
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """The greedy prefix of the ranked candidates of this step, cut at the first loss."""
@@ -193,7 +194,9 @@ class Greedy:
         return until_loss(rates(values, requests, seconds))
 
     def _remember(self, confidence: np.ndarray) -> None:
-        self.recent.extend(survival(confidence))
+        """Positions that were not drafted are taken to go on as the last that was."""
+        whole = np.pad(confidence, ((0, 0), (0, self.block - confidence.shape[1])), mode="edge")
+        self.recent = np.concatenate((self.recent, survival(whole)))[-RECENT:]
         self._age += 1
         if self._age % REFRESH == 1:
             self._known.clear()

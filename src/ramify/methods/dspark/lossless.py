@@ -74,9 +74,16 @@ def _whole(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def verify(model: LocalModel, drafter: Drafter, prompts: Sequence[np.ndarray], seed: int = 0, draws: int = 10_000) -> list[Check]:
-    """The checks, for every schedule: greedy tokens and coupled draws are those without drafts, bit for bit, at 1, 8 and 32 requests at
-    once; the law of one verified token is the target's to 1e-12; ``draws`` outputs of three tokens follow the target's law.
+def verify(
+    model: LocalModel,
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    seed: int = 0,
+    draws: int = 10_000,
+    loads: Sequence[int] = LOADS,
+) -> list[Check]:
+    """The checks, for every schedule: greedy tokens and coupled draws are those without drafts, bit for bit, at each of
+    ``loads`` requests at once; the law of one verified token is the target's to 1e-12; ``draws`` outputs of three tokens follow the target's law.
 
     ``model`` draws without drafts. Raises UserError without prompts.
     """
@@ -84,10 +91,10 @@ def verify(model: LocalModel, drafter: Drafter, prompts: Sequence[np.ndarray], s
         raise UserError("checking a pair needs at least one prompt")
     block = drafter.config.block
     names = ("fixed:1", f"fixed:{block}", "threshold:0.5", "greedy", "stale2")
-    given = [prompts[i % len(prompts)] for i in range(max(len(prompts), max(LOADS)))]
+    given = [prompts[i % len(prompts)] for i in range(max(len(prompts), max(loads)))]
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
     plain = _bare(model)
-    wanted = {s.temperature: _draw(plain, given, s, max(LOADS), seed) for s in (settings, greedy)}
+    wanted = {s.temperature: _draw(plain, given, s, max(loads), seed) for s in (settings, greedy)}
     few = Sampling(max_tokens=LENGTH + 2, top_k=FEW)
     outcomes, law = output_law(plain, given[0], few, LENGTH)
     checks = []
@@ -99,11 +106,11 @@ def verify(model: LocalModel, drafter: Drafter, prompts: Sequence[np.ndarray], s
 
         for title, sampling, kind in (("coupled draws", settings, "coupled"), ("greedy tokens", greedy, "rejection")):
             differ = 0
-            for load in LOADS:
+            for load in loads:
                 made = _draw(speculating(kind)[0], given, sampling, load, seed)
                 bits = kind == "coupled"
                 differ += sum(not _same(a, b, bits) for a, b in zip(made, wanted[sampling.temperature], strict=True))
-            checks.append(_check(f"{name}: {title} that differ", differ, len(LOADS) * len(given), seed, "==", 0.0))
+            checks.append(_check(f"{name}: {title} that differ", differ, len(loads) * len(given), seed, "==", 0.0))
         sampled, watched = speculating("rejection")
         counts = _count(sampled, given[0], few, draws, outcomes, seed)
         checks.append(

@@ -1,0 +1,117 @@
+"""Whole draws of the running engine, with drafts, against the target's law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ramify.engine.local import LocalModel
+from ramify.engine.schedules import schedule_of
+from ramify.engine.speculate import Speculator
+from ramify.engine.tiny import TinyLM
+from ramify.methods.dspark.lossless import distance, output_law, verdict, verify
+from ramify.model.protocol import Sampling
+from ramify.stats.tests import chi_square
+
+from .helpers import draw, tiny, tokens
+from .speculating import Shadow, draw_all, prompts
+from .toy_pairs import Biased, Linear
+
+SCHEDULES = ("fixed:3", "threshold:0.65", "greedy", "stale2")
+
+
+def small() -> TinyLM:
+    return tiny(vocab=5, layers=2)
+
+
+def speculating(target: TinyLM, name: str, law: str = "rejection", max_rows: int = 64) -> LocalModel:
+    drafter = Shadow(target, block=3, blur=1.0)
+    schedule = Biased(Linear(30, 1), 3, np.full(3, 0.6)) if name == "biased" else schedule_of(name, 3, Linear(30, 1))
+    model = LocalModel(target, eos=(), max_rows=max_rows)
+    return model.speculating(Speculator(drafter, schedule, model.forward.layers, law))
+
+
+def outputs(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of three-token outputs (the first is drawn without a draft), and their law."""
+    target, prompt, settings = small(), tokens(6, vocab=5), Sampling(max_tokens=5)
+    where, law = output_law(LocalModel(target, eos=()), prompt, settings, 3)
+    made = draw(speculating(target, name), prompt, range(count), max_tokens=5)
+    found = np.bincount([where[tuple(d.tokens[:3].tolist())] for d in made], minlength=len(law))
+    return found, law
+
+
+def test_outputs_follow_the_targets_law():
+    found, law = outputs("stale2", 1000)
+    assert len(law) == 125
+    assert chi_square(found, law)[1] > 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_many_outputs_follow_the_targets_law(name: str):
+    found, law = outputs(name, 40_000)
+    assert chi_square(found, law)[1] > 0.001
+
+
+@pytest.mark.parametrize("schedule", ["greedy", "stale2"])
+@pytest.mark.parametrize("at_once", [1, 32])
+def test_the_same_tree_with_and_without_speculation(schedule: str, at_once: int):
+    """Coupled draws of forks of forks: every node of the tree has the same tokens and log-probabilities, so the same hash."""
+    target = small()
+
+    def tree(model: LocalModel) -> list[bytes]:
+        roots = draw_all(model, prompts_of(8), at_once, n=2, max_tokens=6)
+        starts = [
+            np.concatenate((p, d.tokens))
+            for p, pair in zip(prompts_of(8), zip(roots[::2], roots[1::2], strict=True), strict=True)
+            for d in pair
+        ]
+        leaves = draw_all(model, starts, at_once, n=2, max_tokens=6)
+        return [d.tokens.tobytes() + d.logprobs.tobytes() for d in (*roots, *leaves)]
+
+    assert tree(speculating(target, schedule, "coupled", max_rows=at_once)) == tree(LocalModel(target, eos=(), max_rows=at_once))
+
+
+def prompts_of(count: int) -> list[np.ndarray]:
+    return [prompt % 5 for prompt in prompts(count)]
+
+
+def test_distance_of_one_token_sees_a_wrong_draft_law():
+    torch.manual_seed(0)
+    p, q = (torch.softmax(torch.randn(6, 9, dtype=torch.float64), -1) for _ in range(2))
+    assert distance(p, q).max() < 1e-12
+
+
+class Lying(Shadow):
+    """Drafts from another law than the one it hands to the engine: what a wrong temperature on one side amounts to."""
+
+    def draft(self, *args: object, **kwargs: object) -> object:
+        *rest, pick, depth = args
+
+        def sharper(k: int, logits: Tensor) -> Tensor:
+            pick(k, logits)
+            return (logits + 0.1 * self.noise[0]).argmax(-1)
+
+        return super().draft(*rest, sharper, depth)
+
+
+def test_the_checks_of_a_pair_find_a_drafter_that_lies():
+    target = small()
+    model, given = LocalModel(target, eos=()), prompts_of(2)
+    checks = verify(model, Shadow(target, block=2, blur=1.0), given, draws=100, loads=(2,))
+    assert [c.status for c in checks] == ["pass"] * 20, verdict(checks)
+    checks = verify(model, Lying(target, block=2, blur=1.0), given, draws=100, loads=(2,))
+    failed = [c.name for c in checks if c.status == "miss"]
+    assert any("chi-square" in name for name in failed)
+    assert not any("coupled" in name or "greedy tokens" in name for name in failed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_checks_of_a_pair_at_their_own_size():
+    target = small()
+    checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), draws=3000)
+    assert [c.status for c in checks] == ["pass"] * 20, verdict(checks)
