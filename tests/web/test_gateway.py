@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -30,6 +31,7 @@ from ramify.web.api import Api
 from ramify.web.exchange import Exchange
 from ramify.web.limits import Guard, Places
 from ramify.web.recording import Recorder
+from ramify.web.server import open_server
 
 KEY = "sk-upstream-0123456789abcdef"
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -299,6 +301,12 @@ def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
     assert (node.text, node.stop, node.data["failure"]) == ("first", "failed", "the client left")
     assert "ramify_places_taken 0.0" in metrics
     assert "ramify_requests_gone_total 1.0" in metrics
+
+
+def test_the_body_of_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    _, listener = open_server(Guard(None))
+    with listener:
+        assert listener.proto == socket.IPPROTO_TCP  # without it asyncio leaves Nagle's algorithm on
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,10 @@ from ramify.web.metrics import Metrics
 
 _GONE = 499
 _DONE = "data: [DONE]\n\n"
+_AHEAD = 256 << 10
+"""Bytes of a stream that wait for a client who reads slowly."""
+_LINGER = 0.25
+"""Seconds for an upstream to end its answer after it said [DONE]."""
 
 
 class Gateway:
@@ -80,6 +84,31 @@ class Gateway:
         if named == self.name:
             return json.dumps({**asked, "model": self.model.model}).encode()
         raise RefusedError(404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found")
+
+
+class _Flow:
+    """Events on their way from upstream to client; ``room`` is there while less than _AHEAD bytes wait."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.news, self.room = asyncio.Event(), asyncio.Event()
+        self.room.set()
+        self._size = 0
+
+    def put(self, event: bytes) -> None:
+        self.events.append(event)
+        self._size += len(event)
+        self.news.set()
+        if self._size > _AHEAD:
+            self.room.clear()
+
+    def taken(self) -> str:
+        """All that waits; it is JSON, so it is UTF-8."""
+        text = b"".join(self.events).decode()
+        self.events.clear()
+        self._size = 0
+        self.room.set()
+        return text
 
 
 class _Call:
@@ -136,25 +165,42 @@ class _Call:
         yield _DONE
 
     async def _passed(self, heard: Heard) -> AsyncGenerator[str, None]:
-        """Whole events, each read before it is passed on. Raises ProviderError where the stream is not whole at its end."""
+        """Whole events, read before they are passed on; what came in one go passes in one go. Raises ProviderError.
+
+        One task reads from the first byte to the last, since a time limit holds for the task that set it.
+        """
+        flow = _Flow()
+        reading = asyncio.create_task(self._read(heard, flow))
+        reading.add_done_callback(lambda _: flow.news.set())
+        try:
+            while not (reading.done() and not flow.events):
+                await flow.news.wait()
+                flow.news.clear()
+                if flow.events:
+                    yield flow.taken()
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _read(self, heard: Heard, flow: _Flow) -> None:
+        """Read the upstream's stream to its end. Raises ProviderError where it is not whole then."""
         transport, events = self.gateway.transport, Events(self.host)
         async with transport.opened("POST", self.path, self.body, TYPE) as response:
             if response.status_code >= 400:
                 transport.checked(response, await transport.read(response))
-            async for raw in response.aiter_raw():
-                whole = b""
-                try:
-                    for event, told in events.push(raw):
-                        heard.take(told)
-                        whole += event
-                except ProviderError:
-                    if whole:
-                        yield whole.decode()
-                    raise
-                if whole:
-                    yield whole.decode()
+            pieces = response.aiter_raw()
+            async for raw in pieces:
+                for event, told in events.push(raw):
+                    heard.take(told)
+                    flow.put(event)
                 if events.done:
                     break
+                await flow.room.wait()
+            with suppress(TimeoutError):  # a connection read to its end serves again
+                async with asyncio.timeout(_LINGER):
+                    async for _ in pieces:
+                        pass
         if not heard.whole:
             raise ProviderError("cut", f"the stream of {self.host} ended before its reply did")
 
