@@ -19,8 +19,8 @@ from ramify.methods.dspark.algorithm import Rounds
 from ramify.model.protocol import Prefix, Sampling
 
 if TYPE_CHECKING:
-    from ramify.engine.rows import Row
     from ramify.engine.drafters import Drafter
+    from ramify.engine.rows import Row
 
 
 class _Whole(Fixed):
