@@ -28,6 +28,7 @@ from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import wrap
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.model.streaming import stream
 from ramify.rollout.pins import Pins
 from ramify.score.lost_rules import Rule, audit
 from ramify.trace.db import Run
@@ -200,3 +201,35 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
         assert [verdict.value for verdict in run.verdicts(scorer="rules")] == [1.0, 1.0, 1.0]
     (fate,) = audit(tmp_path / "run", [Rule(MAIL)])["rules"]
     assert fate["lost"] == []  # what the model was shown never lacked the rule
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_streams_of_an_endpoint_pass_middleware_piece_by_piece(streams: bool) -> None:
+    """Where the endpoint streams, it passes as it comes; where it refuses to, the reply comes in one piece."""
+    said = ["The ", "door", " is red."]
+
+    def answer(body: dict[str, Any]) -> bytes:
+        if not body.get("stream"):
+            return http(chat({"role": "assistant", "content": "".join(said)}))
+        if not streams:
+            return http({"error": {"message": "unknown field 'stream_options'"}}, 400)
+        parts = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in said]
+        parts.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+        events = [{"model": MODEL, "choices": [part]} for part in parts]
+        events.append({"model": MODEL, "choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}})
+        return http(
+            "".join(f"data: {json.dumps(e)}\n\n" for e in events).encode() + b"data: [DONE]\n\n", kind="text/event-stream"
+        )
+
+    async def read(model: Any) -> tuple[list[str], Draw | None]:
+        pieces = [piece async for piece in stream(model, Prefix(messages=(user("hi"),)), Sampling(), 1)]
+        return [piece.text for piece in pieces if piece.text], pieces[-1].draw
+
+    with FaultyServer(answer) as upstream:
+        texts, draw = asyncio.run(read(wrap(HttpModel(upstream.url, MODEL), ["score:rules"])))
+    assert texts == (said if streams else ["".join(said)])
+    assert draw is not None
+    assert draw.text == "".join(said)
+    assert draw.data is not None
+    assert draw.data["scores"][0]["value"] == 1.0
+    assert not streams or draw.data["usage"]["completion_tokens"] == 3

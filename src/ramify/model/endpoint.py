@@ -7,9 +7,11 @@ model's own tokenizer must lie in a local folder. What a server can do is found 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,8 @@ from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.sse import TYPE, Events, Heard
+from ramify.model.streaming import Piece, Pieces, whole
 from ramify.model.tokenizer import HfTokenizer
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
@@ -147,10 +151,7 @@ class HttpModel:
         self.check(settings)
         draw: Callable[[int], Awaitable[Draw]]
         if self.mode == "chat":
-            if prefix.tokens is not None or not prefix.messages:
-                raise NeedsError(f"the chat endpoint '{self.model}' takes messages, at least one, and no token ids")
-            if prefix.messages[-1].role == "assistant":
-                raise NeedsError(f"the chat endpoint '{self.model}' cannot go on inside a reply")
+            self._check_chat(prefix)
 
             def draw(key: int) -> Awaitable[Draw]:
                 return self._chat(prefix, settings, key)
@@ -171,6 +172,46 @@ class HttpModel:
                 raise result
         return [result for result in done if isinstance(result, Draw)]
 
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """See :class:`ramify.model.streaming.StreamingModel`. What the server streams is passed on as it comes, and not tried again.
+
+        In one piece where the server does not stream, and in completions mode, whose tokens are looked at together.
+        """
+        self.check(settings)
+        heard, so_far = Heard(self.model, self.endpoint.host), ""
+        if self.mode == "chat":
+            self._check_chat(prefix)
+            body = self._chat_body(prefix, settings, key) | {"stream": True, "stream_options": {"include_usage": True}}
+            try:
+                async with aclosing(self._events(body)) as events:
+                    async for event in events:
+                        for at, text in heard.take(event):
+                            text = "" if at else wire.clean(text)
+                            so_far += text
+                            if text:
+                                yield Piece(text)
+            except ProviderError as error:
+                if heard.choices or error.kind not in ("request", "content_type"):
+                    raise
+        if not heard.choices:
+            yield whole((await self.sample(prefix, 1, settings, [key]))[0])
+            return
+        if not heard.whole:
+            raise ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
+        draw = heard.draws()[min(heard.choices)]
+        yield Piece(draw.text[len(so_far) :], draw=draw)
+
+    async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        events, content = Events(self.endpoint.host), json.dumps(body, allow_nan=False).encode()
+        async with self.transport.opened("POST", "/chat/completions", content, TYPE) as response:
+            if response.status_code >= 400:
+                self.transport.checked(response, await self.transport.read(response))
+            async for raw in response.aiter_raw():
+                for _, event in events.push(raw):
+                    yield event
+                if events.done:
+                    return
+
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """See :class:`ramify.model.protocol.Model`. Raises NeedsError where the server scores no given tokens, or names no ``top_k``."""
         what = "log-probs of given tokens"
@@ -188,10 +229,18 @@ class HttpModel:
 
     # -- requests
 
-    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Draw:
+    def _check_chat(self, prefix: Prefix) -> None:
+        if prefix.tokens is not None or not prefix.messages:
+            raise NeedsError(f"the chat endpoint '{self.model}' takes messages, at least one, and no token ids")
+        if prefix.messages[-1].role == "assistant":
+            raise NeedsError(f"the chat endpoint '{self.model}' cannot go on inside a reply")
+
+    def _chat_body(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> dict[str, Any]:
         body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
-        if prefix.tools:
-            body["tools"] = wire.request_tools(prefix.tools)
+        return body | ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {})
+
+    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Draw:
+        body = self._chat_body(prefix, settings, key, dialect)
         return wire.chat_draw(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
     async def _complete(self, given: list[int], settings: Sampling, key: int) -> Draw:
