@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.engine.schedules import schedule_of
+from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
     Rounds,
     StepCosts,
@@ -292,6 +292,54 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
+    """The checks of ``verify-lossless`` on the pair of a seed, each with value, n, operator and threshold."""
+    from ramify.methods.dspark.lab import GIVEN, Lab
+    from ramify.methods.dspark.lossless import verify
+
+    lab = Lab(size, seed)
+    given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]
+    return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, draws)]
+
+
+def first_token_law(search: Callable[[np.ndarray], int]) -> np.ndarray:
+    """Law of the first token, [2], in the example of section 8: two drafts whose confidences (.8; .9 after A, 0 after B) are known when
+    ``search`` picks from the rates of admitting 0, 1 or 2 of them. The target's law is (.7, .3), the drafter's (.5, .5).
+    """
+    p, q, speed = np.array([0.7, 0.3]), np.array([0.5, 0.5]), np.array([1.0, 0.5, 0.45])
+    left = np.maximum(p - q, 0)
+    law = np.zeros(2)
+    for x, second in enumerate((0.9, 0.0)):
+        _, values = ranked(survival(np.array([[0.8, second]])))
+        if search(rates(values, 1, 1 / speed[: len(values) + 1])):
+            stays = q[x] * min(1.0, p[x] / q[x])
+            law[x] += stays
+            law += (q[x] - stays) * left / left.sum()
+        else:
+            law += q[x] * p
+    return law
+
+
+def lossless_checks(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """The pair's checks at their worst over seeds, and the example in which a search on this step's confidences is caught."""
+    checks = []
+    for at, one in enumerate(next(iter(found.values()))):
+        values = [records[at]["value"] for records in found.values()]
+        n = sum(records[at]["n"] for records in found.values())
+        worst = min(values) if one["op"] == ">" else max(values)
+        checks.append(Check(f"lossless, {one['name']}", worst, None, n, tuple(found), one["op"], one["threshold"]))
+    for name, search, op in (
+        ("greedy", until_loss, "<"),
+        ("a search on this step's confidences", lambda rate: int(np.argmax(rate)), ">"),
+    ):
+        apart = float(np.abs(first_token_law(search) - [0.7, 0.3]).sum() / 2)
+        limit = 1e-12 if op == "<" else 0.1
+        checks.append(
+            Check(f"lossless, example of section 8, {name}: distance from the target's law", apart, None, 2, (), op, limit)
+        )
+    return checks
+
+
 def reproduce(size: str, cells: Cells) -> list[Check]:
     """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`; ``quick``: DSpark and DFlash on a smaller target, looser thresholds."""
     if size not in SIZES:
@@ -310,7 +358,10 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     checks += acceptance_checks(found, seeds, quick)
     if not quick:
         checks += _rivals(cells, counts, seeds)
-    return checks + _calibrated(cells, found["DSpark"], seeds) + _scheduled(cells, found["DSpark"], counts, seeds)
+    exact = {"size": counts, "what": drafters["DSpark"], "draws": 1000 if quick else 10_000}
+    pairs = cells.map(lossless_cell, {f"lossless {s}": exact | {"seed": s} for s in seeds[:1]})
+    checks += _calibrated(cells, found["DSpark"], seeds) + _scheduled(cells, found["DSpark"], counts, seeds)
+    return checks + lossless_checks({s: pairs[f"lossless {s}"] for s in seeds[:1]})
 
 
 def _rivals(cells: Cells, counts: dict[str, Any], seeds: Sequence[int]) -> list[Check]:
