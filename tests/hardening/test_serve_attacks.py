@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,8 @@ from ramify.trace.db import Run
 
 TOKEN = "t0ken-of-sixteen-or-more"
 GOOD = {"model": "builtin", "messages": [{"role": "user", "content": "2+2="}], "max_tokens": 4}
-LONG = GOOD | {"max_tokens": 4000, "logit_bias": {}, "stream": True}
+LONG = GOOD | {"max_tokens": 400, "logit_bias": {"4": -100}, "stream": True}
+"""Token 4 ends a message of the builtin agent: without it a reply is as long as it may be."""
 
 
 @pytest.fixture(scope="module")
@@ -75,57 +76,54 @@ def test_malformed_requests(served: Served, count: int) -> None:
     assert "Traceback" not in served.said
 
 
-def stream(port: int, said: dict[str, object]) -> socket.socket:
-    """A connection on which a streamed answer has begun."""
-    link = socket.create_connection(("127.0.0.1", port), timeout=20)
+def begin(port: int, said: dict[str, object]) -> socket.socket:
+    """A connection on which a request has been sent."""
+    link = socket.create_connection(("127.0.0.1", port), timeout=60)
     body = json.dumps(said).encode()
     link.sendall(head(port, "POST", CHAT, {"content-type": "application/json", "content-length": str(len(body))}) + body)
     return link
 
 
+@contextmanager
+def streams(port: int, count: int, said: dict[str, object]) -> Iterator[list[socket.socket]]:
+    """So many of them, answered or refused, each read up to its status."""
+    with ExitStack() as links:
+        yield [links.enter_context(closing(begin(port, said))) for _ in range(count)]
+
+
 def test_who_vanishes_frees_the_row(served: Served) -> None:
-    for _ in range(8):
-        with stream(served.port, LONG) as link:
-            assert link.recv(10)
-    for _ in range(8):  # gone before anything has come
-        stream(served.port, LONG | {"stream": False}).close()
+    with streams(served.port, 8, LONG) as links:
+        assert {link.recv(12) for link in links} == {b"HTTP/1.1 200"}
+    with streams(served.port, 8, LONG | {"stream": False}):
+        pass  # gone before anything has come
     assert answered(served)
+    assert served.gauge("ramify_requests_gone_total") > 0
 
 
 def test_who_does_not_read_holds_nobody_up(served: Served) -> None:
-    links = [stream(served.port, LONG) for _ in range(8)]
-    try:
-        status, _, _ = post(served.port, CHAT, GOOD)
-        assert status == 200
-    finally:
-        for link in links:
-            link.close()
+    with streams(served.port, 8, LONG):
+        assert post(served.port, CHAT, GOOD)[0] == 200
     assert answered(served)
 
 
 def test_many_slow_heads_and_bodies_hold_nobody_up(served: Served) -> None:
     raw = head(served.port, "POST", CHAT, {"content-length": "1000"}) + b'{"model": '
-    links = [socket.create_connection(("127.0.0.1", served.port), timeout=20) for _ in range(60)]
-    try:
-        for number, link in enumerate(links):
+    with ExitStack() as links:
+        for number in range(60):
+            link = links.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=20))
             link.sendall(raw[: 1 + number * len(raw) // 59])
         assert answered(served)
-    finally:
-        for link in links:
-            link.close()
 
 
 @pytest.mark.slow
 def test_a_burst_beyond_the_queue_is_told_when_to_come_again(tmp_path: Path) -> None:
     with serve(tmp_path, "builtin", "--max-rows", "2", "--max-waiting", "2") as small:
-        links = [stream(small.port, LONG) for _ in range(12)]
-        first = [link.recv(12) for link in links]
-        assert Counter(first) == {b"HTTP/1.1 200": 4, b"HTTP/1.1 429": 8}
-        refused = read_all(links[first.index(b"HTTP/1.1 429")])
-        assert b"retry-after: " in refused.lower()
-        assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["type"] == "rate_limit_error"
-        for link in links:
-            link.close()
+        with streams(small.port, 12, LONG) as links:
+            first = [link.recv(12) for link in links]
+            assert Counter(first) == {b"HTTP/1.1 200": 4, b"HTTP/1.1 429": 8}
+            refused = read_all(links[first.index(b"HTTP/1.1 429")])
+            assert b"retry-after: " in refused.lower()
+            assert b'"type":"rate_limit_error"' in refused
         assert answered(small)
 
 
@@ -148,12 +146,11 @@ def test_the_token(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_drain_finishes_what_is_open(tmp_path: Path) -> None:
     with serve(tmp_path, "builtin", "--drain", "60") as ending:
-        links = [stream(ending.port, LONG | {"max_tokens": 60}) for _ in range(4)]
-        assert all(link.recv(1) for link in links)
-        ending.process.send_signal(signal.SIGTERM)
-        for link in links:
-            assert read_all(link).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            link.close()
+        with streams(ending.port, 4, LONG) as links:
+            assert {link.recv(12) for link in links} == {b"HTTP/1.1 200"}
+            ending.process.send_signal(signal.SIGTERM)
+            for link in links:
+                assert b"data: [DONE]" in read_all(link)[-60:]
         assert ending.process.wait(30) == 0
         assert "Traceback" not in ending.said
 
@@ -175,11 +172,9 @@ def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
         for number in range(5):
             said = GOOD | {"messages": [{"role": "user", "content": f"{number}+2="}], "seed": number}
             replies.append(json.loads(post(recorded.port, CHAT, said)[2])["choices"][0]["message"]["content"])
-        links = [stream(recorded.port, LONG) for _ in range(4)]
-        assert all(link.recv(1) for link in links)
-        recorded.end(signal.SIGKILL)
-        for link in links:
-            link.close()
+        with streams(recorded.port, 4, LONG) as links:
+            assert {link.recv(12) for link in links} == {b"HTTP/1.1 200"}
+            recorded.end(signal.SIGKILL)
     with Run.open(run) as opened:
         kept = [node.text for tree in opened.trees() for node in opened.tree(tree.name).leaves()]
     assert [reply for reply in replies if reply not in kept] == []
@@ -201,5 +196,5 @@ def test_soak(tmp_path: Path) -> None:
         assert soak.slope() < 100 * 1024
         assert soaked.end() == 0
         assert "Traceback" not in soaked.said
-    with contextlib.closing(Run.open(tmp_path / "run")) as opened:
+    with closing(Run.open(tmp_path / "run")) as opened:
         assert len(opened) > 100
