@@ -3,7 +3,7 @@
     LITELLM_PYTHON=/path/to/venv/bin/python python benchmarks/gateway.py [--save] [--reps 5]
 
 The stub answers at once, so what is measured is the proxy. Each repetition runs every proxy in turn at 1, 16 and 64 clients that ask one request
-after another over kept connections, whole answers and streams of 50 pieces; ratios are of the same repetition. ``direct`` asks the stub itself: it is
+after another over kept connections, and at 16 for streams of 50 pieces; ratios are of the same repetition. ``direct`` asks the stub itself: it is
 what added latency is counted from. One process a proxy, logs off, no database. LiteLLM's interpreter: --litellm, else LITELLM_PYTHON.
 """
 
@@ -27,8 +27,8 @@ from typing import Any
 
 from common import save, spread
 
-CLIENTS = {1: 100, 16: 192, 64: 256}
-"""Concurrent clients, and requests of one measurement."""
+CELLS = {(1, False): 100, (16, False): 192, (64, False): 256, (16, True): 64}
+"""Concurrent clients and whether answers are streamed -> requests of one measurement."""
 PIECES = 50
 MODEL = "stub"
 TEXT = "a reply of some words, " * 20
@@ -176,7 +176,7 @@ def running(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]
 
 def measure(port: int, pid: int, clients: int, streams: bool) -> tuple[float, float]:
     """(CPU seconds a request, median seconds of a request)."""
-    requests = CLIENTS[clients]
+    requests = CELLS[clients, streams]
     asyncio.run(load(port, clients, clients, streams))  # connections of the proxy to the upstream are made
     before = cpu(pid)
     seconds = asyncio.run(load(port, clients, requests, streams))
@@ -198,6 +198,7 @@ def main() -> None:
     if args.stub:
         asyncio.run(serve_stub(args.stub))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ports = {name: free_port() for name in ("direct", "ramify", "ramify, recording", "LiteLLM")}
@@ -220,12 +221,11 @@ def main() -> None:
         pids = {name: stack.enter_context(running(command, ports[name], quiet)) for name, command in commands.items()}
         found: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
         for rep in range(args.reps + 1):
-            for clients in CLIENTS:
-                for streams in (False, True):
-                    for name, pid in pids.items():
-                        cell = measure(ports[name], pid, clients, streams)
-                        if rep:  # the first warms up
-                            found.setdefault((name, clients, streams), []).append(cell)
+            for clients, streams in CELLS:
+                for name, pid in pids.items():
+                    cell = measure(ports[name], pid, clients, streams)
+                    if rep:  # the first warms up
+                        found.setdefault((name, clients, streams), []).append(cell)
             print(f"repetition {rep} of {args.reps}", flush=True)
     report(found, args)
 
