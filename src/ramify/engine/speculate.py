@@ -29,7 +29,7 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import Arena
-from ramify.engine.sampling import Picked, inverse_cdf, laws
+from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
 from ramify.engine.schedules import Schedule
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
@@ -200,15 +200,16 @@ class Speculator:
         device = arena.kv.device
         settings = [row.job.settings for row in rows]
         begins = [not row.logprobs for row in rows]
-        u = torch.from_numpy(self._uniforms(rows, depth)).to(device)
+        u = torch.from_numpy(self._uniforms(rows, depth)).to(device).unbind(1)
+        never = [False] * len(rows)
+        bare = [all(plain(s, f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
         self._weights = []
 
         def pick(k: int, logits: Tensor) -> Tensor:
-            _, sampler = laws(logits, settings, begins if k == 0 else [False] * len(rows))
-            weights = sampler.exp()
+            weights = logits.softmax(-1) if bare[k > 0] else laws(logits, settings, never if k else begins)[1].exp()
             if self.law == "rejection":
                 self._weights.append(weights)
-            return inverse_cdf(weights, u[:, k])
+            return inverse_cdf(weights, u[k])
 
         numbers = torch.tensor([slots, [row.tokens[-1] for row in rows], [row.computed for row in rows]], device=device)
         made = self.drafter.draft(arena, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
@@ -251,7 +252,7 @@ class Speculator:
         begun = time.perf_counter()
         self.stats.target_seconds += begun - self._now
         self._places = [self._drafted.get(id(row), -1) for row in rows]
-        by_coupling = [self._coupled(row) or not draft for row, draft in zip(rows, drafts, strict=True)]
+        by_coupling = [self._coupled(row) or not any(drafts) for row in rows]
         if all(by_coupling) or not any(by_coupling):
             emitted = self._verify(logits, rows, drafts, list(range(len(rows))), by_coupling[0])
         else:

@@ -68,39 +68,49 @@ def rejection(
     """
     each, begins, stops = _entries(settings, first, drafts)
     model, sampler = laws(logits, each, begins)
-    p = _normal(sampler.exp())
+    of_model = model.exp()
+    p = of_model if sampler is model else sampler.exp()
     lengths = np.array([len(row) for row in drafts])
     starts = np.array(stops) - lengths - 1
-    tokens = torch.zeros(len(logits), dtype=torch.int64)
-    survivors = np.zeros(len(drafts), np.int64)
-    if lengths.any():
-        rows = np.repeat(np.arange(len(drafts)), lengths)
-        at = np.concatenate([np.arange(n) for n in lengths])
-        entries = torch.from_numpy(starts[rows] + at)
-        flat = torch.tensor([token for row in drafts for token in row])
-        tokens[entries] = flat
-        of_draft = _normal(q[torch.from_numpy(rows), torch.from_numpy(at)])
-        columns = flat[:, None].to(p.device)
-        ok = np.zeros((len(drafts), int(lengths.max())), bool)
-        ok[rows, at] = accepted(
-            p[entries].gather(1, columns)[:, 0].cpu().numpy(), of_draft.gather(1, columns)[:, 0].cpu().numpy(), accept[rows, at]
-        )
-        survivors = np.cumprod(ok, axis=1).sum(axis=1)
-    last = torch.from_numpy(starts + survivors)
-    weights = p[last]
-    cut = torch.from_numpy(np.flatnonzero(survivors < lengths))
+    tokens = np.zeros(len(logits), np.int64)
+    rows = np.repeat(np.arange(len(drafts)), lengths)
+    at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    entries = starts[rows] + at
+    tokens[entries] = [token for row in drafts for token in row]
+    p_sum, q_sum = _sums(p), _sums(q)
+    ok = np.zeros((len(drafts), int(lengths.max()) + 1), bool)
+    ok[rows, at] = accepted(
+        _at(p, entries, tokens[entries]) * q_sum[rows, at], _at(q, rows, at, tokens[entries]) * p_sum[entries], accept[rows, at]
+    )
+    survivors = np.cumprod(ok, axis=1).sum(axis=1)
+    last = starts + survivors
+    weights = p[torch.from_numpy(last)].double()
+    cut = np.flatnonzero(survivors < lengths)
     if len(cut):
-        weights[cut] = residual(weights[cut], _normal(q[cut, torch.from_numpy(survivors)[cut]]))
+        of_draft = q[torch.from_numpy(cut), torch.from_numpy(survivors[cut])]
+        where = torch.from_numpy(cut)
+        weights[where] = residual(_normal(weights[where]), _normal(of_draft))
     final = torch.tensor([row[n] for row, n in zip(u, survivors, strict=True)], dtype=torch.float64, device=weights.device)
-    tokens[last] = inverse_cdf(weights, final).cpu()
-    columns = tokens[:, None].to(model.device)
+    tokens[last] = inverse_cdf(weights, final).cpu().numpy()
+    columns = torch.from_numpy(tokens)[:, None].to(model.device)
+    chosen = sampler.gather(1, columns)[:, 0].tolist()
     whole = Picked(
         tokens.tolist(),
-        sampler.gather(1, columns)[:, 0].tolist(),
-        model.gather(1, columns)[:, 0].tolist(),
-        (-(model.exp() * model).nansum(-1)).tolist(),
+        chosen,
+        chosen if sampler is model else model.gather(1, columns)[:, 0].tolist(),
+        (-(of_model * model).nansum(-1)).tolist(),
     )
     return [_slice(whole, start, start + n + 1) for start, n in zip(starts.tolist(), survivors.tolist(), strict=True)]
+
+
+def _sums(weights: Tensor) -> np.ndarray:
+    """Sums over the vocabulary, float64."""
+    return np.asarray(weights.sum(-1, dtype=torch.float64).cpu().numpy())
+
+
+def _at(weights: Tensor, *index: np.ndarray) -> np.ndarray:
+    """Single weights, float64."""
+    return np.asarray(weights[tuple(torch.from_numpy(i) for i in index)].double().cpu().numpy())
 
 
 def _normal(weights: Tensor) -> Tensor:
