@@ -175,6 +175,19 @@ def test_what_middleware_puts_in_is_context_and_not_history(tmp_path: Path, make
         ]  # fmt: skip
 
 
+def test_white_space_tells_prompts_apart_and_ends_of_replies_not(tmp_path: Path) -> None:
+    model = remote()
+
+    async def work(recorder: Recorder) -> None:
+        first = (await ask(recorder, model, user("one")))[0]
+        await ask(recorder, model, user("one "))
+        await ask(recorder, model, user("one"), Message("assistant", f" {first.text}\n"), user("two"))
+
+    with record(tmp_path / "run", work) as run:
+        assert [len(run.nodes(info.name)) for info in run.trees()] == [5, 3]
+        assert [info.task["asked"] for info in run.trees()] == ["one", "one "]
+
+
 def test_tool_calls_are_found_again_however_they_are_spelled(tmp_path: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "mail", "arguments": '{"to":"x@acme.com"}'}}
     drawn = '<tool_call>\n{"name": "mail", "arguments": {"to": "x@acme.com"}}\n</tool_call>'

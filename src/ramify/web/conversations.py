@@ -99,7 +99,8 @@ class Conversations:
         if known is None:
             head = next((i for i, m in enumerate(said) if m.role == "user"), len(said) - 1) + 1
             name = f"chat-{places[head][:16]}"
-            self.run.add_tree(name, {"id": name}, data={"asked": said[head - 1].text[:200] if said else ""})
+            if not self.run.has_tree(name):
+                self.run.add_tree(name, {"id": name, "asked": said[head - 1].text[:200] if said else ""})
             known = _Known(root(self.run, name), True)
         node = known.node
         for message in said[at:]:
@@ -296,7 +297,7 @@ def _same_tokens(node: Node, said: _Said) -> bool:
 
 def _key(role: str, text: str, data: Mapping[str, Any]) -> str:
     """What a message is told by: role, text, calls by name and arguments, and parts that are no text."""
-    text, calls = split_reply(text) if role == "assistant" else (text, [])
+    text, calls = split_reply(text.strip()) if role == "assistant" else (text, [])
     made = []
     for call in calls or data.get("tool_calls") or ():
         function = call.get("function", {}) if isinstance(call, Mapping) else {}
@@ -305,4 +306,4 @@ def _key(role: str, text: str, data: Mapping[str, Any]) -> str:
             arguments = json.loads(arguments or "{}")
         made.append([function.get("name"), arguments])
     rest = {name: data[name] for name in ("content", "tool_call_id", "name") if data.get(name) is not None}
-    return stable_hash(role, text.strip(), canonical_json(plain(made)), canonical_json(plain(rest)))
+    return stable_hash(role, text, canonical_json(plain(made)), canonical_json(plain(rest)))
