@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from api_server import NAME, client, served
+
+from ramify.cli.main import main
+from ramify.cli.serve import find_served
+from ramify.engine.drafter_files import for_target, save_drafter
+from ramify.engine.local import LocalModel
+
+HELLO: list[Any] = [{"role": "user", "content": "go to the hall"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["builtin", "--redact"], 2, "--redact is about what --record keeps"),
+        (["builtin", "--host", "0.0.0.0"], 2, "without a token"),
+        (["nothing"], 2, "unknown model 'nothing'"),
+        (["hf:nowhere"], 2, "there is no folder nowhere"),
+        (["chat:m@http://127.0.0.1:1/v1", "--drafter", "d"], 2, "names one elsewhere"),
+        (["builtin", "--middleware", "pinz"], 2, "did you mean 'pins'"),
+        (["builtin", "--drafter", "nowhere"], 2, "nowhere"),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_sentence(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: Path) -> None:
+    plain, _ = find_served("builtin", 4)
+    local: Any = getattr(plain, "inner", None)
+    assert isinstance(local, LocalModel)
+    drafter = for_target(local.module, layers=1, block=4, rank=4)
+    save_drafter(drafter, tmp_path / "drafter")
+    drafted, gauges = find_served("builtin", 4, tmp_path / "drafter", "fixed:3")
+    asked: dict[str, Any] = {"model": NAME, "messages": HELLO, "temperature": 1.5, "max_tokens": 16, "logit_bias": {"4": -100}}
+
+    def replies(ai: openai.OpenAI) -> list[str | None]:
+        found = ai.chat.completions.create(seed=3, n=3, **asked).choices
+        events = ai.chat.completions.create(seed=4, stream=True, **asked)
+        return [*(choice.message.content for choice in found), "".join(event.choices[0].delta.content or "" for event in events)]
+
+    with served(plain) as url, client(url) as ai:
+        expected = replies(ai)
+    with served(drafted, gauges) as url, client(url) as ai:
+        assert replies(ai) == expected
+        assert ai.chat.completions.create(**asked).choices[0].finish_reason == "length"
+        text = urllib.request.urlopen(url.removesuffix("/v1") + "/metrics").read().decode()
+    told = dict(line.split() for line in text.splitlines() if line.startswith("ramify_engine_"))
+    assert float(told["ramify_engine_rounds"]) > 0
+    assert 1 <= float(told["ramify_engine_tau"]) <= 4
+    assert 0 <= float(told["ramify_engine_budget"]) <= 3
+
+
+@pytest.mark.slow
+def test_the_verb_prints_its_address_serves_records_and_ends_in_order(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ramify.cli.main",
+        "serve",
+        "builtin",
+        "--port",
+        "0",
+        "--json",
+        "--token",
+        "--record",
+        "kept",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        with openai.OpenAI(base_url=told["url"], api_key=told["token"], max_retries=0) as ai:
+            assert (
+                ai.chat.completions.create(model=told["model"], messages=HELLO, max_tokens=8).choices[0].message.role
+                == "assistant"
+            )
+        with openai.OpenAI(base_url=told["url"], api_key="wrong", max_retries=0) as ai, pytest.raises(openai.AuthenticationError):
+            ai.models.list()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said.splitlines()) == (0, ["ramify: every request was answered; the server has ended"])
+    shown = subprocess.run(
+        [sys.executable, "-m", "ramify.cli.main", "show", "kept", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(shown.stdout)["nodes"] >= 2
