@@ -251,8 +251,8 @@ def test_silence_is_an_error_in_time() -> None:
 class Slow:
     """An ASGI upstream that streams a word, waits until it is let go, and notes when its caller leaves."""
 
-    def __init__(self) -> None:
-        self.go, self.gone = threading.Event(), threading.Event()
+    def __init__(self, trickles: bool = False) -> None:
+        self.go, self.gone, self.trickles = threading.Event(), threading.Event(), trickles
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = json.loads((await receive())["body"])
@@ -270,7 +270,8 @@ class Slow:
                         self.gone.set()
                         return
             except TimeoutError:
-                continue
+                if self.trickles:
+                    await send({"type": "http.response.body", "body": chunk({"content": "."}), "more_body": True})
         rest = chunk({"content": " second"}) + chunk({}, "stop") + b"data: [DONE]\n\n"
         await send({"type": "http.response.body", "body": rest})
 
@@ -285,6 +286,15 @@ def test_a_word_passes_before_the_next_is_there(tmp_path: Path) -> None:
             assert [piece.choices[0].delta.content for piece in pieces] == [" second", None]
         assert [node.text for node in replies(tmp_path / "run")] == ["first second"]  # there before the stream's end was told
         client.close()
+
+
+def test_a_stream_that_never_ends_is_ended_in_time() -> None:
+    slow = Slow(trickles=True)
+    with serving(slow) as upstream, gateway(upstream, options="?retries=0&timeout=0.5") as url:
+        said = events(post(url, ASK | {"stream": True}).text)
+        assert slow.gone.wait(10)
+    assert said[1]["choices"][0]["delta"]["content"] == "."
+    assert said[-1]["error"]["code"] == "timeout"
 
 
 def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
