@@ -54,7 +54,7 @@ def serve(folder: Path, *words: str, **variables: str) -> Iterator[Served]:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | settings)
     served = Served(process, said)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", served.said)):
             assert process.poll() is None, served.said
             assert time.monotonic() < until, served.said

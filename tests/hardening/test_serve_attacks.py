@@ -59,7 +59,7 @@ def complaint(bad: Bad, raw: bytes) -> str:
     return "" if re.fullmatch(r"\S.*[.?)]", said, re.DOTALL) and len(said) < 600 else "no sentence"
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_malformed_requests(served: Served, count: int) -> None:
     host = f"127.0.0.1:{served.port}"
     wrong: Counter[str] = Counter()
@@ -116,6 +116,7 @@ def test_many_slow_heads_and_bodies_hold_nobody_up(served: Served) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_burst_beyond_the_queue_is_told_when_to_come_again(tmp_path: Path) -> None:
     with serve(tmp_path, "builtin", "--max-rows", "2", "--max-waiting", "2") as small:
         with streams(small.port, 12, LONG) as links:
@@ -128,6 +129,7 @@ def test_a_burst_beyond_the_queue_is_told_when_to_come_again(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_token(tmp_path: Path) -> None:
     with serve(tmp_path, "builtin", "--token", RAMIFY_TOKEN=TOKEN) as guarded:
         for headers in (
@@ -144,6 +146,7 @@ def test_the_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_drain_finishes_what_is_open(tmp_path: Path) -> None:
     with serve(tmp_path, "builtin", "--drain", "60") as ending:
         with streams(ending.port, 4, LONG) as links:
@@ -156,6 +159,7 @@ def test_a_drain_finishes_what_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_at_once(tmp_path: Path, signum: int) -> None:
     with serve(tmp_path, "builtin") as ending:
@@ -165,6 +169,7 @@ def test_an_idle_server_ends_at_once(tmp_path: Path, signum: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
     run = tmp_path / "run"
     replies = []
@@ -183,6 +188,7 @@ def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_soak(tmp_path: Path) -> None:
     """64 clients; RAMIFY_SOAK_SECONDS sets how long (120)."""
     seconds = float(os.environ.get("RAMIFY_SOAK_SECONDS", "120"))
