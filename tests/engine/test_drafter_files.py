@@ -1,0 +1,176 @@
+"""Drafters for a target, and on disk in DeepSpec's layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.engine.drafter_files import auto_layers, for_target, load_drafter, save_drafter
+from ramify.engine.drafters import Drafter
+from ramify.engine.tiny import TinyConfig, TinyLM
+
+
+def target(**changes: Any) -> TinyLM:
+    shape = TinyConfig(vocab=40, width=16, layers=4, heads=4, kv_heads=2, head_size=8, ffn=32, context=64, tied=False)
+    return TinyLM(dataclasses.replace(shape, **changes), seed=1)
+
+
+def made(kind: str = "dspark", **changes: Any) -> Drafter:
+    return for_target(target(), kind, **{"layers": 2, "block": 3, "rank": 6, "seed": 4, **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("dspark", {}),
+        ("dspark", {"head": "gated"}),
+        ("dspark", {"head": "rnn", "target_layers": [1], "mask_token": 7}),
+        ("dspark", {"confidence": False}),
+        ("dspark", {"rank": 0}),
+        ("dflash", {}),
+        ("eagle3", {}),
+    ],
+)
+def test_a_drafter_comes_back_bit_for_bit(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    drafter = made(kind, **changes)
+    if drafter.config.confidence:
+        drafter.temperatures = torch.tensor([0.5, 1.25, 3.0])
+    save_drafter(drafter, tmp_path / "d")
+    again = load_drafter(tmp_path / "d", target())
+    assert again.config == drafter.config
+    assert type(again) is type(drafter)
+    assert torch.equal(again.temperatures, drafter.temperatures)
+    own = drafter.state_dict()
+    assert own.keys() == again.state_dict().keys()
+    assert all(torch.equal(own[name], value) for name, value in again.state_dict().items())
+    assert torch.equal(again.embedding, target().model.embed_tokens.weight)
+    assert torch.equal(again.head, target().head)
+
+
+def test_names_and_fields_are_deepspecs(tmp_path: Path) -> None:
+    save_drafter(made(), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    layer = [
+        *(f"self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+        *(f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
+        *("input_layernorm.weight", "post_attention_layernorm.weight"),
+    ]
+    assert names == {
+        *(f"layers.{i}.{name}" for i in range(2) for name in layer),
+        *("embed_tokens.weight", "lm_head.weight", "norm.weight", "fc.weight", "hidden_norm.weight"),
+        *("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"),
+        *("confidence_head.proj.weight", "confidence_head.proj.bias"),
+    }
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["architectures"] == ["Qwen3DSparkModel"]
+    expected = {
+        "block_size": 3,
+        "mask_token_id": 39,
+        "target_layer_ids": [0, 1, 2],
+        "num_target_layers": 4,
+        "num_hidden_layers": 2,
+        "markov_rank": 6,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "num_anchors": 512,
+    }
+    assert {name: record[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("block_size", 0, "config.json: drafter: block is 0"),
+        ("target_layer_ids", [0, 3], "is the last"),
+        ("target_layer_ids", [0, 9], "the target has layers 0 to 3"),
+        ("markov_rank", None, "describes no drafter"),
+        ("mask_token_id", None, "describes no drafter"),
+        ("block_size", "missing", "field 'block_size' is missing"),
+        ("vocab_size", 41, "for a target with vocab 41; this target has 40"),
+        ("num_target_layers", 9, "for a target with target_depth 9"),
+        ("architectures", ["LlamaForCausalLM"], "is no drafter known here"),
+        ("confidence_temperatures", [1.0, 0.0, 1.0], "3 positive numbers"),
+        ("markov_rank", 5, "expected"),
+        ("num_hidden_layers", 3, "tensor 'layers.2.input_layernorm.weight' is missing"),
+        ("enable_confidence_head", False, "not one this drafter has"),
+    ],
+)
+def test_a_wrong_field_is_one_sentence(field: str, value: Any, said: str, tmp_path: Path) -> None:
+    save_drafter(made(), tmp_path)
+    file = tmp_path / "config.json"
+    record = json.loads(file.read_text()) | {field: value}
+    if value == "missing":
+        del record[field]
+    file.write_text(json.dumps(record))
+    with pytest.raises(UserError) as caught:
+        load_drafter(tmp_path, target())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_files_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no drafter folder"):
+        load_drafter(tmp_path / "nothing", target())
+    save_drafter(made(), tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (b"", whole[:5], whole[:100], whole[:-10], b"\x80\x04" + whole[2:]):
+        file.write_bytes(broken)
+        with pytest.raises(UserError, match="cannot read the drafter's weights") as caught:
+            load_drafter(tmp_path, target())
+        assert "\n" not in str(caught.value)
+    file.unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
+    with pytest.raises(UserError, match=r"holds no model\.safetensors"):
+        load_drafter(tmp_path, target())
+
+
+def test_weights_that_are_numbers_of_another_type_are_taken_and_broken_ones_named(tmp_path: Path) -> None:
+    save_drafter(made(), tmp_path)
+    weights = {name: value.bfloat16() for name, value in load_file(tmp_path / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    assert load_drafter(tmp_path, target()).fc.weight.dtype == torch.float32
+    weights["fc.weight"] = weights["fc.weight"][:, :-1].contiguous()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"tensor 'fc.weight' is \(16, 47\), expected \(16, 48\)"):
+        load_drafter(tmp_path, target())
+
+
+def test_layers_are_spaced_as_the_papers() -> None:
+    assert auto_layers(36) == (1, 9, 17, 25, 33)
+    assert auto_layers(40) == (1, 10, 19, 28, 37)
+    assert auto_layers(4) == (0, 1, 2)
+    assert auto_layers(2) == (0,)
+    assert all(auto_layers(depth)[-1] < depth - 1 for depth in range(2, 64))
+    with pytest.raises(UserError, match="this target has 1"):
+        auto_layers(1)
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean 'dspark'"):
+        made("dspar")
+    with pytest.raises(UserError, match="give layer numbers or 'auto'"):
+        made(target_layers="all")
+
+
+def test_a_drafter_for_a_transformers_model() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    module = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=2, rope_theta=5e5, rms_norm_eps=1e-5))
+    c = for_target(module, layers=1, rank=4).config
+    assert (c.vocab, c.width, c.heads, c.kv_heads, c.head_size, c.ffn, c.target_depth) == (40, 16, 4, 2, 4, 32, 3)
+    assert (c.rope_theta, c.norm_eps, c.target_layers) == (5e5, 1e-5, (0, 1))
+    module.config.final_logit_softcapping = 30.0
+    with pytest.raises(NeedsError, match="no drafter for 'llama' here: its embedding or logits use final_logit_softcapping"):
+        for_target(module)
