@@ -25,8 +25,6 @@ CHUNK = 64
 """Most prompt tokens of one row in a tile."""
 FEW = 4
 """A row with at most so many tokens to catch up rides along in the tile of all rows."""
-LAZY = 64
-"""Most tiles whose features wait for the drafter."""
 
 
 class Batch:
@@ -69,27 +67,26 @@ class Batch:
 
     # -- tiles
 
-    def _tap(self, tile: Tile, rows: Sequence[Row], positions: Sequence[int]) -> tuple[Tensor | None, Tap | None]:
-        """Features for the drafter, filled while the tile runs, and what the tile runs under. ``rows``: of each entry."""
+    def _tap(self, arena: Arena, tile: Tile, rows: Sequence[Row], positions: Sequence[int]) -> Tap | None:
+        """What the tile runs under: taps of its entries' ``rows``, and the features that go to the drafter."""
         tapped = [(m, row.group.taps, row.states) for m, row in enumerate(rows) if row.group.taps is not None]
-        features, watch = self.speculator.watch(tile.size) if self.speculator else (None, None)
+        watch = self.speculator.watch(arena, tile) if self.speculator else None
 
         def tap(layer: int, x: Tensor) -> Tensor:
             for m, taps, states in tapped:
                 taps.apply(layer, x, m, positions[m], states)
             return x if watch is None else watch(layer, x)
 
-        return features, tap if tapped else watch
+        return tap if tapped else watch
 
     def _run_prompt(self, arena: Arena, slot: int, row: Row) -> None:
         """Run up to CHUNK pending tokens of one row, all but the last, as one tile."""
         start, count = row.computed, min(row.pending - 1, CHUNK)
         where = range(start, start + count)
         tile = Tile(arena, self.forward.kv_heads, row.tokens[start : start + count], where, slot)
-        features, tap = self._tap(tile, [row] * count, where)
-        self.forward.hidden(tile, tap)
+        self.forward.hidden(tile, self._tap(arena, tile, [row] * count, where))
         self._count(tile)
-        self._ran(row, features, 0, count, count)
+        self._ran(row, count)
 
     def _run_rows(self, arena: Arena, counts: Sequence[int], drafts: Sequence[list[int]]) -> bool:
         """Run the next ``counts[slot]`` tokens of every row and its drafts as one tile, and draw for the rows that are caught up."""
@@ -105,24 +102,21 @@ class Batch:
             where += range(row.computed, row.computed + n + len(draft))
             owners += [slot] * (n + len(draft))
         tile = Tile(arena, self.forward.kv_heads, tokens, where, None if len(tokens) == len(rows) else owners)
-        features, tap = self._tap(tile, [rows[slot] for slot in owners], where)
-        hidden = self.forward.hidden(tile, tap)
+        hidden = self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in owners], where))
         self._count(tile)
         ready, entries = [], []
         for slot, (row, n) in enumerate(zip(rows, counts, strict=True)):
             last = row.pending == n
-            self._ran(row, features, firsts[slot], n, n - last)
+            self._ran(row, n)
             if last:
                 ready.append(slot)
                 entries.append(firsts[slot] + n - 1)
-        return bool(ready) and self._draw(self.forward.logits(hidden), features, ready, entries, [drafts[slot] for slot in ready])
+        return bool(ready) and self._draw(self.forward.logits(hidden), ready, entries, [drafts[slot] for slot in ready])
 
-    def _ran(self, row: Row, features: Tensor | None, first: int, count: int, kept: int) -> None:
-        """Book ``count`` tokens of a row that ran; the features of the first ``kept`` are ready for the drafter."""
+    def _ran(self, row: Row, count: int) -> None:
+        """Book ``count`` tokens of a row that ran."""
         self.stats.prompt_tokens += max(0, min(count, len(row.group.prefix) - row.computed))
         row.computed += count
-        if self.speculator is not None and features is not None and kept:
-            self.speculator.keep(row, features, first, kept)
 
     def _count(self, tile: Tile) -> None:
         self.stats.tiles += 1
@@ -131,9 +125,7 @@ class Batch:
 
     # -- tokens
 
-    def _draw(
-        self, logits: Tensor, features: Tensor | None, slots: list[int], entries: list[int], drafts: list[list[int]]
-    ) -> bool:
+    def _draw(self, logits: Tensor, slots: list[int], entries: list[int], drafts: list[list[int]]) -> bool:
         """Draw for the rows at ``slots``, whose last known tokens are ``entries`` of the tile, and for those that fork off here."""
         seats = self.seats
         keep = {}
@@ -159,10 +151,8 @@ class Batch:
             if row.stop or failure:
                 finished.append((slot, row, failure))
                 keep[slot] = row.computed
-        if self.speculator is not None and features is not None:
-            self.speculator.settle(rows, drafts, emitted, taken, features, entries)
-            if max(len(row.kept.pieces) if row.kept else 0 for row in rows) >= LAZY:
-                self.speculator.absorb(seats.arena, seats.rows, range(len(seats.rows)))
+        if self.speculator is not None:
+            self.speculator.settle(rows, drafts, emitted, taken)
         seats.keep(keep)
         for slot, row, failure in sorted(finished, key=lambda f: -f[0]):
             seats.remove(slot)
@@ -171,7 +161,7 @@ class Batch:
 
     def _emitted(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[list[int]]) -> list[Picked]:
         """What each row draws: the drafts that are accepted and one token more. ``logits`` [rows and drafts, V], row by row."""
-        if self.speculator is not None:
+        if self.speculator is not None and any(drafts):
             return self.speculator.verify(logits, rows, drafts)
         settings, first = [row.job.settings for row in rows], [not row.logprobs for row in rows]
         picked = pick(logits, settings, first, [float(row.uniforms[len(row.logprobs)]) for row in rows])

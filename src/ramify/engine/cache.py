@@ -51,9 +51,9 @@ class Arena:
     def reserve(self, rows: int, positions: int) -> None:
         """Make room. New memory is zero: a masked position must be finite."""
         R, S = doubled(self.rows, rows), doubled(self.capacity, positions)
-        if self.most is not None and R * S > self.most:
+        if self.most is not None and self.most < R * S:
             R, S = doubled(ROWS, rows), doubled(POSITIONS, positions)
-        if (R, S) != (self.rows, self.capacity):
+        if (self.rows, self.capacity) != (R, S):
             old = self.kv
             self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device)
             r, s = min(R, old.shape[1]), min(S, old.shape[2])
@@ -78,12 +78,12 @@ class Arena:
         self.kv[:, start:stop, :length] = self.kv[:, source : source + 1, :length]
 
     def write(self, row: int, kv: Tensor) -> None:
-        """Put ``kv`` [L, P, C] at the front of ``row``."""
-        self.kv[:, row, : kv.shape[1]] = kv
+        """Put ``kv`` [first layers, P, C] at the front of ``row``."""
+        self.kv[: len(kv), row, : kv.shape[1]] = kv
 
-    def read(self, row: int, start: int, stop: int) -> Tensor:
-        """A copy of positions ``start`` to ``stop`` of ``row``, [L, stop - start, C]."""
-        return self.kv[:, row, start:stop].clone()
+    def read(self, row: int, start: int, stop: int, layers: int | None = None) -> Tensor:
+        """A copy of positions ``start`` to ``stop`` of ``row`` in the first ``layers``, [layers, stop - start, C]."""
+        return self.kv[:layers, row, start:stop].clone()
 
 
 def doubled(start: int, least: int) -> int:

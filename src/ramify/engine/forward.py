@@ -78,7 +78,7 @@ class Tile:
         slots = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
         spare = [0] * (M - used)
         table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + len(spare))]])
-        self.tokens, self.positions, self._slots = torch.from_numpy(table).to(device).unbind(0)
+        self.tokens, self.positions, self.slots = torch.from_numpy(table).to(device).unbind(0)
         masks = capacity - 1 - (table[1, :used] if sees is None else np.array(sees))
         self._gather: Tensor | None = None
         self._place: Tensor | None = None
@@ -103,7 +103,7 @@ class Tile:
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
-        self._flat[layer].index_copy_(0, self._slots, kv)
+        self._flat[layer].index_copy_(0, self.slots, kv)
         keys, values = self._keys[layer], self._values[layer]
         (R, c), G = self._shape, keys.shape[1]
         asked = q.narrow(0, 0, self.used) if self._gather is None else q.index_select(0, self._gather)

@@ -128,7 +128,8 @@ class LocalModel:
         cache_bytes = min(1 << 30, 32_768 * position) if bounds.cache_bytes is None else bounds.cache_bytes
         most = None if bounds.arena_bytes is None else bounds.arena_bytes // position
         spare = TILE + (speculator.block if speculator else 0)
-        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most)
+        stored = speculator.stored if speculator else None
+        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most, stored)
         if memory.longest == 0:
             raise UserError(f"arena_bytes is {bounds.arena_bytes}; the smallest arena of '{self.name}' has {256 * position}")
         self._speculator = speculator

@@ -13,14 +13,21 @@ from ramify.engine.taps import Taps
 
 class Memory:
     """Arena row i belongs to active row i. ``most`` bounds the arena's places (rows x positions); ``spare`` positions past every row
-    are kept free for what a tile writes there.
+    are kept free for what a tile writes there. The store takes the first ``stored`` layers (None: all).
     """
 
     def __init__(
-        self, layers: int, size: int, device: torch.device, cache_bytes: int, spare: int, most: int | None = None
+        self,
+        layers: int,
+        size: int,
+        device: torch.device,
+        cache_bytes: int,
+        spare: int,
+        most: int | None = None,
+        stored: int | None = None,
     ) -> None:
         self.store = PrefixStore(cache_bytes)
-        self._shape, self._spare, self.most = (layers, size, device), spare, most
+        self._shape, self._spare, self.most, self._stored = (layers, size, device), spare, most, stored
         self._arena: Arena | None = None
 
     @property
@@ -56,12 +63,14 @@ class Memory:
 
     def keep(self, slot: int, row: Row, length: int) -> None:
         """Store the first ``length`` positions of a row; of a row under taps what came before its first tap."""
-        arena = self._arena
+        arena, stored = self._arena, self._stored
         if arena is None:
             return
         if row.group.taps is not None:
             length = min(length, row.group.taps.start)
-        self.store.insert(np.array(row.tokens[:length], dtype=np.int32), lambda start, stop: arena.read(slot, start, stop))
+        self.store.insert(
+            np.array(row.tokens[:length], dtype=np.int32), lambda start, stop: arena.read(slot, start, stop, stored)
+        )
 
     def move(self, source: int, slot: int, length: int) -> None:
         """Move the first ``length`` positions of row ``source`` to row ``slot``."""

@@ -90,7 +90,7 @@ class Seats(Scheduler):
         """Start waiting draws of a row's group as copies of that row, as many as there is room for; returns how many."""
         row, start = self.rows[source], len(self.rows)
         length = len(row.group.prefix)
-        if self.speculator and row.group.jobs:
+        if self.speculator and self.speculator.drafting and row.group.jobs:
             self.speculator.absorb(self.arena, [row], [source])  # or every copy would do it again
         while (
             row.group.jobs
@@ -111,8 +111,6 @@ class Seats(Scheduler):
         """Store the first ``lengths[slot]`` positions of rows."""
         if self.store.budget <= 0:
             return
-        if self.speculator and lengths:
-            self.speculator.absorb(self.arena, [self.rows[slot] for slot in lengths], list(lengths))
         for slot, length in lengths.items():
             self.memory.keep(slot, self.rows[slot], length)
 
@@ -137,7 +135,7 @@ class Seats(Scheduler):
 
     def _start(self, row: Row, computed: int) -> None:
         row.computed = computed
-        row.kept = self.speculator.admit_row(row.job.key, computed) if self.speculator else None
+        row.kept = self.speculator.admit_row(row.job.key) if self.speculator else None
         self.enter(row)
 
     def _vacate(self, slot: int) -> None:

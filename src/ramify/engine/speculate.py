@@ -4,13 +4,13 @@ A step of a speculating engine is::
 
     drafts = speculator.propose(arena, rows, slots)         # rows about to draw a token; [] = none for this row
     tile: for each row its anchor (the last token, not run yet) and its drafts, at consecutive positions
-    features, tap = speculator.watch(tile.size)             # the tap the tile runs under
-    emitted = speculator.verify(logits, rows, drafts)       # logits of the entries of these rows, row by row
+    tap = speculator.watch(arena, tile)                     # what the tile runs under
+    emitted = speculator.verify(logits, rows, drafts)       # logits of the entries of these rows, row by row; where any draft is
     ... append emitted tokens one by one until one ends the row; ``kept[i]`` of them stay ...
-    speculator.settle(rows, drafts, emitted, kept, features, entries)  # entries[i]: first tile entry of row i
+    speculator.settle(rows, drafts, emitted, kept)
 
-and for a prompt tile ``speculator.keep(row, features, first, count)``. Rows that are parked are absorbed before
-(``speculator.absorb``). Emitting e tokens computes e positions: the anchor's and those of the e - 1 accepted drafts.
+Features (outputs of the target layers that the drafter reads) lie in the arena by position, in layers between the target's and the
+drafter's: they are copied, shared and overwritten with the keys and values beside them, and cost the drafter nothing until it drafts.
 
 Axis legend: R rows, M tile rows, D width, m target layers read by the drafter, V vocabulary.
 """
@@ -36,6 +36,7 @@ from ramify.engine.verify import coupled, rejection
 
 if TYPE_CHECKING:
     from ramify.engine.drafters import Drafter
+    from ramify.engine.forward import Tile
     from ramify.engine.rows import Row
 
 PURPOSES = ("draft", "accept")
@@ -46,14 +47,12 @@ STRIDE = 256
 
 @dataclass(slots=True)
 class Kept:
-    """What the speculator keeps of one row: features not absorbed yet, and the keys of its uniforms."""
+    """What the speculator knows of one row."""
 
-    absorbed: int
-    """Positions whose draft-layer keys and values are in the arena."""
     keys: tuple[int, ...]
-    """One for each of ``PURPOSES``, where the law needs them."""
-    pieces: list[tuple[Tensor, int, int]] = field(default_factory=list)
-    """(features [M, m * D], first entry, entries) of the positions from ``absorbed`` on, in order."""
+    """Of its uniforms, one for each of ``PURPOSES``, where the law needs them."""
+    absorbed: int = 0
+    """Positions whose draft-layer keys and values are in the arena."""
 
 
 @dataclass(slots=True)
@@ -105,11 +104,18 @@ class Speculator:
     ) -> None:
         if law not in ("coupled", "rejection"):
             raise UserError(f"verify is '{law}'; it is coupled or rejection")
-        self.drafter, self.schedule, self.first, self.law = drafter, schedule, first, law
-        self.block = drafter.config.block
-        self.layers = drafter.layers
-        """Layers to add to the arena; ``first`` is the arena's layer where they start."""
-        self.target_layers = tuple(drafter.config.target_layers)
+        self.drafter, self.schedule, self.law = drafter, schedule, law
+        c = drafter.config
+        self.block, self.width = c.block, c.width
+        self._cells = -(-c.width // c.kv_size)
+        self._features = first, first + len(c.target_layers) * self._cells
+        self._feature_layers = {layer + 1: first + i * self._cells for i, layer in enumerate(c.target_layers)}
+        self.stored = self.first = self._features[1]
+        """The drafter's first layer of the arena; those before it, of the target and of features, are kept with a prefix."""
+        self.layers = self.stored - first + drafter.layers
+        """Layers to add to the arena; they start at ``first``."""
+        self.drafting = True
+        """Whether the last step drafted."""
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
@@ -118,58 +124,50 @@ class Speculator:
         self._places: list[int] = []
         self._now = 0.0
 
-    def admit_row(self, key: int, found: int) -> Kept:
-        """The state of a new row whose first ``found`` positions came out of the store, draft layers included."""
-        return Kept(found, tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
+    def admit_row(self, key: int) -> Kept:
+        """The state of a new row."""
+        return Kept(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
 
     def fork(self, source: Kept, key: int) -> Kept:
         """The state of a row that starts as a copy of another."""
-        state = self.admit_row(key, source.absorbed)
-        state.pieces = list(source.pieces)
+        state = self.admit_row(key)
+        state.absorbed = source.absorbed
         return state
 
-    def watch(self, size: int) -> tuple[Tensor, Tap]:
-        """Features of a tile of ``size`` rows [M, m * D], filled by the tap while the target runs."""
-        width = self.drafter.config.width
-        features = torch.empty((size, len(self.target_layers) * width), device=self.drafter.head.device)
-        places = {layer + 1: features.narrow(1, i * width, width) for i, layer in enumerate(self.target_layers)}
+    def watch(self, arena: Arena, tile: Tile) -> Tap:
+        """Puts the features of a tile's entries into the arena while the target runs."""
+        flat, size = arena.kv.flatten(1, 2), arena.kv.shape[3]
 
         def tap(layer: int, x: Tensor) -> Tensor:
-            place = places.get(layer)
+            place = self._feature_layers.get(layer)
             if place is not None:
-                place.copy_(x)
+                for i, part in enumerate(x.split(size, 1)):
+                    flat[place + i].narrow(1, 0, part.shape[1]).index_copy_(0, tile.slots, part)
             return x
 
-        return features, tap
-
-    def keep(self, row: Row, features: Tensor, first: int, count: int) -> None:
-        """Remember the features of ``row``'s next ``count`` positions: entries ``first`` on of ``features`` [M, m * D]."""
-        _state(row).pieces.append((features, first, count))
+        return tap
 
     def absorb(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> None:
-        """Give the drafter all that is kept of these rows, in one call.
+        """Give the drafter all it does not know yet of what these rows have computed, in one call.
 
-        The token after a row's very last position may not be known yet (a prompt before its first draw); 0 stands for it.
+        A position whose next token is not known (the last of a prompt before its first draw) waits for it.
         """
-        pieces: list[tuple[Tensor, int, int]] = []
         where: list[int] = []
         positions: list[int] = []
         following: list[int] = []
         for row, slot in zip(rows, slots, strict=True):
             state = _state(row)
-            count = sum(piece[2] for piece in state.pieces)
-            if not count:
-                continue
-            stop = state.absorbed + count
-            pieces += state.pieces
-            where += [slot] * count
+            stop = min(row.computed, len(row.tokens) - 1)
+            where += [slot] * (stop - state.absorbed)
             positions += range(state.absorbed, stop)
-            following += [*row.tokens[state.absorbed + 1 : stop + 1], 0][:count]
-            state.pieces, state.absorbed = [], stop
-        if pieces:
-            device = pieces[0][0].device
-            numbers = torch.tensor([where, positions, following], device=device)
-            self.drafter.absorb(arena, self.first, numbers[0], numbers[1], _gather(pieces), numbers[2])
+            following += row.tokens[state.absorbed + 1 : stop + 1]
+            state.absorbed = stop
+        if where:
+            numbers = torch.tensor([where, positions, following], device=arena.kv.device)
+            start, stop = self._features
+            cells = arena.kv[start:stop].flatten(1, 2).index_select(1, numbers[0] * arena.capacity + numbers[1])
+            features = cells.unflatten(0, (-1, self._cells)).permute(2, 0, 1, 3).flatten(2)[..., : self.width].flatten(1)
+            self.drafter.absorb(arena, self.first, numbers[0], numbers[1], features, numbers[2])
 
     def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> list[list[int]]:
         """Drafts to verify for rows about to draw, one list a row (empty: none); the arena needs room for a block past every row.
@@ -178,10 +176,12 @@ class Speculator:
         """
         begun = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in rows]
-        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
+        depth = self.schedule.depth(len(rows)) if rows else 0
+        self.drafting = depth > 0 if rows else self.drafting
+        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows]) if depth else np.zeros(1)
         able = np.flatnonzero(limits > 0).tolist()
-        depth = min(self.schedule.depth(len(rows)), int(limits.max())) if able else 0
-        if depth:
+        if able:
+            depth = min(depth, int(limits.max()))
             chosen, places = [rows[i] for i in able], [slots[i] for i in able]
             self.absorb(arena, chosen, places)
             tokens, confidence = self._draft(arena, chosen, places, depth)
@@ -251,17 +251,19 @@ class Speculator:
         """
         begun = time.perf_counter()
         self.stats.target_seconds += begun - self._now
-        self._places = [self._drafted.get(id(row), -1) for row in rows]
+        places = self._places = [self._drafted.get(id(row), -1) for row in rows]
         by_coupling = [self._coupled(row) or not any(drafts) for row in rows]
         if all(by_coupling) or not any(by_coupling):
-            emitted = self._verify(logits, rows, drafts, list(range(len(rows))), by_coupling[0])
+            emitted = self._verify(logits, rows, drafts, places, by_coupling[0])
         else:
             stops = np.cumsum([len(draft) + 1 for draft in drafts]).tolist()
             emitted = [Picked([], [], [], [])] * len(rows)
             for law in (True, False):
                 which = [i for i, coupled_row in enumerate(by_coupling) if coupled_row == law]
                 entries = [e for i in which for e in range(stops[i] - len(drafts[i]) - 1, stops[i])]
-                part = self._verify(logits[entries], [rows[i] for i in which], [drafts[i] for i in which], which, law)
+                part = self._verify(
+                    logits[entries], [rows[i] for i in which], [drafts[i] for i in which], [places[i] for i in which], law
+                )
                 for i, picked in zip(which, part, strict=True):
                     emitted[i] = picked
         self._now = time.perf_counter()
@@ -269,34 +271,29 @@ class Speculator:
         return emitted
 
     def _verify(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], which: Sequence[int], by_coupling: bool
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], by_coupling: bool
     ) -> list[Picked]:
-        """Verification of rows under one law; ``which`` are their places among all rows of the step."""
+        """Verification of rows under one law; ``places`` are theirs among the rows that were drafted for."""
         settings = [row.job.settings for row in rows]
         begins = [not row.logprobs for row in rows]
         drawn = [len(row.logprobs) for row in rows]
         u = [row.uniforms[n : n + len(draft) + 1] for row, n, draft in zip(rows, drawn, drafts, strict=True)]
         if by_coupling:
             return coupled(logits, settings, begins, u, drafts)
-        q = torch.stack(self._weights, dim=1)[[self._places[i] for i in which]]
+        q = torch.stack(self._weights, dim=1)
+        if list(places) != list(range(len(q))):
+            q = q[list(places)]
         return rejection(logits, settings, begins, u, drafts, q, self._keyed(rows, 1, q.shape[1]))
 
     def settle(
-        self,
-        rows: Sequence[Row],
-        drafts: Sequence[Sequence[int]],
-        emitted: Sequence[Picked],
-        kept: Sequence[int],
-        features: Tensor,
-        entries: Sequence[int],
+        self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], emitted: Sequence[Picked], kept: Sequence[int]
     ) -> None:
-        """Count what was kept (the first ``kept[i]`` of row i's emitted tokens) and remember its features.
-
-        ``entries[i]`` is the entry of row i's anchor in ``features`` [M, m * D]. A row that ended has its ``stop`` set.
-        """
+        """Count what was kept: the first ``kept[i]`` of row i's emitted tokens. A row that ended has its ``stop`` set."""
         stats = self.stats
-        for row, draft, made, n, entry in zip(rows, drafts, emitted, kept, entries, strict=True):
-            self.keep(row, features, entry, n)
+        if not any(drafts):
+            stats.plain += sum(kept)
+            return
+        for row, draft, made, n in zip(rows, drafts, emitted, kept, strict=True):
             if not draft:
                 stats.plain += n
                 continue
@@ -316,12 +313,3 @@ def _state(row: Row) -> Kept:
     if row.kept is None:
         raise ValueError("a row of a speculating engine has no state of its speculator")
     return row.kept
-
-
-def _gather(pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
-    """The features of all pieces, one after the other."""
-    whole = pieces[0][0]
-    if all(features is whole for features, _, _ in pieces):
-        index = [i for _, first, count in pieces for i in range(first, first + count)]
-        return whole[torch.tensor(index, device=whole.device)]
-    return torch.cat([features[first : first + count] for features, first, count in pieces])

@@ -27,7 +27,7 @@ NOTHING = 1e-12
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Weights of max(0, p - q), float64 [N, V], of distributions of that shape; p itself where nothing is left of it."""
+    """Weights of max(0, p - q), float64 [N, V], of weights of that shape and of equal sums (q may be 0); p where nothing is left of it."""
     left = (p - q).clamp_(min=0)
     return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
 
@@ -69,53 +69,34 @@ def rejection(
     each, begins, stops = _entries(settings, first, drafts)
     model, sampler = laws(logits, each, begins)
     of_model = model.exp()
+    entropy = -(of_model * model).nansum(-1)
     p = of_model if sampler is model else sampler.exp()
+    p_sum, q_sum = p.sum(-1, dtype=torch.float64), q.sum(-1, dtype=torch.float64)
+    device = p.device
     lengths = np.array([len(row) for row in drafts])
     starts = np.array(stops) - lengths - 1
-    tokens = np.zeros(len(logits), np.int64)
     rows = np.repeat(np.arange(len(drafts)), lengths)
     at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    entries = starts[rows] + at
-    tokens[entries] = [token for row in drafts for token in row]
-    p_sum, q_sum = _sums(p), _sums(q)
-    ok = np.zeros((len(drafts), int(lengths.max()) + 1), bool)
-    ok[rows, at] = accepted(
-        _at(p, entries, tokens[entries]) * q_sum[rows, at], _at(q, rows, at, tokens[entries]) * p_sum[entries], accept[rows, at]
-    )
+    flat = torch.tensor([token for row in drafts for token in row], dtype=torch.int64, device=device)
+    r, k, e = (torch.from_numpy(index).to(device) for index in (rows, at, starts[rows] + at))
+    ok = np.zeros((len(drafts), int(lengths.max())), bool)
+    chances = torch.stack((p[e, flat] / p_sum[e], q[r, k, flat] / q_sum[r, k])).cpu().numpy()
+    ok[rows, at] = accepted(chances[0], chances[1], accept[rows, at])
     survivors = np.cumprod(ok, axis=1).sum(axis=1)
-    last = starts + survivors
-    weights = p[torch.from_numpy(last)].double()
+    last = torch.from_numpy(starts + survivors).to(device)
+    weights = p[last] / p_sum[last, None]
     cut = np.flatnonzero(survivors < lengths)
     if len(cut):
-        of_draft = q[torch.from_numpy(cut), torch.from_numpy(survivors[cut])]
-        where = torch.from_numpy(cut)
-        weights[where] = residual(_normal(weights[where]), _normal(of_draft))
-    final = torch.tensor([row[n] for row, n in zip(u, survivors, strict=True)], dtype=torch.float64, device=weights.device)
-    tokens[last] = inverse_cdf(weights, final).cpu().numpy()
-    columns = torch.from_numpy(tokens)[:, None].to(model.device)
-    chosen = sampler.gather(1, columns)[:, 0].tolist()
-    whole = Picked(
-        tokens.tolist(),
-        chosen,
-        chosen if sampler is model else model.gather(1, columns)[:, 0].tolist(),
-        (-(of_model * model).nansum(-1)).tolist(),
-    )
+        r, k = torch.from_numpy(cut).to(device), torch.from_numpy(survivors[cut]).to(device)
+        weights[r] = residual(weights[r], q[r, k] / q_sum[r, k, None])
+    final = torch.tensor([row[n] for row, n in zip(u, survivors, strict=True)], dtype=torch.float64, device=device)
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    tokens[e] = flat
+    tokens[last] = inverse_cdf(weights, final)
+    chosen = sampler.gather(1, tokens[:, None])[:, 0].tolist()
+    plain = chosen if sampler is model else model.gather(1, tokens[:, None])[:, 0].tolist()
+    whole = Picked(tokens.tolist(), chosen, plain, entropy.tolist())
     return [_slice(whole, start, start + n + 1) for start, n in zip(starts.tolist(), survivors.tolist(), strict=True)]
-
-
-def _sums(weights: Tensor) -> np.ndarray:
-    """Sums over the vocabulary, float64."""
-    return np.asarray(weights.sum(-1, dtype=torch.float64).cpu().numpy())
-
-
-def _at(weights: Tensor, *index: np.ndarray) -> np.ndarray:
-    """Single weights, float64."""
-    return np.asarray(weights[tuple(torch.from_numpy(i) for i in index)].double().cpu().numpy())
-
-
-def _normal(weights: Tensor) -> Tensor:
-    weights = weights.double()
-    return weights / weights.sum(-1, keepdim=True)
 
 
 def _entries(

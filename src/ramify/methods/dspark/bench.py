@@ -219,7 +219,7 @@ def compare(
     entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, 1)}
     for name, drafter in drafters.items():
         whole = f"fixed:{drafter.config.block}"
-        entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, law=law)
+        entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, verify=law)
     for kind, given in (peers or {}).items():
         entrants[kind] = of_peer(peer(target, kind, settings, given, first.config.block), settings.max_tokens)
     alone: list[Pairing] = []
@@ -228,7 +228,7 @@ def compare(
         report(f"{domain}: " + ", ".join(f"{p.name} {show(p)}" for p in alone if p.place == domain))
     crowd: dict[str, Entrant] = {PLAIN: Engine(module, settings, most)}
     for schedule in schedules:
-        crowd[schedule] = Engine(module, settings, most, drafter=first, schedule=schedule, profile=costs, law=law)
+        crowd[schedule] = Engine(module, settings, most, drafter=first, schedule=schedule, profile=costs, verify=law)
     together: list[Pairing] = []
     for load in loads:
         together += pairings(str(load), turns(crowd, mixed, max(4, 2 * load), load, rounds))

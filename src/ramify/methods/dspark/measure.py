@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
@@ -45,11 +44,9 @@ class Recorder(Speculator):
         drafts: Sequence[Sequence[int]],
         emitted: Sequence[Picked],
         kept: Sequence[int],
-        features: Tensor,
-        entries: Sequence[int],
     ) -> None:
         """See :meth:`Speculator.settle`. A row that stopped before its last token stopped at an accepted draft."""
-        super().settle(rows, drafts, emitted, kept, features, entries)
+        super().settle(rows, drafts, emitted, kept)
         for i, (row, draft, made, n) in enumerate(zip(rows, drafts, emitted, kept, strict=True)):
             if len(draft) == self.block:  # drafts near a draw's last token are shorter, and no round of the full length
                 ended = n < len(made.tokens)
