@@ -183,6 +183,10 @@ def calibration_checks(
     for name, cells in (("as trained", plain), ("logits doubled", heated)):
         for key, shown in (("before", "before scaling"), ("after", "after scaling"), ("floor", "of a perfect predictor")):
             checks.append(_over_seeds(f"calibration, {name}: error {shown}", [np.mean(c[key]) for c in cells], cells, seeds))
+            for k in () if quick else range(BLOCK):
+                checks.append(
+                    _over_seeds(f"calibration, {name}: error {shown}, position {k + 1}", [c[key][k] for c in cells], cells, seeds)
+                )
         checks.append(_over_seeds(f"calibration, {name}: AUROC", [np.nanmean(c["ranking"]) for c in cells], cells, seeds))
     worst = [float(np.mean(c["after"]) / np.mean(c["before"])) for c in heated]
     checks.append(
