@@ -209,6 +209,9 @@ def _to_record(drafter: Drafter) -> dict[str, Any]:
         "markov_rank": c.rank,
         "enable_confidence_head": c.confidence,
     }
+    if c.kind == "eagle3":  # what vLLM reads: it counts layers by what enters them
+        record["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in c.target_layers]
+        record["draft_vocab_size"] = c.vocab
     if c.rank:
         record["markov_head_type"] = c.head
     if c.confidence:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.cache import Arena
 from ramify.engine.drafters import Drafter
+from ramify.engine.forward import TILE
 
 try:
     from transformers.generation.candidate_generator import CandidateGenerator
@@ -125,9 +126,8 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
 
     def _absorb(self, input_ids: Tensor, states: Any, count: int) -> None:
         """Take in the features of the next ``count`` positions, the first that the last outputs hold."""
-        c = self.drafter.config
         features = torch.cat([states[layer][0, :count] for layer in self.layers], -1).to(self.drafter.head.dtype)
         positions = torch.arange(self.known, self.known + count, device=input_ids.device)
-        self.arena.reserve(1, input_ids.shape[1] + c.block)
+        self.arena.reserve(TILE, input_ids.shape[1] + self.drafter.config.block + TILE)
         self.drafter.absorb(self.arena, FIRST, torch.zeros_like(positions), positions, features, input_ids[0, positions + 1])
         self.known += count
