@@ -47,7 +47,7 @@ class _Watched(Speculator):
     seen = 0
 
     def _verify(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], which: Sequence[int], by_coupling: bool
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], by_coupling: bool
     ) -> list[Picked]:
         lengths = [len(draft) for draft in drafts]
         if not by_coupling and any(lengths):
@@ -56,10 +56,10 @@ class _Watched(Speculator):
             settings = [row.job.settings for row, n in zip(rows, lengths, strict=True) for _ in range(n)]
             first = [not row.logprobs and k == 0 for row, n in zip(rows, lengths, strict=True) for k in range(n)]
             _, sampler = laws(logits[entries], settings, first)
-            q = [self._weights[k][self._places[i]] for i, n in zip(which, lengths, strict=True) for k in range(n)]
+            q = [self._weights[k][place] for place, n in zip(places, lengths, strict=True) for k in range(n)]
             found = distance(_whole(sampler.exp()), _whole(torch.stack(q)))
             self.worst, self.seen = max(self.worst, float(found.max())), self.seen + len(entries)
-        return super()._verify(logits, rows, drafts, which, by_coupling)
+        return super()._verify(logits, rows, drafts, places, by_coupling)
 
 
 def distance(p: Tensor, q: Tensor) -> Tensor:
