@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,10 +78,10 @@ class Target:
         """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError where there is none, NeedsError for a model behind an endpoint."""
         spec = f"hf:{name}" if Path(name).is_dir() else name
         folder = model_folder(spec)
-        try:
-            template: ChatTemplate | None = chat_template(folder)
-        except NeedsError:
-            template = None
+        template: ChatTemplate | None = None
+        if (folder / "tokenizer.json").is_file():
+            with suppress(NeedsError):  # texts stay as they are where there is no template
+                template = chat_template(folder)
         return cls(spec, LocalModel.load(folder), template)
 
     @property
