@@ -109,7 +109,7 @@ class Speculator:
         self.block, self.width = c.block, c.width
         self._cells = -(-c.width // c.kv_size)
         self._features = first, first + len(c.target_layers) * self._cells
-        self._feature_layers = {layer + 1: first + i * self._cells for i, layer in enumerate(c.target_layers)}
+        self._watched = [layer + 1 for layer in c.target_layers]
         self.stored = self.first = self._features[1]
         """The drafter's first layer of the arena; those before it, of the target and of features, are kept with a prefix."""
         self.layers = self.stored - first + drafter.layers
@@ -122,6 +122,7 @@ class Speculator:
         self._weights: list[Tensor] = []
         self._drafted: dict[int, int] = {}
         self._places: list[int] = []
+        self._room: dict[int, Tensor] = {}
         self._now = 0.0
 
     def admit_row(self, key: int) -> Kept:
@@ -136,13 +137,20 @@ class Speculator:
 
     def watch(self, arena: Arena, tile: Tile) -> Tap:
         """Puts the features of a tile's entries into the arena while the target runs."""
-        flat, size = arena.kv.flatten(1, 2), arena.kv.shape[3]
+        start, stop = self._features
+        if tile.size not in self._room:
+            size = self._cells * arena.kv.shape[3]
+            self._room[tile.size] = torch.zeros((len(self._watched), tile.size, size), device=arena.kv.device)
+        room = self._room[tile.size]
+        places = dict(zip(self._watched, room[..., : self.width].unbind(0), strict=True))
+        last = self._watched[-1]
 
         def tap(layer: int, x: Tensor) -> Tensor:
-            place = self._feature_layers.get(layer)
-            if place is not None:
-                for i, part in enumerate(x.split(size, 1)):
-                    flat[place + i].narrow(1, 0, part.shape[1]).index_copy_(0, tile.slots, part)
+            if layer in places:
+                places[layer].copy_(x)
+                if layer == last:
+                    cells = room if self._cells == 1 else room.unflatten(2, (self._cells, -1)).transpose(1, 2).flatten(0, 1)
+                    arena.kv[start:stop].flatten(1, 2).index_copy_(1, tile.slots, cells)
             return x
 
         return tap
@@ -174,11 +182,15 @@ class Speculator:
 
         Every row has one token pending (its anchor). Rows under taps and rows that will be forked at this token should not be given.
         """
-        begun = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in rows]
-        depth = self.schedule.depth(len(rows)) if rows else 0
-        self.drafting = depth > 0 if rows else self.drafting
-        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows]) if depth else np.zeros(1)
+        if not rows:
+            return drafts
+        begun = self._now = time.perf_counter()
+        depth = self.schedule.depth(len(rows))
+        self.drafting = depth > 0
+        if not depth:
+            return drafts
+        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
         able = np.flatnonzero(limits > 0).tolist()
         if able:
             depth = min(depth, int(limits.max()))
