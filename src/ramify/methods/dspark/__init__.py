@@ -12,9 +12,19 @@ NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
 
 _HOMES = {
-    "DOMAINS": "domains",
-    "TargetRecipe": "domains",
-    "target_folder": "domains",
+    "Rounds": "algorithm",
+    "StepCosts": "algorithm",
+    "accepted_length": "algorithm",
+    "conditional_acceptance": "algorithm",
+    "sequential_temperatures": "algorithm",
+    "simulate": "algorithm",
+    "TrainOptions": "run",
+    "Target": "run",
+    "calibrate": "run",
+    "train": "run",
+    "record": "measure",
+    "compare": "bench",
+    "verify": "lossless",
 }
 
 __all__ = ["NEEDS", *_HOMES]

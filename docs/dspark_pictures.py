@@ -1,0 +1,71 @@
+"""Draw the pictures of docs/methods/dspark.md: python docs/dspark_pictures.py (from repro/dspark-cpu.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ramify.render.charts import Curve, curves_svg
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+Checks = dict[str, dict[str, Any]]
+
+
+def curve(name: str, x: list[float], found: list[dict[str, Any]]) -> Curve:
+    """A curve through checks, with their intervals where all have one."""
+    y = [check["value"] for check in found]
+    if any(check["interval"] is None for check in found):
+        return Curve(name, x, y)
+    low, high = ([check["interval"][end] for check in found] for end in (0, 1))
+    return Curve(name, x, y, low, high)
+
+
+def acceptance(checks: Checks, domain: str) -> str:
+    """Conditional acceptance by position of three drafters."""
+    at = [float(k) for k in range(1, 8)]
+    drawn = [
+        curve(name, at, [checks[f"{name}: acceptance at position {k}, {domain}"] for k in range(1, 8)])
+        for name in ("DSpark", "DFlash", "Eagle3")
+    ]
+    return curves_svg(drawn, f"Acceptance given that all before were accepted: {domain}", "position in the block", "accepted")
+
+
+def calibration(checks: Checks) -> str:
+    """Calibration error by position with doubled logits, before and after scaling, and of a perfect predictor."""
+    at = [float(k) for k in range(1, 8)]
+    shown = {"before scaling": "before", "after scaling": "after", "of a perfect predictor": "a perfect predictor"}
+    drawn = [
+        curve(name, at, [checks[f"calibration, logits doubled: error {key}, position {k}"] for k in range(1, 8)])
+        for key, name in shown.items()
+    ]
+    return curves_svg(
+        drawn, "Calibration error after doubling the confidence logits", "position in the block", "error", percent=False
+    )
+
+
+def schedules(checks: Checks, kind: str, title: str) -> str:
+    """Throughput over no drafting by load, on an axis of powers of two."""
+    loads = [1, 4, 16, 64, 256]
+    names = ("best fixed length", "fixed:7", "threshold:0.5", "greedy", "stale2")
+    at = [float(load.bit_length() - 1) for load in loads]
+    drawn = [curve(name, at, [checks[f"{kind}, {load} requests: {name}"] for load in loads]) for name in names]
+    return curves_svg(drawn, title, "requests at once, as a power of 2", "times no drafting", percent=False)
+
+
+def main() -> None:
+    """Write the pictures."""
+    report = json.loads((ROOT / "repro" / "dspark-cpu.json").read_text(encoding="utf-8"))
+    checks = {check["name"]: check for check in report["checks"]}
+    pictures = {f"acceptance-{domain}": acceptance(checks, domain) for domain in ("math", "code", "chat")}
+    pictures["calibration"] = calibration(checks)
+    pictures["schedules"] = schedules(checks, "T = 64 + B", "Simulated throughput, a step takes 64 + B")
+    pictures["staircase"] = schedules(checks, "staircase of 16", "The same where a step's time rises every 16 tokens")
+    for name, picture in pictures.items():
+        (IMAGES / f"dspark-{name}.svg").write_text(picture + "\n", encoding="utf-8")
+        print(f"wrote dspark-{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
