@@ -29,14 +29,14 @@ SWITCHES = {
 class Vllm:
     """vLLM on a checkpoint folder, in a process of ``python``; calling it with token rows gives the seconds it measured itself."""
 
-    def __init__(self, python: str, folder: Path, new: int) -> None:
+    def __init__(self, python: str, folder: Path, new: int, threads: int = os.cpu_count() or 1) -> None:
         self.child = subprocess.Popen(
             [python, __file__, str(folder), str(new)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | SWITCHES | {"OMP_NUM_THREADS": str(os.cpu_count())},
+            env=os.environ | SWITCHES | {"OMP_NUM_THREADS": str(threads)},
         )
         if self._answer() != "ready":
             raise SystemExit(f"{python} could not start vLLM on {folder}")

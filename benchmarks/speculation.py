@@ -1,6 +1,6 @@
 """Speculation on the local engine beside plain decoding, transformers' own ways and vLLM's CPU build, on one target and one set of prompts.
 
-    python benchmarks/speculation.py [--vllm PYTHON] [--rounds 15] [--threads 2] [--save]
+    python benchmarks/speculation.py [--parts domains loads serving] [--vllm PYTHON] [--rounds 15] [--threads 2] [--save]
 
 The target and the drafters are those of ``ramify repro dspark`` (trained first where they are not in the cache yet). Temperature 1, 64 new
 tokens behind 24 given ones. All entrants take turns on the same prompts; a ratio is the median over the turns with its 95% bootstrap interval.
@@ -26,7 +26,9 @@ from ramify.methods.dspark.lab import GIVEN, Lab
 from ramify.methods.dspark.repro import DRAFTERS, SIZES
 from ramify.model.protocol import Sampling
 
+PARTS = ("domains", "loads", "serving")
 NEW = 64
+SETTINGS = Sampling(max_tokens=NEW)
 BATCHES = (1, 8, 32)
 NAMES = {
     "generate": "transformers generate",
@@ -36,15 +38,22 @@ NAMES = {
 }
 
 
+Table = tuple[list[str], list[list[Any]]]
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
 def busy() -> str:
     """How busy the machine is."""
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
-def one_at_a_time(found: bench.Comparison) -> tuple[list[str], list[list[Any]]]:
+def one_at_a_time(found: Sequence[bench.Pairing]) -> Table:
     """Columns and rows of the table of entrants."""
-    cell = {(p.name, p.place): p for p in found.domains}
-    names, places = dict.fromkeys(p.name for p in found.domains), list(dict.fromkeys(p.place for p in found.domains))
+    cell = {(p.name, p.place): p for p in found}
+    names, places = dict.fromkeys(p.name for p in found), list(dict.fromkeys(p.place for p in found))
     columns = ["", *(f"tau {d}" for d in places), *(f"tok/s {d}" for d in places), *(f"x plain, {d}" for d in places)]
     rows: list[list[Any]] = []
     for name in names:
@@ -54,17 +63,17 @@ def one_at_a_time(found: bench.Comparison) -> tuple[list[str], list[list[Any]]]:
     return columns, rows
 
 
-def under_load(found: bench.Comparison) -> tuple[list[str], list[list[Any]]]:
+def under_load(found: Sequence[bench.Pairing]) -> Table:
     """Columns and rows of the table of schedules; the frontier is drawn from it."""
-    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.verdict] for p in found.loads]
+    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.verdict] for p in found]
     return ["requests at once", "schedule", "tok/s", "tok/s a request", "x plain", "verdict"], rows
 
 
-def against_vllm(python: str, lab: Lab, costs: profile.Profile, drafter: Any, rounds: int) -> tuple[list[str], list[list[Any]]]:
+def against_vllm(
+    python: str, lab: Lab, costs: profile.Profile, drafter: Any, prompts: Sequence[np.ndarray], rounds: int
+) -> Table:
     """Columns and rows: the engine plain and speculating, and vLLM, on the same batches."""
-    settings, prompts = Sampling(max_tokens=NEW), prompts_of(lab.seed, 40, "vllm")
-    mixed = [prompt for some in zip(*prompts.values(), strict=True) for prompt in some]
-    child = Vllm(python, lab.folder, NEW)
+    child = Vllm(python, lab.folder, NEW, torch.get_num_threads())
 
     def vllm(some: Sequence[np.ndarray], load: int, turn: int) -> bench.Run:
         seconds = child(some)
@@ -72,19 +81,19 @@ def against_vllm(python: str, lab: Lab, costs: profile.Profile, drafter: Any, ro
 
     module = lab.model.module
     entrants: dict[str, bench.Entrant] = {
-        bench.PLAIN: bench.Engine(module, settings, max(BATCHES)),
+        bench.PLAIN: bench.Engine(module, SETTINGS, max(BATCHES)),
         "stale2": bench.Engine(
-            module, settings, max(BATCHES), drafter=drafter, schedule="stale2", profile=costs, law="rejection"
+            module, SETTINGS, max(BATCHES), drafter=drafter, schedule="stale2", profile=costs, verify="rejection"
         ),
         "vLLM CPU": vllm,
     }
     rows: list[list[Any]] = []
     try:
         for batch in BATCHES:
-            runs = bench.turns(entrants, mixed, batch, batch, rounds)
+            runs = bench.turns(entrants, prompts, batch, batch, rounds)
             own, other = bench.pairings(str(batch), runs), bench.pairings(str(batch), runs, "vLLM CPU")
             rows.append([batch, *(round(p.speed) for p in own), *(bench.show(p) for p in other[:2])])
-            print("  ".join(map(str, rows[-1])), flush=True)
+            say("  ".join(map(str, rows[-1])))
     finally:
         child.close()
     return ["batch", "plain tok/s", "speculating tok/s", "vLLM tok/s", "plain / vLLM", "speculating / vLLM"], rows
@@ -98,37 +107,36 @@ def prompts_of(seed: int, n: int, part: str) -> dict[str, list[np.ndarray]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment that holds vLLM")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     lab = Lab(SIZES["cpu"], 0)
-    drafters = {name: lab.drafter(what) for name, what in DRAFTERS.items() if "equal" not in name}
+    first = lab.drafter(DRAFTERS["DSpark"])
     torch.set_num_threads(args.threads)
-    first = drafters["DSpark"]
-    costs = profile.measure(
-        LocalModel(lab.model.module, eos=(), max_rows=max(bench.LOADS)),
-        first,
-        [p for some in prompts_of(0, 40, "calibrate").values() for p in some],
-        bench.LOADS,
-    )
-    peers: dict[str, Any] = {"generate": None, "prompt_lookup": None, "hf_assistant": lab.assistant(2400, 1500)}
-    found = bench.compare(
-        lab.folder,
-        drafters,
-        prompts_of(0, 4 * args.rounds, "bench"),
-        settings=Sampling(max_tokens=NEW),
-        peers={**peers, "hf_dflash": drafters["DFlash"]},
-        costs=costs,
-        rounds=args.rounds,
-        report=lambda line: print(line, flush=True),
-    )
-    print("\n" + bench.report_text(found), flush=True)
-    tables = {"speculation": one_at_a_time(found), "speculation_load": under_load(found)}
-    if args.vllm:
-        tables["serving"] = against_vllm(args.vllm, lab, costs, first, args.rounds)
-    if args.save:
-        for name, (columns, rows) in tables.items():
+    module, prompts = lab.model.module, prompts_of(0, 4 * args.rounds, "bench")
+    mixed = [prompt for some in zip(*prompts.values(), strict=True) for prompt in some]
+    tables: dict[str, Table] = {}
+    if "domains" in args.parts:
+        drafters = {name: lab.drafter(what) for name, what in DRAFTERS.items() if "equal" not in name}
+        peers: dict[str, Any] = {"generate": None, "prompt_lookup": None, "hf_assistant": lab.assistant(2400, 1500)}
+        peers["hf_dflash"] = drafters["DFlash"]
+        alone = bench.one_by_one(lab.folder, module, drafters, prompts, SETTINGS, peers, args.rounds, report=say)
+        tables["speculation"] = one_at_a_time(alone)
+    if {"loads", "serving"} & set(args.parts):
+        costs = profile.measure(LocalModel(module, eos=(), max_rows=max(bench.LOADS)), first, mixed, bench.LOADS)
+        for row in profile.break_even(costs):
+            say(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    if "loads" in args.parts:
+        tables["speculation_load"] = under_load(
+            bench.under_load(module, first, mixed, SETTINGS, costs, rounds=args.rounds, report=say)
+        )
+    if "serving" in args.parts and args.vllm:
+        tables["serving"] = against_vllm(args.vllm, lab, costs, first, mixed, args.rounds)
+    for name, (columns, rows) in tables.items():
+        say("\n" + bench.table([list(map(str, row)) for row in (columns, *rows)]))
+        if args.save:
             save(name, TITLES[name], columns, rows, f"{NOTES[name]} {args.threads} threads, {busy()} at the end.")
 
 

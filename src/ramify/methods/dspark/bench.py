@@ -211,29 +211,69 @@ def compare(
         raise UserError("a comparison needs at least one drafter, and prompts in every domain")
     settings = settings or Sampling(max_tokens=64)
     module = open_module(target)
-    first, most = next(iter(drafters.values())), max(loads)
+    first = next(iter(drafters.values()))
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
         report("measuring whole cycles of the first drafter")
-        costs = profile.measure(LocalModel(module, eos=(), max_rows=most), first, mixed, loads)
+        costs = profile.measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads)
+    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, law, report)
+    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, law, report)
+    return Comparison(alone, together, {"cpu": profile.machine_name(), "threads": torch.get_num_threads()})
+
+
+def one_by_one(
+    target: Path,
+    module: nn.Module,
+    drafters: Mapping[str, Drafter],
+    prompts: Mapping[str, Sequence[np.ndarray]],
+    settings: Sampling,
+    peers: Mapping[str, Path | Drafter | None],
+    rounds: int = 15,
+    law: str = "rejection",
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Pairing]:
+    """Every drafter with all its drafts verified, and every peer, one request at a time, by domain."""
+    block = next(iter(drafters.values())).config.block
     entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, 1)}
     for name, drafter in drafters.items():
         whole = f"fixed:{drafter.config.block}"
         entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, verify=law)
-    for kind, given in (peers or {}).items():
-        entrants[kind] = of_peer(peer(target, kind, settings, given, first.config.block), settings.max_tokens)
-    alone: list[Pairing] = []
+    for kind, given in peers.items():
+        entrants[kind] = of_peer(peer(target, kind, settings, given, block), settings.max_tokens)
+    found: list[Pairing] = []
     for domain, some in prompts.items():
-        alone += pairings(domain, turns(entrants, some, 2, 1, rounds))
-        report(f"{domain}: " + ", ".join(f"{p.name} {show(p)}" for p in alone if p.place == domain))
-    crowd: dict[str, Entrant] = {PLAIN: Engine(module, settings, most)}
-    for schedule in schedules:
-        crowd[schedule] = Engine(module, settings, most, drafter=first, schedule=schedule, profile=costs, verify=law)
-    together: list[Pairing] = []
+        found += pairings(domain, turns(entrants, some, 2, 1, rounds))
+        report(_line(domain, found))
+    return found
+
+
+def under_load(
+    module: nn.Module,
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    settings: Sampling,
+    costs: profile.Profile,
+    loads: Sequence[int] = LOADS,
+    schedules: Sequence[str] = SCHEDULES,
+    rounds: int = 15,
+    law: str = "rejection",
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Pairing]:
+    """One drafter under each schedule, by requests at once; schedules longer than its block are cut to it."""
+    most, block = max(loads), drafter.config.block
+    entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, most)}
+    for name in schedules:
+        schedule = f"fixed:{min(block, int(name[6:]))}" if name.startswith("fixed:") else name
+        entrants[schedule] = Engine(module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=law)
+    found: list[Pairing] = []
     for load in loads:
-        together += pairings(str(load), turns(crowd, mixed, max(4, 2 * load), load, rounds))
-        report(f"{load} at once: " + ", ".join(f"{p.name} {show(p)}" for p in together if p.place == str(load)))
-    return Comparison(alone, together, {"cpu": profile.machine_name(), "threads": torch.get_num_threads()})
+        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds))
+        report(_line(str(load), found))
+    return found
+
+
+def _line(place: str, found: Sequence[Pairing]) -> str:
+    return f"{place}: " + ", ".join(f"{p.name} {show(p)}" for p in found if p.place == place)
 
 
 def open_module(target: Path) -> nn.Module:
