@@ -68,6 +68,7 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_verb_prints_its_address_serves_records_and_ends_in_order(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -83,17 +84,23 @@ def test_the_verb_prints_its_address_serves_records_and_ends_in_order(tmp_path: 
         "kept",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        with openai.OpenAI(base_url=told["url"], api_key=told["token"], max_retries=0) as ai:
-            assert (
-                ai.chat.completions.create(model=told["model"], messages=HELLO, max_tokens=8).choices[0].message.role
-                == "assistant"
-            )
-        with openai.OpenAI(base_url=told["url"], api_key="wrong", max_retries=0) as ai, pytest.raises(openai.AuthenticationError):
-            ai.models.list()
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            with openai.OpenAI(base_url=told["url"], api_key=told["token"], max_retries=0) as ai:
+                assert (
+                    ai.chat.completions.create(model=told["model"], messages=HELLO, max_tokens=8).choices[0].message.role
+                    == "assistant"
+                )
+            with (
+                openai.OpenAI(base_url=told["url"], api_key="wrong", max_retries=0) as ai,
+                pytest.raises(openai.AuthenticationError),
+            ):
+                ai.models.list()
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert (process.returncode, said.splitlines()) == (0, ["ramify: every request was answered; the server has ended"])
     shown = subprocess.run(
         [sys.executable, "-m", "ramify.cli.main", "show", "kept", "--json"],

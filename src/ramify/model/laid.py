@@ -65,6 +65,7 @@ class Layout:
         self._limit = remembered
         self._replies: OrderedDict[tuple[bytes, str], Draw] = OrderedDict()
         self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+        self._last: tuple[Prefix, tuple[tuple[Laid, ...], Prefix, bytes]] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -143,7 +144,9 @@ class Layout:
         tokens = np.concatenate([*(laid.tokens for laid in shown if laid.tokens is not None), header])
         if room is not None and len(tokens) >= room:
             raise TooLongError(f"the chat has {len(tokens)} tokens; '{self.identity.name}' holds {room}, the reply included")
-        return tuple(shown), Prefix(tokens), place.digest()
+        found = tuple(shown), Prefix(tokens), place.digest()
+        self._last = prefix, found
+        return found
 
     def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> Laid:
         drawn = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None

@@ -63,14 +63,16 @@ class Answer:
         def event(choice: dict[str, Any]) -> str:
             return _event(self._head(form.chunk_object) | {"choices": [choice]} | usage)
 
-        opened = [form.opening(choice) for choice in range(len(self.replies))]
-        openings = [event(choice) for choice in opened if choice is not None]
+        def openings() -> list[str]:
+            opened = [form.opening(choice) for choice in range(len(self.replies))]
+            return [event(choice) for choice in opened if choice is not None]
+
         try:
             async with aclosing(self._parts()) as found:
                 async for choice, part, top in found:
                     if not begun:
                         begun = True
-                        for opening in openings:
+                        for opening in openings():
                             yield opening
                     called[choice] |= bool(part.calls)
                     if part.text or part.calls or (part.tokens and form.tells_tokens):
@@ -80,7 +82,7 @@ class Answer:
                 raise
             yield _event(refusal(error).to_json())
             return
-        for opening in () if begun else openings:
+        for opening in [] if begun else openings():
             yield opening
         for choice, reply in enumerate(self.replies):
             yield event(form.closing(choice, reply, called[choice]))
@@ -90,11 +92,11 @@ class Answer:
 
     async def _parts(self) -> AsyncGenerator[tuple[int, Part, list[Top]], None]:
         """What becomes sure of each choice; at the end all is counted and recorded."""
-        form = self.form
-        if not form.draws:
-            return
-        finished = False
+        form, finished = self.form, False
         with self.places.take(len(self.replies)):
+            await form.prepare()
+            if not form.draws:
+                return
             prompts = [form.prompts[choice // form.n] for choice in range(len(self.replies))]
             streams = [
                 stream(form.served.model, prompt, form.settings, key) for prompt, key in zip(prompts, self.keys, strict=True)
@@ -106,7 +108,7 @@ class Answer:
                         if form.top and piece.draw is None:
                             continue  # runners-up are known when the draw is whole
                         top = await self._tops(choice, piece.draw) if form.top and piece.draw is not None else []
-                        yield choice, self.replies[choice].push(whole(piece.draw) if top and piece.draw else piece), top
+                        yield choice, self.replies[choice].push(whole(piece.draw) if form.top and piece.draw else piece), top
                 await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
                 finished = True
             except Exception as error:

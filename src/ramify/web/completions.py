@@ -13,7 +13,7 @@ from ramify.base.errors import NeedsError
 from ramify.model.laid import check_room
 from ramify.model.protocol import Prefix
 from ramify.web.fields import TextRequest
-from ramify.web.forms import Form, Served, Top, top_of
+from ramify.web.forms import Form, Served, Top, finite, top_of
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
 
@@ -57,12 +57,13 @@ class TextForm(Form):
             served.fits(len(prompt) - (request.max_tokens == 0))
         limit = served.limit(request.max_tokens or None, DEFAULT_TOKENS)
         form = cls(served, request, [Prefix(prompt) for prompt in prompts], request.sampling(limit), top)
-        form.given, form.draws = await form._score(prompts), request.max_tokens != 0
+        form.draws = request.max_tokens != 0
         return form
 
-    async def _score(self, prompts: Sequence[np.ndarray]) -> list[Given]:
-        """Texts of the prompts, and scores where they were asked for."""
+    async def prepare(self) -> None:
+        """See :class:`Form`: texts of the prompts, and scores where they were asked for."""
         tokenizer, request = self.served.tokenizer, self.request
+        prompts = [prompt.tokens for prompt in self.prompts if prompt.tokens is not None]
         assert tokenizer is not None
         k = max(request.prompt_logprobs or 0, self.top)
         echoed = request.echo and request.logprobs is not None
@@ -73,13 +74,13 @@ class TextForm(Form):
             text, tokens, tops = tokenizer.decode(ids), list[Token](), list[Top]()
             if scores:
                 ends = [0, *tokenizer.ends(ids).tolist()]
-                values = [None, *scores[at].logprobs.tolist()[1:]]
+                values = [None, *finite(scores[at].logprobs).tolist()[1:]]
                 tokens = [Token(ids[t], text[ends[t] : ends[t + 1]], values[t]) for t in range(len(ids))]
                 top_tokens, top_logprobs = scores[at].top_tokens, scores[at].top_logprobs
                 if top_tokens is not None and top_logprobs is not None:
                     tops = [[], *top_of(top_tokens[1:], top_logprobs[1:])]
             given.append(Given(text, tokens, tops))
-        return given
+        self.given = given
 
     @property
     def tells_tokens(self) -> bool:

@@ -74,7 +74,13 @@ class Served:
 
 def top_of(tokens: np.ndarray, logprobs: np.ndarray) -> list[Top]:
     """Arrays (T, k) as lists."""
-    return [list(zip(ids, values, strict=True)) for ids, values in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+    return [list(zip(ids, values, strict=True)) for ids, values in zip(tokens.tolist(), finite(logprobs).tolist(), strict=True)]
+
+
+def finite(logprobs: np.ndarray) -> np.ndarray:
+    """Log-probs as JSON can hold them: nothing below -9999, as OpenAI has it."""
+    found: np.ndarray = np.maximum(logprobs, -9999.0)
+    return found
 
 
 class Form(ABC):
@@ -92,6 +98,9 @@ class Form(ABC):
         self.n = request.n or 1
         self.draws = True
         """Whether anything is drawn, or the prompt is only scored."""
+
+    async def prepare(self) -> None:  # noqa: B027 (a chat has nothing to prepare)
+        """Whatever must be computed before the draws; the request holds its places by then."""
 
     def reply(self) -> Reply:
         """An empty reply to one of the prompts."""
