@@ -38,7 +38,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 """What is trained. 818 steps of Eagle3 (616 positions a sequence) supervise as many positions as 3,000 of the others (168)."""
 COMPARED = ("DSpark", "DFlash")
-"""Trained with every seed; the others with the first."""
+"""Trained with every seed, where there are several; the others with the first."""
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"target": {}, "prompts": 120, "tokens": 64, "simulated": 600, "rivals": 10, "loads": (1, 4, 16, 64, 256)},
     "quick": {
