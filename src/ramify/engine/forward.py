@@ -77,43 +77,53 @@ class Tile:
         past = owners[-1] * capacity + positions[-1] + 1
         slots = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
         spare = [0] * (M - used)
-        table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + len(spare))]])
-        self.tokens, self.positions, self.slots = torch.from_numpy(table).to(device).unbind(0)
-        masks = capacity - 1 - (table[1, :used] if sees is None else np.array(sees))
+        seen = positions if sees is None else sees
+        masks = [capacity - 1 - p for p in seen]
+        table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + M - used)], [*masks, *spare]])
+        self.tokens, self.positions, self.slots, mask = torch.from_numpy(table).to(device).unbind(0)
+        mask = mask.narrow(0, 0, used)
         self._gather: Tensor | None = None
         self._place: Tensor | None = None
         self._shape = (used, 1) if rows is None else (1, used)
         if rows is not None and not isinstance(rows, int):
-            masks = self._arrange(np.array(rows) - rows[0], masks, capacity - 1, device)
-        S = min(padded(capacity - int(masks.min()), SPAN), capacity)
-        self._flat, self._keys, self._values, steps = arena.views(kv_heads, owners[0], self._shape[0], S)
-        self._mask = steps.index_select(0, torch.from_numpy(masks).to(device)).view(self._shape[0], 1, self._shape[1], S)
+            mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
+        R, c = self._shape
+        S = min(padded(max(seen) + 1, SPAN), capacity)
+        self._flat, self._keys, self._values, steps = arena.views(kv_heads, owners[0], R, S)
+        self._mask = steps.index_select(0, mask).view(R, 1, c, S)
 
-    def _arrange(self, row: np.ndarray, masks: np.ndarray, empty: int, device: torch.device) -> np.ndarray:
+    def _arrange(self, row: np.ndarray, mask: Tensor, empty: int) -> Tensor:
         """Lay entries of rows [used] out as a rectangle; returns the mask of each of its places. A full one needs no index."""
         counts = np.bincount(row)
         self._shape = R, c = len(counts), int(counts.max())
         if R * c == len(row):
-            return masks
+            return mask
         place = row * c + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-        gather, arranged = np.zeros(R * c, np.int64), np.full(R * c, empty)
-        gather[place], arranged[place] = np.arange(len(row)), masks
-        self._gather, self._place = torch.from_numpy(gather).to(device), torch.from_numpy(place).to(device)
-        return arranged
+        gather = np.zeros(R * c, np.int64)
+        gather[place] = np.arange(len(row))
+        self._gather, self._place = torch.from_numpy(gather).to(mask.device), torch.from_numpy(place).to(mask.device)
+        return torch.full((R * c,), empty, device=mask.device).index_copy_(0, self._place, mask)
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
-        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
+        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries.
+
+        The query heads of one key/value head ask together: fewer products, same bits.
+        """
         self._flat[layer].index_copy_(0, self.slots, kv)
         keys, values = self._keys[layer], self._values[layer]
-        (R, c), G = self._shape, keys.shape[1]
-        asked = q.narrow(0, 0, self.used) if self._gather is None else q.index_select(0, self._gather)
-        # the query heads of one key/value head ask together: fewer products, same bits
-        asked = asked.unflatten(1, (G, -1)).unflatten(0, (R, c)).transpose(1, 2)
-        queries = asked.flatten(2, 3)
-        if c > 1 and self._mask.shape[2] != queries.shape[2]:
-            self._mask = self._mask.repeat_interleave(queries.shape[2] // c, 2)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, self._mask, scale=scale)
-        found = mixed.view(asked.shape).transpose(1, 2).reshape(R * c, -1)
+        (R, c), G, E = self._shape, keys.shape[1], q.shape[2]
+        if self._gather is not None:
+            q = q.index_select(0, self._gather)
+        elif self.used < self.size:
+            q = q.narrow(0, 0, self.used)
+        if c == 1:
+            found = F.scaled_dot_product_attention(q.view(R, G, -1, E), keys, values, self._mask, scale=scale).reshape(R, -1)
+        else:
+            asked = q.view(R, c, G, -1, E).transpose(1, 2)
+            if self._mask.shape[2] != c * asked.shape[3]:
+                self._mask = self._mask.repeat_interleave(asked.shape[3], 2)
+            mixed = F.scaled_dot_product_attention(asked.flatten(2, 3), keys, values, self._mask, scale=scale)
+            found = mixed.view(asked.shape).transpose(1, 2).reshape(R * c, -1)
         return found if self._place is None else found.index_select(0, self._place)
 
 
