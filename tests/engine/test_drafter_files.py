@@ -121,6 +121,11 @@ def test_a_wrong_field_is_one_sentence(field: str, value: Any, said: str, tmp_pa
 def test_wrong_files_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no drafter folder"):
         load_drafter(tmp_path / "nothing", target())
+    with pytest.raises(UserError, match=r"holds no drafter: no config\.json"):
+        load_drafter(tmp_path, target())
+    (tmp_path / "training.safetensors").touch()
+    with pytest.raises(UserError, match="its training has not ended"):
+        load_drafter(tmp_path, target())
     save_drafter(made(), tmp_path)
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()

@@ -291,7 +291,8 @@ def test_who_leaves_is_noticed(port: int) -> None:
     assert "left" in GONE
 
 
-def test_connections_are_bounded() -> None:
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SPARE", 4)
     with serving(make_guard(), connections=4) as port:
         links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(4)]
         assert sentence(get(port, "/echo")) == (503, "Too many connections; come again.")

@@ -71,7 +71,7 @@ def serve(
     from ramify.model.middleware import wrap
     from ramify.web.api import Api
     from ramify.web.limits import Guard, Places, check_bind, make_token
-    from ramify.web.server import address, open_server
+    from ramify.web.server import MAX_CONNECTIONS, address, open_server
 
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
@@ -88,7 +88,7 @@ def serve(
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout)
-        server, listener = open_server(guard, port, 2 * (max_rows + max_waiting), drain)
+        server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
             emit({"url": url, "model": public, "token": made or None}, as_json, _welcome(url, public, made, token))

@@ -161,6 +161,13 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
     folder, target = Path(folder), target_of(module)
     if not folder.is_dir():
         raise UserError(f"there is no drafter folder {folder}")
+    if not (folder / "config.json").is_file():
+        begun = (
+            "its training has not ended; give the same `ramify dspark train` again"
+            if any(folder.glob("training.*"))
+            else "no config.json"
+        )
+        raise UserError(f"{folder} holds no drafter: {begun}")
     record = read_config(folder)
     config = _from_record(record, folder / "config.json")
     for name, theirs in target.shape.items():

@@ -16,6 +16,8 @@ BODY_SECONDS = 30.0
 WRITE_SECONDS = 30.0
 """Each time as long must take PROGRESS bytes of an answer that waits to be read, or all of it."""
 PROGRESS = 16 << 10
+SPARE = 64
+"""Connections beyond the bound that are told so; more are closed at once."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
@@ -31,7 +33,7 @@ class Connection(H11Protocol):  # type: ignore[misc]
         most, self.limit_concurrency = self.config.limit_concurrency, None
         if len(self.connections) > most:
             self.app = self.config.app.full
-        if len(self.connections) > 2 * most:
+        if len(self.connections) > most + SPARE:
             transport.abort()
         self._follow()
 

@@ -342,7 +342,9 @@ def check_bind(host: str, token: str | None) -> None:
     ):
         raise UserError(f"a token has at least {MIN_TOKEN} letters and digits")
     if not is_loopback(host) and token is None:
-        raise UserError(f"host '{host}' is not this machine: without a token it is served on loopback only, e.g. 127.0.0.1")
+        raise UserError(
+            f"host '{host}' is not this machine: without a token (--token) it is served on loopback only, e.g. 127.0.0.1"
+        )
 
 
 def make_token() -> str:
