@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ramify.engine.schedules import Greedy, Schedule, ranked, rates, survival
+from ramify.engine.sampling import laws
+from ramify.engine.schedules import Greedy, Schedule, rates
 from ramify.engine.verify import rejection, residual
 from ramify.model.protocol import Sampling
 
@@ -148,8 +149,6 @@ def bigrams(
     nodes = [pair.laws(0, context) for context in contexts]
     target = torch.from_numpy(np.log(np.array([n[0] for n in nodes])))
     raw = torch.from_numpy(np.log(np.array([n[1] for n in nodes])))
-    from ramify.engine.sampling import laws
-
     draft = laws(raw, [settings] * len(raw), [False] * len(raw))[1].exp()
     cdf = np.cumsum(draft.double().numpy(), axis=1)
     c = np.array([n[2] for n in nodes])
@@ -185,6 +184,3 @@ def bigrams(
             else:
                 state[r] = at[seen]
     return found
-
-
-__all__ = ["Biased", "Linear", "Pair", "Table", "bigrams", "one_cycle", "plain_law", "ranked", "survival"]
