@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ramify.engine.local import LocalModel
 
 FILE = "profile.json"
+QUIET = 0.2
+"""Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +222,7 @@ def measure(
 ) -> Profile:
     """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
 
-    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; medians of ``repeats`` cycles.
+    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; the time that a fifth of its cycles, at least ``repeats``, do not exceed.
     Raises UserError without prompts.
     """
     if not prompts or not loads:
@@ -230,17 +232,17 @@ def measure(
     for load in sorted(set(loads)):
         timed = _Timed(drafter, model.forward.layers, "coupled", load, seed)
         asyncio.run(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
-        median = {stage: np.median(np.array(found), axis=0) for stage, found in timed.seconds.items()}
-        whole = [median[timed.block, k] for k in range(timed.block + 1)]
-        plain.append(float(median[0, 0][0]))
-        draft.append((float(median[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
-        verify.append(tuple(float(cycle[0] - cycle[1]) for cycle in whole))
+        quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}
+        whole = [quiet[timed.block, k] for k in range(timed.block + 1)]
+        plain.append(float(quiet[0, 0][0]))
+        draft.append((float(quiet[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
+        verify.append(tuple(rising([float(cycle[0] - cycle[1]) for cycle in whole])))
         reached += timed.stats.reached_at
         accepted += timed.stats.accepted_at
     return Profile(
         block=drafter.config.block,
         requests=tuple(sorted(set(loads))),
-        plain=tuple(plain),
+        plain=tuple(rising(plain)),
         draft=tuple(draft),
         verify=tuple(verify),
         acceptance=tuple(((accepted + 1) / (reached + 2)).round(4).tolist()),
@@ -264,6 +266,17 @@ async def _run(
             turn += 1
 
     await asyncio.gather(*(client(number) for number in range(timed.load)))
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls (pool adjacent violators): more tokens do not cost less."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (b, n), (a, m) = pools.pop(), pools.pop()
+            pools.append(((a * m + b * n) / (m + n), m + n))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def machine_name() -> str:

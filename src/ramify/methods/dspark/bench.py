@@ -8,6 +8,7 @@ full length (no token ends one).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -59,7 +60,7 @@ class Pairing:
     user_speed: float
     """Tokens a second that one request sees, median of the turns."""
     ratio: float
-    """Seconds of plain decoding / seconds of this, median of the turns."""
+    """Tokens a second / those of plain decoding, median of the turns."""
     interval: Interval
     turns: int
 
@@ -105,25 +106,33 @@ class Engine:
         self.model = LocalModel(module, eos=(), max_rows=most, cache_bytes=CACHE, **options)
 
     def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
-        """See :data:`Entrant`."""
-        waiting = iter(enumerate(prompts))
-        replies: list[float] = []
+        """As many tokens as replies to all ``prompts`` have, while there are always ``load`` requests: who is done asks again, and the
+        replies under way when enough was drawn are dropped. Replies of different lengths would else leave the last ones alone.
+        """
+        waiting, speeds, stats = itertools.cycle(enumerate(prompts)), list[float](), self.model.stats
+        before, passes = stats.drawn_tokens, self._passes()
+        goal = before + len(prompts) * self.settings.max_tokens
 
-        async def client() -> None:
-            for i, prompt in waiting:
+        async def client(number: int) -> None:
+            while stats.drawn_tokens < goal:
+                i, prompt = next(waiting)
                 begun = time.perf_counter()
-                await self.model.sample(Prefix(prompt), 1, self.settings, [place_key(turn, "bench", i)])
-                replies.append(time.perf_counter() - begun)
+                key = place_key(turn, "bench", i, number, len(speeds))
+                await self.model.sample(Prefix(prompt), 1, self.settings, [key])
+                speeds.append(self.settings.max_tokens / (time.perf_counter() - begun))
 
-        async def all_of_them() -> None:
-            await asyncio.gather(*(client() for _ in range(load)))
+        async def all_of_them() -> tuple[float, int]:
+            begun = time.perf_counter()
+            clients = [asyncio.ensure_future(client(number)) for number in range(load)]
+            await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
+            found = time.perf_counter() - begun, stats.drawn_tokens - before
+            for one in clients:
+                one.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            return found
 
-        before = self._passes()
-        begun = time.perf_counter()
-        asyncio.run(all_of_them())
-        seconds = time.perf_counter() - begun
-        tokens = len(prompts) * self.settings.max_tokens
-        return Run(seconds, tokens, (self._passes() - before) or tokens, self.settings.max_tokens / float(np.median(replies)))
+        seconds, tokens = asyncio.run(all_of_them())
+        return Run(seconds, tokens, (self._passes() - passes) or tokens, float(np.median(speeds)))
 
     def _passes(self) -> int:
         """Row passes of a speculating engine so far; 0 of a plain one, which makes one a token."""
@@ -164,7 +173,7 @@ def pairings(place: str, runs: Mapping[str, Sequence[Run]], base: str = PLAIN) -
     """Each entrant's turns beside those of ``base``."""
     found = []
     for name, own in runs.items():
-        ratios = [b.seconds / o.seconds for b, o in zip(runs[base], own, strict=True)]
+        ratios = [(o.tokens / o.seconds) / (b.tokens / b.seconds) for b, o in zip(runs[base], own, strict=True)]
         found.append(
             Pairing(
                 place,
