@@ -91,16 +91,17 @@ class Batch:
     def _run_rows(self, arena: Arena, counts: Sequence[int], drafts: Sequence[list[int]]) -> bool:
         """Run the next ``counts[slot]`` tokens of every row and its drafts as one tile, and draw for the rows that are caught up."""
         rows = self.seats.rows
-        tokens: list[int] = []
-        where: list[int] = []
-        owners: list[int] = []
-        firsts: list[int] = []
-        for slot, (row, n, draft) in enumerate(zip(rows, counts, drafts, strict=True)):
-            firsts.append(len(tokens))
-            tokens += row.tokens[row.computed : row.computed + n]
-            tokens += draft
-            where += range(row.computed, row.computed + n + len(draft))
-            owners += [slot] * (n + len(draft))
+        where = [row.computed for row in rows]
+        tokens = [row.tokens[p] for row, p in zip(rows, where, strict=True)]
+        owners = firsts = list(range(len(rows)))
+        if max(counts) > 1 or any(drafts):
+            tokens, where, owners, firsts = [], [], [], []
+            for slot, (row, n, draft) in enumerate(zip(rows, counts, drafts, strict=True)):
+                firsts.append(len(tokens))
+                tokens += row.tokens[row.computed : row.computed + n]
+                tokens += draft
+                where += range(row.computed, row.computed + n + len(draft))
+                owners += [slot] * (n + len(draft))
         tile = Tile(arena, self.forward.kv_heads, tokens, where, None if len(tokens) == len(rows) else owners)
         hidden = self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in owners], where))
         self._count(tile)

@@ -59,7 +59,7 @@ class Scheduler:
 
     def fair(self) -> Iterator[Group]:
         """Waiting groups in the order of their right to a row, which is looked at anew after each; none where all rows are taken."""
-        if len(self.rows) >= self.max_rows:
+        if not self.queues or len(self.rows) >= self.max_rows:
             return
         left = {owner: iter(list(groups)) for owner, groups in self.queues.items()}
         while left and len(self.rows) < self.max_rows:

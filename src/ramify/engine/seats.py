@@ -66,7 +66,7 @@ class Seats(Scheduler):
         slot = self.overdue(self._full)
         if slot is not None:
             self._preempt(slot)
-        while len(self.rows) > 1 and not self.memory.room(len(self.rows), self.length):
+        while self.memory.most is not None and len(self.rows) > 1 and not self.memory.room(len(self.rows), self.length):
             self._preempt(self.youngest())
         self._full = False
         for group in self.fair():
