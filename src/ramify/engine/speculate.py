@@ -29,8 +29,9 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import Arena
+from ramify.engine.referee import Referee
 from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
-from ramify.engine.schedules import Schedule
+from ramify.engine.schedules import Greedy, Schedule
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
 
@@ -124,6 +125,8 @@ class Speculator:
         self._places: list[int] = []
         self._room: dict[int, Tensor] = {}
         self._now = 0.0
+        self._referee, self._drawn = Referee(), 0
+        self._step: tuple[list[int], float] = [], 0.0
 
     def admit_row(self, key: int) -> Kept:
         """The state of a new row."""
@@ -186,7 +189,12 @@ class Speculator:
         if not rows:
             return drafts
         begun = self._now = time.perf_counter()
+        if self._step[0] == (ids := [id(row) for row in rows]):  # nobody came or went, so no prompt ran in between
+            self._referee.saw(len(rows), self.drafting, self._drawn, begun - self._step[1])
+        self._step = ids, begun
         depth = self.schedule.depth(len(rows))
+        if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(len(rows)):
+            depth = 0
         self.drafting = depth > 0
         if not depth:
             return drafts
@@ -301,9 +309,9 @@ class Speculator:
         self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], emitted: Sequence[Picked], kept: Sequence[int]
     ) -> None:
         """Count what was kept: the first ``kept[i]`` of row i's emitted tokens. A row that ended has its ``stop`` set."""
-        stats = self.stats
+        stats, self._drawn = self.stats, sum(kept)
         if not any(drafts):
-            stats.plain += sum(kept)
+            stats.plain += self._drawn
             return
         for row, draft, made, n in zip(rows, drafts, emitted, kept, strict=True):
             if not draft:
