@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,10 +10,13 @@ import openai
 import pytest
 from api_server import NAME, client, served
 
+from ramify.base.errors import BoundaryError
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.model.streaming import Piece, Pieces
+from ramify.web.exchange import Exchange
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"town":   "Oslo"}}\n</tool_call>'
 TOOLS: list[Any] = [
@@ -114,3 +119,49 @@ def test_a_model_of_messages_is_served_too() -> None:
             ai.completions.create(model=NAME, prompt="x")
         with pytest.raises(openai.BadRequestError, match="does not offer log-probs"):
             ai.chat.completions.create(model=NAME, messages=ASK, logprobs=True)
+
+
+class Endless(ScriptedModel):
+    """Says one word and no more."""
+
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        yield Piece("well ")
+        await asyncio.Event().wait()
+
+
+def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
+    told: list[Exchange] = []
+
+    async def record(exchange: Exchange) -> None:
+        told.append(exchange)
+
+    def fail(messages: tuple[Message, ...], key: int) -> str:
+        raise BoundaryError("provider", "no reply today")
+
+    for model, n in (
+        (ScriptedModel(["yes"], tokens=False), 2),
+        (ScriptedModel(fail, tokens=False), 1),
+        (Endless(tokens=False), 1),
+    ):
+        with served(model, record=record) as url, client(url) as ai:
+            if isinstance(model, Endless):
+                events = ai.chat.completions.create(model=NAME, messages=ASK, stream=True)
+                assert next(iter(events)).choices[0].delta.role == "assistant"
+                events.close()
+                until = time.monotonic() + 20
+                while len(told) < 3 and time.monotonic() < until:
+                    time.sleep(0.01)
+            elif n == 2:
+                assert ai.chat.completions.create(model=NAME, messages=ASK, n=2, seed=1).id.startswith("chatcmpl-")
+            else:
+                with pytest.raises(openai.InternalServerError, match="Upstream: no reply today") as caught:
+                    ai.chat.completions.create(model=NAME, messages=ASK)
+                assert caught.value.status_code == 502
+    kept, failed, left = told
+    assert [draw.text for draw in kept.outcomes[0] if isinstance(draw, Draw)] == ["yes", "yes"]
+    assert len(set(kept.keys[0])) == 2
+    assert kept.prompts[0].messages[0].text == ASK[0]["content"]
+    assert [str(outcome) for exchange in (failed, left) for outcome in exchange.outcomes[0]] == [
+        "provider: no reply today",
+        "provider: the client left",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -117,7 +118,7 @@ class Answer:
                 raise
             finally:
                 if not finished:
-                    self.metrics.gone.inc()
+                    self._leave()
         self._count()
 
     async def _tell(self, outcomes: Sequence[Draw | Exception]) -> None:
@@ -127,6 +128,13 @@ class Answer:
         keys = tuple(tuple(self.keys[at : at + n]) for at in rows)
         told = tuple(tuple(outcomes[at : at + n]) for at in rows)
         await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, told))
+
+    def _leave(self) -> None:
+        """The client has left, or its time has run out: nothing can be awaited here for long, so the recorder stores it by itself."""
+        self.metrics.gone.inc()
+        gone = BoundaryError("provider", "the client left")
+        kept = asyncio.ensure_future(self._tell([reply.draw or gone for reply in self.replies]))
+        kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _tops(self, choice: int, draw: Draw) -> list[Top]:
         prompt = self.form.prompt_tokens(choice, draw)
