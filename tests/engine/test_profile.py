@@ -8,7 +8,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
-from ramify.engine.profile import Profile, break_even, measure
+from ramify.engine.profile import Profile, break_even, measure, rising
 
 from .helpers import tiny
 from .speculating import Shadow, prompts
@@ -84,6 +84,12 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, change: dict[str, object]
     path.unlink()
     with pytest.raises(UserError, match="cannot read"):
         Profile.load(tmp_path)
+
+
+def test_costs_that_fall_are_pooled():
+    assert rising([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
+    assert rising([1.0, 4.0, 2.0, 3.0, 5.0]) == [1.0, 3.0, 3.0, 3.0, 5.0]
+    assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
 
 
 def test_measured_on_the_running_engine(tmp_path: Path):

@@ -222,8 +222,8 @@ def measure(
 ) -> Profile:
     """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
 
-    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; the time that a fifth of its cycles, at least ``repeats``, do not exceed.
-    Raises UserError without prompts.
+    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; what counts is the time that a fifth
+    of a stage's cycles (at least ``repeats``) do not exceed. Raises UserError without prompts.
     """
     if not prompts or not loads:
         raise UserError("a profile needs at least one prompt and one load")
