@@ -7,31 +7,25 @@ is the youngest row of the client that has most. None of this changes what is dr
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ramify.base.errors import BusyError
+from ramify.engine.queues import Queues
 from ramify.engine.rows import Group, Job, Row
 from ramify.engine.taps import Taps
 
 
-class Scheduler:
+class Scheduler(Queues):
     """Groups wait, rows are active. ``max_waiting`` bounds the draws that wait for their first row (None: no bound)."""
 
     def __init__(self, max_rows: int, quantum: int, max_waiting: int | None = None) -> None:
+        super().__init__()
         self.max_rows, self.quantum, self.max_waiting = max_rows, quantum, max_waiting
         self.rows: list[Row] = []
         """Active rows; their place here is their row of the arena."""
-        self.queues: dict[str, deque[Group]] = {}
-        """Waiting groups by owner; no queue is empty."""
-        self.waiting = 0
-        """Draws that wait for their first row."""
-        self._open: dict[tuple[str, bytes], Group] = {}
-        self._active: Counter[str] = Counter()
-        self._served: dict[str, int] = {}
-        self._clock = 0
 
     @property
     def busy(self) -> bool:
@@ -39,23 +33,10 @@ class Scheduler:
         return bool(self.rows or self.queues)
 
     def add(self, prefix: np.ndarray, jobs: Sequence[Job], taps: Taps | None = None) -> None:
-        """Queue draws of one owner; its waiting group with the same prefix and no taps takes them in.
-
-        Raises BusyError where the queue is full.
-        """
+        """Queue draws of one owner. Raises BusyError where the queue is full."""
         if self.max_waiting is not None and self.waiting + len(jobs) > self.max_waiting + max(0, self.max_rows - len(self.rows)):
             raise BusyError(f"{self.waiting} draws wait already; the queue holds {self.max_waiting}")
-        owner, name = jobs[0].owner, prefix.tobytes()
-        group = self._open.get((owner, name)) if taps is None else None
-        if group is None:
-            group = Group(prefix, taps, owner, self._tick())
-            self.queues.setdefault(owner, deque()).append(group)
-            if taps is None:
-                self._open[owner, name] = group
-        for job in jobs:
-            job.number = self._tick()
-        group.jobs.extend(jobs)
-        self.waiting += len(jobs)
+        self.enqueue(prefix, jobs, taps)
 
     def fair(self) -> Iterator[Group]:
         """Waiting groups in the order of their right to a row, which is looked at anew after each; none where all rows are taken."""
@@ -73,22 +54,6 @@ class Scheduler:
     def first_of_all(self, owner: str) -> bool:
         """Whether no other owner that waits has a better right to a row."""
         return all(self._rank(owner) <= self._rank(other) for other in self.queues if other != owner)
-
-    def take(self, group: Group) -> Job | Row:
-        """The group's next draw: a parked row, or a job that has none yet."""
-        row = group.eldest
-        if row is None:
-            return self.take_job(group)
-        group.parked.remove(row)
-        self._dequeue(group)
-        return row
-
-    def take_job(self, group: Group) -> Job:
-        """The group's next draw that has no row yet."""
-        job = group.jobs.popleft()
-        self.waiting -= 1
-        self._dequeue(group)
-        return job
 
     def enter(self, row: Row) -> None:
         """Make a row active."""
@@ -135,15 +100,6 @@ class Scheduler:
             range(len(rows)), key=lambda i: (rows[i].group.taps is None, self._active[rows[i].job.owner], rows[i].job.number)
         )
 
-    def drop_waiting(self) -> None:
-        """Take cancelled draws out of the queues."""
-        for group in [group for queue in self.queues.values() for group in queue]:
-            before = len(group.jobs)
-            group.jobs = deque(job for job in group.jobs if not job.cancelled)
-            group.parked = [row for row in group.parked if not row.job.cancelled]
-            self.waiting -= before - len(group.jobs)
-            self._dequeue(group)
-
     def reset(self) -> list[Job]:
         """Forget all rows and groups; returns the jobs that were still to be done."""
         jobs = [row.job for row in self.rows]
@@ -156,26 +112,3 @@ class Scheduler:
 
     def _rank(self, owner: str) -> tuple[int, int]:
         return self._active[owner], self._served.get(owner, 0)
-
-    def _dequeue(self, group: Group) -> None:
-        """Take a group that has nothing left to do out of its queue."""
-        if group.jobs or group.parked:
-            return
-        queue = self.queues[group.owner]
-        queue.remove(group)
-        if not queue:
-            del self.queues[group.owner]
-            self._forget(group.owner)
-        name = group.owner, group.prefix.tobytes()
-        if self._open.get(name) is group:
-            del self._open[name]
-
-    def _forget(self, owner: str) -> None:
-        """Keep nothing of an owner that has nothing to do."""
-        if not self._active[owner] and owner not in self.queues:
-            del self._active[owner]
-            self._served.pop(owner, None)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
