@@ -110,7 +110,7 @@ def transformers_dflash(drafter: Drafter) -> Any:
         eos_token_id=None,
     )
 
-    class Shifted(theirs.MuseGlimmerAssistantModel):  # type: ignore[misc, name-defined]
+    class Shifted(theirs.MuseGlimmerAssistantModel):  # type: ignore[misc]
         def forward(self, noise_embeds: Tensor, **rest: Any) -> Any:
             out = super().forward(noise_embeds, **rest)
             hidden = out.last_hidden_state
