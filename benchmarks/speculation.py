@@ -115,7 +115,10 @@ def main() -> None:
     lab = Lab(SIZES["cpu"], 0)
     first = lab.drafter(DRAFTERS["DSpark"])
     torch.set_num_threads(args.threads)
-    module, prompts = lab.model.module, prompts_of(0, 4 * args.rounds, "bench")
+    module, prompts = (
+        lab.model.module,
+        prompts_of(0, 24 * (args.rounds + 1), "bench"),
+    )  # no prompt comes back, which a store would know
     mixed = [prompt for some in zip(*prompts.values(), strict=True) for prompt in some]
     tables: dict[str, Table] = {}
     if "domains" in args.parts:

@@ -31,8 +31,8 @@ from ramify.stats.intervals import Interval, bootstrap
 LOADS = (1, 2, 4, 8, 16, 32)
 SCHEDULES = ("fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
 PLAIN = "plain"
-CACHE = 8 << 20
-"""Bytes of finished prefixes an engine keeps: some prompts, so that a prompt that comes back is a new one to all."""
+CACHE = 256 << 20
+"""Bytes of finished prefixes an engine keeps. Above the rows' own memory, which is given up and made anew between turns otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
