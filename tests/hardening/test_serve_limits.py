@@ -171,6 +171,30 @@ def test_what_is_refused_before_it_is_read(port: int, headers: dict[str, str], s
     assert words in said
 
 
+def test_names_that_lead_here() -> None:
+    token, bearer = "t" * 20, {"authorization": f"Bearer {'t' * 20}"}
+    with serving(make_guard(token=token, allowed=["Chat.Example"], probe="/echo")) as port:
+        for host, headers, status in (
+            ("chat.example:443", {"cookie": f"ramify_token={token}"}, 200),
+            ("evil.example", {"cookie": f"ramify_token={token}"}, 421),  # a page whose name was pointed here brings cookies,
+            ("evil.example", bearer, 200),  # and no token
+            ("evil.example", bearer | {"origin": "http://other.example"}, 403),
+            ("evil.example", {"authorization": f"Bearer {'x' * 20}"}, 421),
+            ("chat.example", {}, 401),
+        ):
+            answer = post(port, "/parse", {}, host=host, **headers)
+            assert answer[0] == status, (host, headers)
+            assert status != 421 or "--allow-host" in sentence(answer)[1]
+
+
+def test_a_probe_needs_no_name_and_no_token() -> None:
+    with serving(make_guard(token="t" * 20, probe="/echo")) as port:
+        assert get(port, "/echo", host="service.internal")[0] == 200
+        assert parsed(ask(port, b"GET /echo HTTP/1.0\r\n\r\n"))[0] == 200
+        for method, path in (("POST", "/echo"), ("HEAD", "/echo"), ("GET", "/echo/"), ("GET", "//echo"), ("GET", "/fault")):
+            assert parsed(ask(port, head(port, method, path, {"connection": "close"})))[0] == 401, (method, path)
+
+
 def test_two_lengths_are_refused(port: int) -> None:
     raw = head(port, "POST", "/echo", {"content-length": "4", "transfer-encoding": "chunked"})
     assert sentence(parsed(ask(port, raw + b"0\r\n\r\nGET /much?n=1 HTTP/1.1\r\n\r\n")))[1].endswith("not both.")

@@ -13,7 +13,7 @@ import pytest
 from api_server import NAME, client, served
 
 from ramify.cli.main import main
-from ramify.cli.serve import find_served
+from ramify.cli.serve import _welcome, find_served
 from ramify.engine.drafter_files import for_target, save_drafter
 from ramify.engine.local import LocalModel
 
@@ -30,6 +30,7 @@ HELLO: list[Any] = [{"role": "user", "content": "go to the hall"}]
         (["chat:m@http://127.0.0.1:1/v1", "--drafter", "d"], 2, "names one elsewhere"),
         (["builtin", "--middleware", "pinz"], 2, "did you mean 'pins'"),
         (["builtin", "--drafter", "nowhere"], 2, "nowhere"),
+        (["builtin", "--verify", "closely"], 2, "--verify is coupled or rejection, not 'closely'"),
     ],
 )
 def test_a_start_that_cannot_be_is_one_sentence(
@@ -65,6 +66,14 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
     assert float(told["ramify_engine_rounds"]) > 0
     assert 1 <= float(told["ramify_engine_tau"]) <= 4
     assert 0 <= float(told["ramify_engine_budget"]) <= 3
+
+
+def test_a_made_up_token_is_said_once() -> None:
+    said = _welcome("http://127.0.0.1:1/v1", NAME, "a-token-that-was-made-up", True)
+    assert said.count("a-token-that-was-made-up") == 1
+    assert "export RAMIFY_TOKEN=a-token-that-was-made-up" in said
+    assert "Bearer $RAMIFY_TOKEN" in said
+    assert "RAMIFY_TOKEN" not in _welcome("http://127.0.0.1:1/v1", NAME, "", False)
 
 
 @pytest.mark.slow

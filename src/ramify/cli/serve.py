@@ -29,6 +29,9 @@ def serve(
     model: Annotated[str, typer.Argument(help="builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or a registered NAME.")],
     host: Annotated[str, typer.Option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A further name that leads here: a proxy's, a service's; repeatable.")
+    ] = None,
     token: Annotated[
         bool, typer.Option("--token", help="Ask clients for a token: RAMIFY_TOKEN, or one made up and printed once.")
     ] = False,
@@ -39,6 +42,12 @@ def serve(
     schedule: Annotated[
         str, typer.Option(help="With --drafter: off, fixed:K, threshold:T, greedy, stale2 (default with a profile).")
     ] = "",
+    verify: Annotated[
+        str,
+        typer.Option(
+            help="With --drafter: rejection, or coupled (as without a drafter, token by token); seeds are always coupled."
+        ),
+    ] = "rejection",
     max_rows: Annotated[int, typer.Option(help="Draws that run at once.", min=1)] = ROWS,
     max_waiting: Annotated[
         int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
@@ -76,7 +85,7 @@ def serve(
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
-    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory)
+    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = None
@@ -87,7 +96,7 @@ def serve(
         recorder = Recorder(folder, {"model": model, "middleware": middleware or []}, getattr(inner, "template", None), redact)
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting), recorder, gauges)
-        guard = Guard(api.app(), host, secret, seconds=timeout)
+        guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health")
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
@@ -100,20 +109,22 @@ def serve(
 
 
 def find_served(
-    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "", kv_memory: int = 0
+    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "", kv_memory: int = 0, verify: str = "rejection"
 ) -> tuple[Model, Callable[[], Mapping[str, float]]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound. Raises UserError where there is no such model or a drafter is given for one elsewhere.
+    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the law of :mod:`ramify.engine.verify` for draws without a seed. Raises UserError where there is no such model or a drafter is given for one elsewhere.
     """
     from ramify.model.laid import Layout
 
+    if verify not in ("coupled", "rejection"):
+        raise UserError(f"--verify is coupled or rejection, not '{verify}'")
     if spec == "builtin" or spec.startswith("hf:"):
         from ramify.engine.checkpoints import chat_template, model_folder
         from ramify.engine.local import LocalModel
 
         folder = model_folder(spec)
-        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": "rejection"}
+        options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
         local = LocalModel.load(folder, max_rows=max_rows, arena_bytes=kv_memory << 20 or None, **options)
         return Layout(local, chat_template(folder)), (lambda: {f"engine_{name}": value for name, value in local.gauges.items()})
     if drafter is not None:
@@ -127,11 +138,12 @@ def find_served(
 def _welcome(url: str, name: str, made: str, token: bool) -> str:
     """The address, and how to ask it."""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
-    key = made or ("$" + TOKEN if token else "")
-    header = f' -H "authorization: Bearer {key}"' if token else ""
+    header = f' -H "authorization: Bearer ${TOKEN}"' if token else ""
+    key = f'os.environ["{TOKEN}"]' if token else '"none"'
     lines = [
         f"Serving {name} on {url} (Ctrl-C stops)",
+        *([f"  export {TOKEN}={made}"] if made else []),
         f"  curl {url}/chat/completions -H 'content-type: application/json'{header} -d {shlex.quote(body)}",
-        f'  openai.OpenAI(base_url="{url}", api_key="{key or "none"}")',
+        f'  openai.OpenAI(base_url="{url}", api_key={key})',
     ]
     return "\n".join(lines)

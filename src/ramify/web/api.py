@@ -111,7 +111,7 @@ class Api:
             raise RefusedError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
 
     async def _health(self, request: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok", "model": self.served.name})
+        return JSONResponse({"status": "ok"})  # whoever asks: a probe shows no token
 
     async def _metrics(self, request: HttpRequest) -> Response:
         return Response(self.metrics.text(), headers={"content-type": self.metrics.content_type})

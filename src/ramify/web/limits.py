@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,9 @@ class Guard:
     as ``?token=``, which sets the cookie. What passes has its whole body in one piece and ``seconds`` to be answered in; its answer
     carries ``headers``. A fault of the application is said in the terminal and never ends the server.
 
-    ``host`` is where the server is bound; ``answer`` turns a refusal into a response.
+    ``host`` is where the server is bound, ``allowed`` are further names that lead here (a proxy's, a service's); whoever shows the token
+    as Bearer may use any name, since a page of another site cannot. ``probe`` is a path whose GET asks for no name and no token.
+    ``answer`` turns a refusal into a response.
     """
 
     def __init__(
@@ -163,8 +165,11 @@ class Guard:
         answer: Callable[[RefusedError], Response] = error_answer,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
+        allowed: Collection[str] = (),
+        probe: str = "",
     ) -> None:
         self.app, self.host, self.token, self.answer, self.seconds, self.held = app, host, token, answer, seconds, 0
+        self.allowed, self.probe = {_without_port(name).lower() for name in allowed}, probe
         self.headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers or {})).items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -182,8 +187,10 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["headers"])
-            if (shown := self._ask(scope)) is not None:
+            probed = bool(self.probe) and (scope["method"], scope["path"]) == ("GET", self.probe)
+            bears = self._bears(scope["headers"])
+            self._check(scope["headers"], probed, bears)
+            if not probed and not bears and (shown := self._ask(scope)) is not None:
                 await _last(shown, scope, receive, guarded)
                 return
             body = await self._body(receive, held)
@@ -212,14 +219,16 @@ class Guard:
         refused = RefusedError(503, "Too many connections; come again.", headers={"retry-after": "1"})
         await _last(self.answer(refused), scope, receive, send)
 
-    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check(self, headers: list[tuple[bytes, bytes]], probed: bool, bears: bool) -> None:
         given: dict[bytes, list[str]] = {}
         for name, value in headers:
             given.setdefault(name, []).append(value.decode("latin-1"))
         hosts, sizes = given.get(b"host", []), given.get(b"content-length", [])
-        if len(hosts) != 1 or not self._is_ours(_without_port(hosts[0])):
-            raise RefusedError(421, "This server answers to its own address only: use the one it printed.")
-        for origin in given.get(b"origin", []):
+        if not probed and (len(hosts) != 1 or not (bears or self._is_ours(_without_port(hosts[0])))):
+            raise RefusedError(
+                421, "This server answers to its own address only: use the one it printed, or serve with --allow-host NAME."
+            )
+        for origin in [] if probed else given.get(b"origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():  # another port of this machine is another site
                 raise RefusedError(403, "This server does not answer the pages of other sites.")
         if sizes and b"transfer-encoding" in given:
@@ -230,23 +239,28 @@ class Guard:
             raise RefusedError(415, "Send the body as it is, not compressed.")
 
     def _is_ours(self, host: str) -> bool:
-        """A loopback name, the host bound to, or, bound to every address, an address as such: no name that could be pointed here."""
-        if is_loopback(host) or host.lower() == self.host.lower():
+        """A loopback name, the host bound to, a name allowed, or, bound to every address, an address: no name that could be pointed here."""
+        if is_loopback(host) or host.lower() == self.host.lower() or host.lower() in self.allowed:
             return True
         return self.host in ("0.0.0.0", "::") and _is_address(host)
 
+    def _bears(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether the token is shown as ``Authorization: Bearer``, once."""
+        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        scheme, _, bearer = given[0].partition(" ") if self.token is not None and len(given) == 1 else ("", "", "")
+        return scheme.lower() == "bearer" and self.token is not None and _same(bearer.strip(), self.token)
+
     def _ask(self, scope: Any) -> Response | None:
-        """The answer to a request that has just shown the token in its address; None where it may pass. Raises RefusedError (401)."""
+        """The answer to a request that shows the token in its address; None where it shows the cookie, or none is asked for.
+
+        Raises RefusedError (401).
+        """
         if self.token is None:
             return None
         from starlette.requests import Request
         from starlette.responses import RedirectResponse
 
         request = Request(scope)
-        given = request.headers.getlist("authorization")
-        scheme, _, bearer = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
-            return None
         if _same(request.cookies.get(_COOKIE, ""), self.token):
             return None
         if scope["method"] == "GET" and _same(request.query_params.get("token", ""), self.token):
