@@ -10,7 +10,7 @@ import torch
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.drafter_files import for_target
 from ramify.engine.drafters import Drafter
-from ramify.integrations.transformers_drafter import generate
+from ramify.engine.transformers_drafter import generate
 
 
 def target(vocab: int = 40, **changes: Any) -> Any:
