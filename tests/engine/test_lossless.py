@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from ramify.engine import verify as engine_verify
 from ramify.engine.local import LocalModel
+from ramify.engine.sampling import laws
 from ramify.engine.schedules import schedule_of
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyLM
-from ramify.methods.dspark.lossless import distance, output_law, verdict, verify
+from ramify.methods.dspark import lossless
+from ramify.methods.dspark.lossless import control, distance, output_law, verdict, verify
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
 
@@ -79,10 +84,37 @@ def prompts_of(count: int) -> list[np.ndarray]:
     return [prompt % 5 for prompt in prompts(count)]
 
 
-def test_distance_of_one_token_sees_a_wrong_draft_law():
+def two_laws() -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    p, q = (torch.softmax(torch.randn(6, 9, dtype=torch.float64), -1) for _ in range(2))
-    assert distance(p, q).max() < 1e-12
+    return torch.randn(6, 9), torch.softmax(torch.randn(6, 9), -1)
+
+
+def test_the_engines_verification_has_the_targets_law():
+    logits, q = two_laws()
+    cut = Sampling(top_k=4, temperature=0.8)
+    drafted = laws(q.log(), [cut] * 6, [False] * 6)[1].exp()
+    assert distance(logits, drafted, [cut] * 6).max() < 1e-12
+    assert distance(logits[:, :7], q[:, :7], [Sampling()] * 6).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("residual", lambda p, q: p),
+        ("accepted", lambda p, q, u: u < p),
+        ("accepted", lambda p, q, u: u * q < p * 1.000001),
+    ],
+)
+def test_a_wrong_verification_is_seen(monkeypatch: pytest.MonkeyPatch, part: str, wrong: Callable[..., object]):
+    logits, q = two_laws()
+    monkeypatch.setattr(engine_verify, part, wrong)
+    assert distance(logits[:, :7], q[:, :7], [Sampling()] * 6).max() > 1e-8
+
+
+def test_a_schedule_that_anticipates_is_caught():
+    biased, causal = control(1000, 0)
+    assert (biased.status, causal.status) == ("pass", "pass")
+    assert biased.value < 1e-3 < causal.value
 
 
 class Lying(Shadow):
@@ -98,14 +130,16 @@ class Lying(Shadow):
         return super().draft(*rest, sharper, depth)
 
 
-def test_the_checks_of_a_pair_find_a_drafter_that_lies():
+def test_the_checks_of_a_pair_find_a_drafter_that_lies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lossless, "MEASURED", 8)
     target = small()
     model, given = LocalModel(target, eos=()), prompts_of(2)
-    checks = verify(model, Shadow(target, block=2, blur=1.0), given, draws=100, loads=(2,))
-    assert [c.status for c in checks] == ["pass"] * 20, verdict(checks)
-    checks = verify(model, Lying(target, block=2, blur=1.0), given, draws=100, loads=(2,))
+    checks = verify(model, Shadow(target, block=2, blur=1.0), given, draws=250, loads=(2,))
+    assert [c.status for c in checks] == ["pass"] * 27, verdict(checks)
+    checks = verify(model, Lying(target, block=2, blur=1.0), given, draws=250, loads=(2,), schedules=("fixed:2", "stale2"))
     failed = [c.name for c in checks if c.status == "miss"]
-    assert any("chi-square" in name for name in failed)
+    assert any("outputs, chi-square" in name for name in failed)
+    assert sum("p of drafts" in name for name in failed) == 2
     assert not any("coupled" in name or "greedy tokens" in name for name in failed)
 
 
@@ -114,4 +148,4 @@ def test_the_checks_of_a_pair_find_a_drafter_that_lies():
 def test_the_checks_of_a_pair_at_their_own_size():
     target = small()
     checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), draws=3000)
-    assert [c.status for c in checks] == ["pass"] * 20, verdict(checks)
+    assert [c.status for c in checks] == ["pass"] * 27, verdict(checks)

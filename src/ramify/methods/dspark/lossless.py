@@ -1,13 +1,13 @@
 """Whether drafting leaves the target's law alone, checked on a pair of the user's: exact where it can be, by samples where not.
 
-Every schedule runs under made-up costs (64 units a pass and one a token) at which drafts are cut short now and then: cutting is where a
-schedule could go wrong.
+greedy and stale2 run under the profile of the pair where there is one; otherwise under made-up costs (64 units a pass and one a token)
+at which drafts are cut short now and then: cutting is where a schedule could go wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,17 @@ from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
-from ramify.engine.drafters import Drafter
+from ramify.engine.cache import Arena
+from ramify.engine.drafter_files import for_target
+from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
+from ramify.engine.referee import Referee
 from ramify.engine.rows import Row
 from ramify.engine.sampling import Picked, adjusted, laws
-from ramify.engine.schedules import schedule_of
+from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, schedule_of, survival
 from ramify.engine.speculate import Speculator
-from ramify.engine.verify import residual
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.engine.verify import rejection
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.stats.checks import Check
 from ramify.stats.tests import chi_square
@@ -33,6 +37,14 @@ FEW = 4
 """Tokens left at each position for the test by samples, so that whole outputs of three tokens can be counted."""
 LENGTH = 3
 TOLERANCE, LEAST_P = 1e-12, 1e-3
+MEASURED = 64
+"""Verified drafts with different pasts at which the law of verification is measured."""
+HALVINGS = 50
+OFTEN = 50
+"""Drafts behind one past from which on they are counted against their law."""
+
+Past = tuple[tuple[int, ...], tuple[int, ...]]
+"""Tokens drawn, and tokens drafted after them."""
 
 
 class _Costs:
@@ -40,33 +52,106 @@ class _Costs:
         return np.asarray(64.0 + np.asarray(tokens, np.float64))
 
 
-class _Watched(Speculator):
-    """Keeps the largest distance between the law of a verified draft's token and the target's, over all that were verified."""
+class _Untimed(Referee):
+    """Lets the schedule decide alone: a check should not depend on the clock."""
 
-    worst = 0.0
-    seen = 0
+    def allows(self, requests: int) -> bool:
+        return True
+
+
+class _Watched(Speculator):
+    """Counts the drafts by what came before them, and keeps what was verified."""
+
+    def __init__(self, drafter: Drafter, schedule: Schedule, first: int, law: str) -> None:
+        super().__init__(drafter, schedule, first, law)
+        self._referee = _Untimed()
+        self.drawn: dict[Past, tuple[np.ndarray, np.ndarray]] = {}
+        """By past: the law said to be drawn from, and how often each token was drafted, [V] each."""
+        self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
+        """By past: the target's logits and the drafter's weights, [V] each, and the settings."""
+
+    def _draft(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> tuple[list[list[int]], np.ndarray]:
+        tokens, confidence = super()._draft(arena, rows, slots, depth)
+        for k, weights in enumerate(self._weights):
+            for row, block, q in zip(rows, tokens, weights, strict=True):
+                past = _past(row, block[:k])
+                if past not in self.drawn:
+                    self.drawn[past] = _whole(q).cpu().numpy(), np.zeros(len(q), np.int64)
+                self.drawn[past][1][block[k]] += 1
+        return tokens, confidence
 
     def _verify(
         self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], by_coupling: bool
     ) -> list[Picked]:
-        lengths = [len(draft) for draft in drafts]
-        if not by_coupling and any(lengths):
-            stops = np.cumsum([n + 1 for n in lengths])
-            entries = [int(stop) - n - 1 + k for stop, n in zip(stops, lengths, strict=True) for k in range(n)]
-            settings = [row.job.settings for row, n in zip(rows, lengths, strict=True) for _ in range(n)]
-            first = [not row.logprobs and k == 0 for row, n in zip(rows, lengths, strict=True) for k in range(n)]
-            _, sampler = laws(logits[entries], settings, first)
-            q = [self._weights[k][place] for place, n in zip(places, lengths, strict=True) for k in range(n)]
-            found = distance(_whole(sampler.exp()), _whole(torch.stack(q)))
-            self.worst, self.seen = max(self.worst, float(found.max())), self.seen + len(entries)
+        entry = 0
+        for row, draft, place in zip(rows, drafts, places, strict=True):
+            for k in range(0 if by_coupling else len(draft)):
+                past = _past(row, draft[:k])
+                if past not in self.verified and len(self.verified) < MEASURED:
+                    self.verified[past] = logits[entry + k].clone(), self._weights[k][place].clone(), row.job.settings
+            entry += len(draft) + 1
         return super()._verify(logits, rows, drafts, places, by_coupling)
 
+    def apart(self) -> float:
+        """The largest :func:`distance` over the verified drafts that were kept; 0 without any."""
+        if not self.verified:
+            return 0.0
+        logits, q, settings = zip(*self.verified.values(), strict=True)
+        return float(distance(torch.stack(logits).cpu(), torch.stack(q).cpu(), settings).max())
 
-def distance(p: Tensor, q: Tensor) -> Tensor:
-    """Total variation between ``p`` and the law of one verified token drafted from ``q``, float64 [N, V] each: exact, [N]."""
-    stays = torch.minimum(p, q)  # q x min(1, p / q)
-    law = stays + (1 - stays.sum(-1, keepdim=True)) * _whole(residual(p, q))
-    return (law - p).abs().sum(-1) / 2
+    def p_of_drafts(self) -> float:
+        """Least p of the drafts' chi-squares against the laws kept, by past, times their number."""
+        found = [chi_square(count, law)[1] for law, count in self.drawn.values() if count.sum() >= OFTEN]
+        return min(1.0, min(found, default=1.0) * len(found)) if found else 1.0
+
+
+def _past(row: Row, draft: Sequence[int]) -> Past:
+    return tuple(row.tokens[len(row.tokens) - len(row.logprobs) :]), tuple(draft)
+
+
+def distance(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Total variation between the target's law and that of a token verified by the engine's ``rejection``, float64 [N].
+
+    ``logits`` and the drafter's weights ``q`` are [N, V], of which the 2 x ``FEW`` likeliest tokens of a row count.
+    """
+    likely = (laws(logits, settings, [False] * len(q))[1].exp().double() + _whole(q)).topk(min(q.shape[1], 2 * FEW)).indices
+    likely = likely.sort().values  # in order, so that ties at a cut fall as before
+    logits, q = logits.gather(1, likely), q.gather(1, likely)
+    law = torch.from_numpy(verified_law(logits, q, settings))
+    return (law - _whole(laws(logits, settings, [False] * len(q))[1].exp())).abs().sum(-1) / 2
+
+
+def verified_law(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> np.ndarray:
+    """Law of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
+
+    For each draft, where it stops being accepted; behind a rejected one, where each token of the correction ends.
+    """
+    n, vocab = q.shape
+    tile = logits.repeat_interleave(2 * vocab, 0)  # for each draft its own entry and the one of the bonus
+    weights, each = q.repeat_interleave(vocab, 0)[:, None], [s for s in settings for _ in range(vocab)]
+
+    def border(below: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        low, high = np.zeros(n * vocab), np.ones(n * vocab)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            yes = below(middle)
+            low, high = np.where(yes, middle, low), np.where(yes, high, middle)
+        return high.reshape(n, vocab)
+
+    def run(drafts: np.ndarray, accept: np.ndarray, u: np.ndarray) -> list[list[int]]:
+        made = rejection(
+            tile, each, [False] * len(each), list(np.stack((u, u), 1)), drafts[:, None].tolist(), weights, accept[:, None]
+        )
+        return [one.tokens for one in made]
+
+    every = np.tile(np.arange(vocab), n)
+    half = np.full(n * vocab, 0.5)
+    stays = border(lambda u: np.array([len(tokens) == 2 for tokens in run(every, u, half)]))
+    chance = _whole(q).numpy()
+    refused = np.where(chance > 0, stays, 2.0).argmin(axis=1).repeat(vocab)
+    ends = border(lambda u: np.array([t[0] for t in run(refused, np.ones(n * vocab), u)]) <= every)
+    corrected = np.diff(ends, prepend=0.0)
+    return np.asarray(chance * stays + (chance * (1 - stays)).sum(axis=1, keepdims=True) * corrected)
 
 
 def _whole(weights: Tensor) -> Tensor:
@@ -81,16 +166,20 @@ def verify(
     seed: int = 0,
     draws: int = 10_000,
     loads: Sequence[int] = LOADS,
+    costs: Costs | None = None,
+    schedules: Sequence[str] = (),
 ) -> list[Check]:
-    """The checks, for every schedule: greedy tokens and coupled draws are those without drafts, bit for bit, at each of
-    ``loads`` requests at once; the law of one verified token is the target's to 1e-12; ``draws`` outputs of three tokens follow the target's law.
+    """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
+    ``loads`` requests at once; the engine's verification of a token, measured, has the target's law to 1e-12; drafts follow the law that
+    verification is told, and ``draws`` outputs of three tokens the target's law. Last, :func:`control`.
 
-    ``model`` draws without drafts. Raises UserError without prompts.
+    ``model`` draws without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
+    schedule drafted nothing under its costs. Raises UserError without prompts.
     """
     if not prompts:
         raise UserError("checking a pair needs at least one prompt")
     block = drafter.config.block
-    names = ("fixed:1", f"fixed:{block}", "threshold:0.5", "greedy", "stale2")
+    names = schedules or ("fixed:1", f"fixed:{block}", "threshold:0.5", "greedy", "stale2")
     given = [prompts[i % len(prompts)] for i in range(max(len(prompts), max(loads)))]
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
     plain = _bare(model)
@@ -101,7 +190,7 @@ def verify(
     for name in names:
 
         def speculating(law: str, name: str = name) -> tuple[LocalModel, _Watched]:
-            made = _Watched(drafter, schedule_of(name, block, _Costs()), model.forward.layers, law)
+            made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, law)
             return plain.speculating(made), made
 
         for title, sampling, kind in (("coupled draws", settings, "coupled"), ("greedy tokens", greedy, "rejection")):
@@ -113,11 +202,66 @@ def verify(
             checks.append(_check(f"{name}: {title} that differ", differ, len(loads) * len(given), seed, "==", 0.0))
         sampled, watched = speculating("rejection")
         counts = _count(sampled, given[0], few, draws, outcomes, seed)
-        checks.append(
-            _check(f"{name}: distance of the law of a verified token", watched.worst, watched.seen, seed, "<", TOLERANCE)
-        )
+        seen = len(watched.verified)
+        checks.append(_check(f"{name}: distance of the law of a verified token", watched.apart(), seen, seed, "<", TOLERANCE))
+        drafted = sum(int(count.sum()) for _, count in watched.drawn.values())
+        checks.append(_check(f"{name}: p of drafts, chi-square", watched.p_of_drafts(), drafted, seed, ">", LEAST_P))
         p_value = chi_square(counts, law)[1]
         checks.append(_check(f"{name}: p of {LENGTH}-token outputs, chi-square", p_value, draws, seed, ">", LEAST_P))
+    return checks + control(draws, seed)
+
+
+class _Coin(Drafter):
+    """The drafter of the specification's example: even odds, confidence .8, then .9 behind token 0 and 0 behind token 1."""
+
+    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+        """Nothing: its law is the same everywhere."""
+
+    def draft(
+        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+    ) -> Drafts:
+        """Up to two tokens."""
+        made = [pick(k, torch.zeros((len(slots), 2))) for k in range(depth)]
+        sure = [torch.full((len(slots),), 0.8), torch.where(made[0] == 0, 0.9, 0.0)][:depth]
+        confidence = torch.stack(sure, 1)
+        return Drafts(torch.stack(made, 1), confidence, torch.logit(confidence))
+
+
+class Anticipating:
+    """What must not be done: each row's best total by this step's confidences, which look past a draft before it is admitted."""
+
+    speed = np.array([1.0, 0.5, 0.45])
+
+    def depth(self, requests: int) -> int:
+        """Always both."""
+        return 2
+
+    def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        """The total of the highest rate."""
+        values = [ranked(survival(row[None]))[1] for row in confidence]
+        best = [int(np.argmax(rates(one, 1, 1 / self.speed[: len(one) + 1]))) for one in values]
+        return np.asarray(np.minimum(best, limits))
+
+
+def control(draws: int, seed: int) -> list[Check]:
+    """The specification's example in the running engine, target (.7, .3), counted as the pair's outputs are: a schedule that anticipates
+    is caught, and the same pair passes with both drafts always verified.
+    """
+    target = TinyLM(TinyConfig(2, width=8, layers=2, heads=1, kv_heads=1, head_size=8, ffn=8, context=64, tied=False))
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.fill_(float(weight.dim() == 1))
+        target.model.embed_tokens.weight.fill_(1.0)
+        target.head.copy_(torch.tensor([0.7, 0.3]).log()[:, None].expand(2, 8) / 8)  # every state is (1, .., 1)
+    drafter = _Coin(for_target(target, layers=1, block=2, rank=1).config)
+    plain = LocalModel(target, eos=(), max_rows=max(LOADS))
+    prompt, settings = np.zeros(2, np.int32), Sampling(max_tokens=LENGTH + 2)
+    outcomes, law = output_law(plain, prompt, settings, LENGTH)
+    checks = []
+    for name, schedule, op in (("biased control is caught", Anticipating(), "<"), ("both drafts always", Fixed(2), ">")):
+        made = plain.speculating(_Watched(drafter, schedule, plain.forward.layers, "rejection"))
+        p_value = chi_square(_count(made, prompt, settings, draws, outcomes, seed), law)[1]
+        checks.append(_check(f"example of section 8, {name}: p of {LENGTH}-token outputs", p_value, draws, seed, op, LEAST_P))
     return checks
 
 

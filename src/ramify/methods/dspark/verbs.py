@@ -239,16 +239,20 @@ def verify_lossless(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Check on your own pair that drafting changes no law and no greedy token, under every schedule; exit code 1 where it does."""
+    """Check on your own pair that drafting changes no law and no greedy token, under every schedule; exit code 1 where it does.
+
+    greedy and stale2 run under the drafter's profile where it has one.
+    """
+    from ramify.engine.profile import FILE, Profile
     from ramify.methods.dspark.lossless import verdict, verify
 
     opened = Target.open(target)
     made = load_drafter(drafter, opened.model.module)
-    checks = verify(opened.model, made, opened.prompts(prompts, n, raw, seed, "test"), seed, draws)
+    costs = Profile.load(drafter) if (drafter / FILE).is_file() else None
+    checks = verify(opened.model, made, opened.prompts(prompts, n, raw, seed, "test"), seed, draws, costs=costs)
     passed = all(one.status == "pass" for one in checks)
-    shown = table(
-        ["check", "value", "must be", "n", "status"], verdict(checks), "nothing changes but the speed" if passed else "MISSED"
-    )
+    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if costs else 'made-up costs'})"
+    shown = table(["check", "value", "must be", "n", "status"], verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
     if not passed:
         raise typer.Exit(EXIT_FAILED)
