@@ -260,6 +260,7 @@ def test_a_first_order_head_joins_phrases_that_a_parallel_drafter_mixes() -> Non
     assert tau_of("vanilla", PHRASES)[0] == pytest.approx(3.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_shared_middle_token_needs_a_memory() -> None:
     """Spec 8: "a x b" and "c x d": the Markov head fails at position 3, the RNN head does not."""
     markov, accepted = tau_of("vanilla", SHARED)
