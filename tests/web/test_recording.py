@@ -20,7 +20,7 @@ from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Draw, Message, Model, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.score.lost_rules import Rule, audit
 from ramify.trace.db import Run
@@ -151,6 +151,41 @@ def test_a_client_that_compacts_keeps_one_history_and_the_loss_shows(tmp_path: P
     (fate,) = found["rules"]
     assert (fate["stated_in"], fate["replies_without"]) == (1, 2)
     assert len(fate["lost"]) == 1
+
+
+def test_conversations_of_two_clients_do_not_mix(tmp_path: Path) -> None:
+    model = remote()
+
+    async def work(recorder: Recorder) -> None:
+        CLIENT.set("user ana")
+        chat = [SYSTEM, user("hi")]
+        for key in (1, 2):
+            chat += [said((await ask(recorder, model, *chat, key=key))[0]), user("and then?")]
+        for client in ("user ben", "user ana"):  # "hi" opens the conversations of both
+            CLIENT.set(client)
+            await ask(recorder, model, Message("system", f"You serve {client}."), *chat[1:4], key=3)
+        CLIENT.set("user ben")
+        await ask(recorder, model, Message("system", "Another summary."), *chat[3:], key=4)  # another's newest exchange
+
+    with record(tmp_path / "run", work) as run:
+        assert [sum(n.index >= 0 for n in run.nodes(info.name)) for info in run.trees()] == [3, 1, 1]
+
+
+def test_tools_are_kept_as_they_are_and_redacted_where_asked(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "login", "description": "as ana@mail.example.org",
+            "parameters": {"type": "object", "properties": {"password": {"type": "string"}}}}}  # fmt: skip
+    prefix = Prefix(messages=(user("hi"),), tools=(tool,))
+
+    async def work(recorder: Recorder) -> None:
+        identity, outcomes = ScriptedModel().identity, ((Draw("fine", "eos"),),)
+        await recorder(Exchange("x", "chat", identity, (prefix,), Sampling(), ((1,),), outcomes))
+
+    for hidden in (False, True):
+        with record(tmp_path / str(hidden), work, hidden=hidden) as run:
+            (node,) = [n for n in run.each(Node) if n.index >= 0]
+            (kept,) = run.producer(str(node.producer)).settings["tools"]
+        assert kept["function"]["parameters"] == tool["function"]["parameters"]  # type: ignore[index]
+        assert kept["function"]["description"] == ("as [e-mail]" if hidden else "as ana@mail.example.org")
 
 
 @pytest.mark.parametrize("make", [local, remote])

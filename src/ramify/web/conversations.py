@@ -2,7 +2,8 @@
 
 A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before goes on
 below the node that was drawn then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
-known, the history stays whole: the reply hangs below that exchange, and its explicit context says what the model was shown instead.
+known, the history stays whole: the reply hangs below that exchange, and its explicit context says what the model was shown instead. Only
+the same client's exchanges are looked at (``Exchange.client``): "hi" and its answer open many conversations.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ class Conversations:
                     self._completion(prefix.tokens, exchange, keys, outcomes)
 
     def _made_by(self, exchange: Exchange) -> str:
-        told = (scrub if self.hidden else redact)(plain({"route": exchange.route, **exchange.settings.to_json()}))
-        if tools := [plain(tool) for prefix in exchange.prompts[:1] for tool in prefix.tools]:
+        told = {"route": exchange.route, **exchange.settings.to_json()}
+        if tools := [tool for prefix in exchange.prompts[:1] for tool in prefix.tools]:
             told["tools"] = tools
+        told = scrub(plain(told)) if self.hidden else plain(told)
         producer = Producer(exchange.identity.name, exchange.identity.weights, told, 0)
         self.run.add(producer)
         return producer.hash
@@ -95,7 +97,7 @@ class Conversations:
         shown = next((draw.shown for draw in outcomes if isinstance(draw, Draw) and draw.shown), ())
         said = self._messages(prefix.messages, shown)
         places = list(itertools.accumulate((m.key for m in said), stable_hash, initial=""))
-        at, known = self._known(said, places)
+        at, known = self._known(said, places, exchange.client)
         if known is None:
             head = next((i for i, m in enumerate(said) if m.role == "user"), len(said) - 1) + 1
             name = f"chat-{places[head][:16]}"
@@ -109,7 +111,7 @@ class Conversations:
         for key, outcome in zip(keys, outcomes, strict=True):
             reply = self._reply(node, exchange, key, outcome, context, said[-1].role if said else "")
             if isinstance(outcome, Draw):
-                self._remember(reply, outcome, said, places, known.whole)
+                self._remember(reply, outcome, said, places, known.whole, exchange.client)
 
     def _messages(self, messages: Sequence[Message], shown: Sequence[Laid]) -> list[_Said]:
         """The client's messages, each with its tokens where the model was shown it as it is."""
@@ -138,25 +140,28 @@ class Conversations:
             return said
         return _Said(said.role, text, said.data, said.key, laid)
 
-    def _known(self, said: Sequence[_Said], places: Sequence[str]) -> tuple[int, _Known | None]:
-        """How many messages are below a node that was drawn, and that node: by all that was said before it, else by the newest exchange."""
+    def _known(self, said: Sequence[_Said], places: Sequence[str], client: str) -> tuple[int, _Known | None]:
+        """How many messages are below a node that was drawn, and that node.
+
+        By all that was said before it, else by the client's newest exchange.
+        """
         replies = [i for i in range(len(said)) if said[i].role == "assistant"]
         for i in reversed(replies):
             for entry in self.run.journal(_REPLY, places[i + 1]):
                 return i + 1, _Known(self.run.node(entry.payload["node"]), entry.payload["whole"])
         last = replies[-1] if replies else 0
         if last:
-            exchange = stable_hash(said[last - 1].key, said[last].key)
+            exchange = stable_hash(client, said[last - 1].key, said[last].key)
             if not self.run.journal(_AGAIN, exchange):
                 for entry in self.run.journal(_EXCHANGE, exchange):
                     return last + 1, _Known(self.run.node(entry.payload), False)
         return 0, None
 
-    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Said], places: Sequence[str], whole: bool) -> None:
+    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Said], places: Sequence[str], whole: bool, client: str) -> None:
         key = self._said(Message("assistant", self._text(draw), dict(draw.data or {}))).key
         self.run.log(_REPLY, stable_hash(places[-1], key), {"node": reply.id, "whole": whole})
         if said:
-            exchange = stable_hash(said[-1].key, key)
+            exchange = stable_hash(client, said[-1].key, key)
             if not self.run.log(_EXCHANGE, exchange, reply.id):
                 self.run.log(_AGAIN, exchange)
 

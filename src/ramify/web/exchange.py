@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Draw, Identity, Prefix, Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +26,8 @@ class Exchange:
     """The place key of each draw: P tuples of n."""
     outcomes: tuple[tuple[Draw | Exception, ...], ...]
     """P tuples of n: a draw, or what went wrong with it."""
+    client: str = field(default_factory=CLIENT.get)
+    """Who asked, as fairness counts clients; of the request under way."""
 
 
 Recorder: TypeAlias = Callable[[Exchange], Awaitable[None]]
