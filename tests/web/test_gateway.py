@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -17,6 +18,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
@@ -25,6 +28,7 @@ from model_server import serving
 
 from ramify.base.errors import RamifyError
 from ramify.model.endpoint import HttpModel
+from ramify.model.sse import Events
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.web.api import Api
@@ -176,6 +180,10 @@ def test_whatever_an_upstream_does_wrong_is_one_error(tmp_path: Path) -> None:
                 assert answer.status_code in (200, 502), name
                 kept += 1
                 continue
+            if name == "other-model":  # an alias or a router: passed, and kept under both names
+                assert answer.json()["model"] == "gpt-nothing"
+                kept += 1
+                continue
             given = int(name[:3]) if name[:3].isdecimal() else {"quota": 429}.get(name, 0)
             assert answer.status_code == status_of(kind, given), name
             error = answer.json()["error"]
@@ -205,7 +213,6 @@ LIES: dict[str, tuple[bytes, str, str]] = {
     "content-number": (stream(chunk({"content": 7})), "shape", ""),
     "which": (stream(chunk({}, choices=[{"index": 10**9, "delta": {}}])), "shape", ""),
     "call": (stream(chunk({"tool_calls": [{"index": -1}]})), "shape", ""),
-    "other-model": (stream(chunk({"content": "so"}, model="gpt-nothing")), "model", ""),
     "died": (stream(chunk({"content": "so"}), b'data: {"error": {"message": "out of memory"}}\n\n'), "server", "so"),
     "ended-early": (stream(chunk({"content": "so"}), done=False), "cut", "so"),
     "done-early": (stream(chunk({"content": "so"})), "cut", "so"),
@@ -238,6 +245,80 @@ def test_whatever_a_stream_does_wrong_is_one_error(tmp_path: Path) -> None:
     assert len(kept) == len(LIES) + 1
     assert all(node.stop == "failed" and node.data["failure"] for node in kept[:-1])
     assert [n.text for n in kept if n.text][:2] == ["so", "so"]  # what had come is kept
+
+
+def test_another_name_passes_and_both_are_kept(tmp_path: Path) -> None:
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        upstream.plan = lambda body: http(chat() | {"model": "gpt-nothing"})
+        assert post(url).json()["model"] == "gpt-nothing"
+        upstream.plan = lambda body: stream(chunk({"content": "so"}, "stop", model="gpt-nothing"))
+        assert post(url, ASK | {"stream": True}).text.endswith("data: [DONE]\n\n")
+        upstream.plan = good
+        assert post(url).status_code == 200
+    *other, same = replies(tmp_path / "run")
+    assert [node.data["model"] for node in other] == [{"asked": MODEL, "answered": "gpt-nothing"}] * 2
+    assert "model" not in same.data
+
+
+def test_every_draw_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        for body, words in (
+            ({"prompt": ["a"] * 129}, "Field 'prompt': at most 128"),
+            ({"prompt": "a", "n": 129}, "Field 'n': at most 128"),
+            ({"prompt": ["a"] * 13, "n": 5}, "takes 64 draws at once, not 65"),
+        ):
+            answer = post(url, {"model": MODEL} | body, "/completions")
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+        assert not any(path.endswith("/completions") for path, _, body in upstream.requests if "prompt" in (body or {}))
+        upstream.plan = lambda body: http({"error": {"message": "no"}}, 400)
+        assert post(url, {"model": MODEL, "prompt": ["a"] * 12, "n": 5}, "/completions").status_code == 400
+    (node,) = replies(tmp_path / "run")  # refused as a whole: one node, not sixty
+    assert node.stop == "failed"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: bool) -> None:
+    told: list[Exchange] = []
+    began, go = threading.Event(), threading.Event()
+
+    async def slowly(exchange: Exchange) -> None:
+        told.append(exchange)
+        began.set()
+        while not go.is_set():
+            await asyncio.sleep(0.005)
+
+    with Upstream() as upstream, gateway(upstream.url, record=slowly) as url:
+        upstream.plan = lambda body: stream(chunk({"content": "fine"}, "stop")) if streams else good(body)
+        with socket.create_connection(("127.0.0.1", httpx2.URL(url).port or 0)) as link:
+            body = json.dumps(ASK | {"stream": streams}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+            link.sendall(head.encode() + body)
+            assert began.wait(10)
+        metrics, until = "", time.monotonic() + 10
+        while "ramify_places_taken 0.0" not in metrics and time.monotonic() < until:  # until it is seen that the client has left
+            metrics = CLIENT.get(url.removesuffix("/v1") + "/metrics").text
+        assert "ramify_places_taken 0.0" in metrics
+        go.set()
+        assert post(url, ASK | {"stream": streams}).status_code == 200
+    assert len(told) == 2
+    assert [type(exchange.outcomes[0][0]).__name__ for exchange in told] == ["Draw", "Draw"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=9), st.sampled_from(["\n\n", "\r\n\r\n", "\r\r"]))), st.data())
+def test_events_are_the_same_in_any_pieces(said: list[tuple[str, str]], data: st.DataObject) -> None:
+    each = [f"data: {json.dumps({'text': text})}{gap}".encode() for text, gap in said]
+    raw, heard = b"".join(each), Events("h")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    found = [event for a, b in itertools.pairwise([0, *cuts, len(raw)]) for event in heard.push(raw[a:b])]
+    assert found == [(one, {"text": text}) for one, (text, _) in zip(each, said, strict=True)]
+
+
+def test_a_large_event_in_tiny_pieces() -> None:
+    raw, heard = b'data: {"text": "' + b"x" * 900_000 + b'"}\n\n', Events("h")
+    (found,) = [event for at in range(0, len(raw), 16) for event in heard.push(raw[at : at + 16])]
+    assert (found[0], len(found[1]["text"])) == (raw, 900_000)
 
 
 def test_silence_is_an_error_in_time() -> None:

@@ -28,7 +28,7 @@ class Events:
 
     def __init__(self, host: str) -> None:
         self.host, self.done = host, False
-        self._rest = b""
+        self._rest = bytearray()
         self._size = 0
 
     def push(self, raw: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -39,16 +39,20 @@ class Events:
         self._size += len(raw)
         if self._size > MAX_ANSWER:
             raise ProviderError("too_large", f"{self.host} streams more than {MAX_ANSWER:,} bytes")
-        buffer, start = self._rest + raw, 0
-        for gap in _BETWEEN.finditer(buffer, max(0, len(self._rest) - 3)):
-            event, start = buffer[start : gap.end()], gap.end()
+        start, at = (
+            0,
+            max(0, len(self._rest) - 3),
+        )  # what came before holds no gap: a large event in tiny pieces is looked at once
+        self._rest += raw
+        while gap := _BETWEEN.search(self._rest, at):
+            event, start, at = bytes(self._rest[start : gap.end()]), gap.end(), gap.end()
             data = b"\n".join(line[5:].strip() for line in _LINES.split(event) if line.startswith(b"data:"))
             if data == b"[DONE]":
                 self.done = True
                 return
             if data:
                 yield event, self._read(data)
-        self._rest = buffer[start:]
+        del self._rest[:start]
         if len(self._rest) > MAX_EVENT:
             raise ProviderError("too_large", f"{self.host} streams an event of more than {MAX_EVENT:,} bytes")
 
@@ -72,10 +76,10 @@ class _Choice:
 
 
 class Heard:
-    """What a streamed answer has said so far, by choice. ``model`` is who was asked."""
+    """What a streamed answer has said so far, by choice. ``model`` is who must answer; "" lets any. ``who`` is who did."""
 
     def __init__(self, model: str, host: str) -> None:
-        self.model, self.host, self.id = model, host, ""
+        self.model, self.host, self.id, self.who = model, host, "", ""
         self.choices: dict[int, _Choice] = {}
         self.usage: Any = None
 
@@ -87,7 +91,8 @@ class Heard:
             raise ProviderError("server", f"{self.host} broke the stream off: {str(said)[:300]}")
         self.id = self.id or str(event.get("id") or "")[:200]
         self.usage = event.get("usage") or self.usage
-        if event.get("choices") != [] or not self.choices:
+        self.who = self.who or wire.who_answers(event)
+        if self.model and (event.get("choices") != [] or not self.choices):
             wire.check_who(event, self.model, self.host)
         news = []
         for choice in wire.choices_of(event, self.host):

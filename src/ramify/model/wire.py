@@ -99,6 +99,12 @@ def choices_of(answer: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     return choices
 
 
+def who_answers(answer: Mapping[str, Any]) -> str:
+    """The model that an answer names, at most 200 characters; "" where it names none."""
+    who = answer.get("model")
+    return clean(who[:200]) if isinstance(who, str) else ""
+
+
 def check_who(answer: Mapping[str, Any], model: str, host: str) -> None:
     """Raises ProviderError where another model answered than was asked."""
     who = answer.get("model")

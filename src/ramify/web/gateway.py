@@ -25,7 +25,7 @@ from ramify.base.ids import canonical_json
 from ramify.model import wire
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Draw, Message, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
 from ramify.trace.messages import message, plain
 from ramify.web.answers import refusal
@@ -67,6 +67,7 @@ class Gateway:
         try:
             body = await request.body()
             asked = read_json(body)
+            CLIENT.set(_client(asked, request))
             call = _Call(self, route, path, self._named(asked, body), asked, start)
             if asked.get("stream"):
                 return await begun(request.receive, call.events())
@@ -116,15 +117,22 @@ class _Call:
 
     def __init__(self, gateway: Gateway, route: str, path: str, body: bytes, asked: Mapping[str, Any], start: float) -> None:
         self.gateway, self.route, self.path, self.body, self.asked, self.start = gateway, route, path, body, asked, start
-        n = asked.get("n")
-        self.n = n if type(n) is int and 0 < n <= MAX_CHOICES else 1  # the upstream refuses any other
+        n, prompts = asked.get("n"), asked.get("prompt") if route == "completions" else None
+        self.n = n if type(n) is int and n > 0 else 1  # the upstream refuses any other
+        several = isinstance(prompts, list) and bool(prompts) and all(isinstance(one, (str, list)) for one in prompts)
+        self.prompts: list[Any] = prompts if several else [prompts]  # type: ignore[assignment]
+        for count, field in ((self.n, "n"), (len(self.prompts), "prompt")):
+            if count > MAX_CHOICES:
+                raise RefusedError(400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value")
         self.host = gateway.model.endpoint.host
-        self.id = ""
+        self.id = self.who = ""
+        self.told = False
+        """Whether the recorder was told: what is cut off while it writes is not told again."""
 
     async def whole(self) -> bytes:
         """The body of the upstream's answer. Raises ProviderError, RefusedError."""
         transport = self.gateway.transport
-        with self.gateway.places.take(self.n):
+        with self.gateway.places.take(self.n * len(self.prompts)):
             try:
                 async with transport.opened("POST", self.path, self.body) as response:
                     raw = await transport.read(response)
@@ -139,9 +147,9 @@ class _Call:
 
     async def events(self) -> AsyncGenerator[str, None]:
         """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape."""
-        transport, heard = self.gateway.transport, Heard(self.gateway.model.model, self.host)
+        transport, heard = self.gateway.transport, Heard("", self.host)
         begun = False
-        with self.gateway.places.take(self.n):
+        with self.gateway.places.take(self.n * len(self.prompts)):
             try:
                 async with aclosing(self._passed(heard)) as passed:
                     async for text in passed:
@@ -149,7 +157,7 @@ class _Call:
                             begun = True
                             self._first()
                         yield transport.scrub(text)
-                self.id = heard.id
+                self.id, self.who = heard.id, heard.who
                 await self._end(heard.draws(), None, heard.usage)
             except RamifyError as error:
                 if isinstance(error, ProviderError):
@@ -207,14 +215,13 @@ class _Call:
     # -- what is kept of it
 
     def _draws(self, answer: Mapping[str, Any]) -> dict[int, Draw]:
-        model = self.gateway.model.model
-        wire.check_who(answer, model, self.host)
+        self.who = wire.who_answers(answer)
         self.id = str(answer.get("id") or "")[:200]
         found: dict[int, Draw] = {}
         for at, choice in enumerate(wire.choices_of(answer, self.host)):
             said = choice if self.route == "chat" else {**choice, "message": {"content": choice.get("text")}}
             try:
-                draw = wire.chat_draw({"choices": [said], "usage": answer.get("usage")}, model, self.host)
+                draw = wire.chat_draw({"choices": [said], "usage": answer.get("usage")}, "", self.host)
             except ProviderError as error:
                 if error.kind != "filtered":
                     raise
@@ -226,6 +233,7 @@ class _Call:
         return found
 
     def _partial(self, heard: Heard, why: str) -> dict[int, Draw]:
+        self.id, self.who = heard.id, heard.who
         try:
             return heard.draws(why)
         except ProviderError:
@@ -240,11 +248,13 @@ class _Call:
         if isinstance(failed, asyncio.CancelledError):
             self._leave(draws)
         elif self.gateway.record is not None:
+            self.told = True
             await self.gateway.record(self._exchange(draws, failed))
 
     def _leave(self, draws: Mapping[int, Draw]) -> None:
         self.gateway.metrics.gone.inc()
-        if self.gateway.record is not None:
+        if self.gateway.record is not None and not self.told:
+            self.told = True
             gone = BoundaryError("provider", "the client left")
             kept = asyncio.ensure_future(self.gateway.record(self._exchange(draws, gone)))
             kept.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -253,6 +263,11 @@ class _Call:
         prompts = tuple(self._prompts())
         missing = failed if isinstance(failed, Exception) else BoundaryError("provider", f"{self.host} gave no such choice")
         n, seed = self.n, self.asked.get("seed")
+        if not draws:  # a request that came to nothing is one node, however much it asked for
+            prompts, n = prompts[:1], 1
+        elif self.who and self.who != self.gateway.model.model:
+            names = {"model": {"asked": self.gateway.model.model, "answered": self.who}}
+            draws = {at: replace(draw, data={**(draw.data or {}), **names}) for at, draw in draws.items()}
         outcomes = tuple(tuple(draws.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
         keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
         return Exchange(
@@ -266,15 +281,19 @@ class _Call:
             tools = [tool for tool in self.asked.get("tools") or () if isinstance(tool, dict)]
             yield Prefix(messages=tuple(map(_message, given if isinstance(given, list) else [given])), tools=tuple(tools))
             return
-        prompt = self.asked.get("prompt")
-        several = isinstance(prompt, list) and bool(prompt) and all(isinstance(one, (str, list)) for one in prompt)
-        for one in prompt if several else [prompt]:  # type: ignore[union-attr]
+        for one in self.prompts:
             ids = isinstance(one, list) and one and all(type(token) is int and 0 <= token < 1 << 31 for token in one)
             text = one if isinstance(one, str) else canonical_json(plain(one))
             yield Prefix(np.array(one, np.int32)) if ids else Prefix(messages=(Message("user", text),))
 
     def _first(self) -> None:
         self.gateway.metrics.first.observe(time.monotonic() - self.start)
+
+
+def _client(asked: Mapping[str, Any], request: Request) -> str:
+    """Who a request is for: the ``user`` it names, else the address it comes from."""
+    user = asked.get("user")
+    return f"user {user[:256]}" if isinstance(user, str) and user else f"at {request.client.host if request.client else ''}"
 
 
 def _message(value: Any) -> Message:
