@@ -35,8 +35,8 @@ def by_domain(alpha: np.ndarray, seed: int, n: int = 600) -> dict[str, Rounds]:
 
 
 def test_flat_acceptance_against_falling_passes_and_equal_ones_miss() -> None:
-    good = acceptance_checks({"DSpark": {"0": by_domain(FLAT, 0)}, "DFlash": {"0": by_domain(FALLING, 9)}}, quick=False)
-    same = acceptance_checks({"DSpark": {"0": by_domain(FLAT, 0)}, "DFlash": {"0": by_domain(FLAT, 9)}}, quick=False)
+    good = acceptance_checks({"DSpark": by_domain(FLAT, 0), "DFlash": by_domain(FALLING, 9)}, quick=False)
+    same = acceptance_checks({"DSpark": by_domain(FLAT, 0), "DFlash": by_domain(FLAT, 9)}, quick=False)
     assert all(check.status == "pass" for check in good)
     missed = [check.name for check in same if check.status == "miss"]
     assert missed == [
@@ -51,20 +51,18 @@ def test_flat_acceptance_against_falling_passes_and_equal_ones_miss() -> None:
 def test_doubled_logits_are_mended_and_the_check_sees_it() -> None:
     rounds = made(FLAT, 1500, 1).to_json()
     plain, heated = calibration_cell(rounds, 1.0), calibration_cell(rounds, 2.0)
-    checks = calibration_checks([plain], [heated], (0,), quick=False)
+    checks = calibration_checks(plain, heated, quick=False)
     assert next(c for c in checks if c.threshold is not None).status == "pass"
     assert np.mean(plain["before"]) < 2 * np.mean(plain["floor"])
     untouched = dict(heated, after=heated["before"])
-    assert (
-        next(c for c in calibration_checks([plain], [untouched], (0,), quick=False) if c.threshold is not None).status == "miss"
-    )
+    assert next(c for c in calibration_checks(plain, untouched, quick=False) if c.threshold is not None).status == "miss"
 
 
 def test_schedules_on_true_confidences_pass() -> None:
     rounds = made(np.linspace(0.93, 0.6, 7), 2000, 3, sure=1.5).to_json()
     loads = (1, 16, 64)
     runs = [{load: simulation_cell(rounds, stair, load, 80, 0) for load in loads} for stair in (1, 16)]
-    checks = simulation_checks([runs[0]], [runs[1]], (0,), 80, quick=True)
+    checks = simulation_checks(runs[0], runs[1], 80, quick=True)
     assert [check.name for check in checks if check.status == "miss"] == []
 
 

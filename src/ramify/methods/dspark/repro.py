@@ -1,6 +1,6 @@
 """Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration, schedules on the recorded rounds.
 
-Every drafter of a seed is trained on the same text drawn by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
+Every drafter is trained on the same text drawn by the target and measured on the same prompts; one seed. Axis legend: P prompts, G = gamma.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from ramify.methods.dspark.algorithm import (
 )
 from ramify.methods.dspark.domains import DOMAINS, prompts
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import bootstrap, mean_t
+from ramify.stats.intervals import bootstrap
 
 BLOCK = 7
+SEED = 0
 SHALLOW = "DSpark, 2 layers"
 _PARALLEL = {"sequences": 2400, "steps": 3000}
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -38,7 +39,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 """What is trained. 818 steps of Eagle3 (616 positions a sequence) supervise as many positions as 3,000 of the others (168)."""
 COMPARED = ("DSpark", "DFlash")
-"""Trained with every seed, where there are several; the others with the first."""
+"""At the quick size only these are trained."""
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"target": {}, "prompts": 120, "tokens": 64, "simulated": 600, "rivals": 10, "loads": (1, 4, 16, 64, 256)},
     "quick": {
@@ -52,8 +53,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 PAGE = "see docs/methods/dspark.md"
 
-Measured = Mapping[str, Mapping[str, Mapping[str, Rounds]]]
-"""Drafter -> seed -> domain -> rounds."""
+Measured = Mapping[str, Mapping[str, Rounds]]
+"""Drafter -> domain -> rounds."""
 
 
 def _ratio(over: Callable[[Rounds], tuple[np.ndarray, np.ndarray]], rounds: Rounds, prompts: int) -> np.ndarray:
@@ -98,36 +99,28 @@ def resampled(
 
 def acceptance_checks(found: Measured, quick: bool) -> list[Check]:
     """The first three thresholds of section 7(a), and tau of every drafter and domain."""
-    pooled = {
-        name: {domain: joined([rounds[domain] for rounds in by_seed.values()]) for domain in DOMAINS}
-        for name, by_seed in found.items()
-    }
     checks = []
 
-    def add(
-        name: str, parts: Sequence[Any], statistic: Any, op: str = "report", limit: float | None = None, who: str = "DSpark"
-    ) -> None:
+    def add(name: str, parts: Sequence[Any], statistic: Any, op: str = "report", limit: float | None = None) -> None:
         value, interval = resampled(parts, statistic)
-        known = tuple(int(seed) for seed in found[who])
-        checks.append(Check(name, value, interval, min(len(rounds) for _, rounds in parts), known, op, limit))
+        checks.append(Check(name, value, interval, min(len(rounds) for _, rounds in parts), (SEED,), op, limit))
 
-    for name, by_domain in pooled.items():
+    for name, by_domain in found.items():
         for domain, rounds in by_domain.items():
-            add(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], lambda r: r[:, 0], who=name)
+            add(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], lambda r: r[:, 0])
         macro = [(tokens, by_domain[domain]) for domain in DOMAINS]
-        add(f"{name}: tokens a pass, macro", macro, lambda r: r.mean(axis=1), who=name)
+        add(f"{name}: tokens a pass, macro", macro, lambda r: r.mean(axis=1))
 
     def ratio(r: np.ndarray) -> np.ndarray:
         return np.asarray(r[:, :3].mean(axis=1) / r[:, 3:].mean(axis=1))
 
-    both = [(tokens, pooled[name][domain]) for name in COMPARED for domain in DOMAINS]
+    both = [(tokens, found[name][domain]) for name in COMPARED for domain in DOMAINS]
     add("DSpark over DFlash: tokens a pass, macro", both, ratio, ">=", 1.03 if quick else 1.10)
     if SHALLOW in found:
-        seed = next(iter(found[SHALLOW]))
-        both = [(tokens, found[name][seed][domain]) for name in (SHALLOW, "DFlash") for domain in DOMAINS]
-        add(f"{SHALLOW}, over DFlash of 3: tokens a pass, macro", both, ratio, who=SHALLOW)
+        both = [(tokens, found[name][domain]) for name in (SHALLOW, "DFlash") for domain in DOMAINS]
+        add(f"{SHALLOW}, over DFlash of 3: tokens a pass, macro", both, ratio)
     for domain in DOMAINS:
-        first = [(acceptance(1), pooled[name][domain]) for name in COMPARED]
+        first = [(acceptance(1), found[name][domain]) for name in COMPARED]
         limit = 0.15 if quick else 0.08
         add(f"DSpark and DFlash: distance at position 1, {domain}", first, lambda r: abs(r[:, 0] - r[:, 1]), "<=", limit)
     late = (2, 3, 4) if quick else (5, 6, 7)  # a drafter trained for seconds seldom gets further
@@ -138,13 +131,13 @@ def acceptance_checks(found: Measured, quick: bool) -> list[Check]:
 
     for where in (*DOMAINS, "all"):
         some = [domain for domain in DOMAINS if where in (domain, "all")]
-        parts = [(acceptance(k), pooled[name][domain]) for name in COMPARED for domain in some for k in late]
+        parts = [(acceptance(k), found[name][domain]) for name in COMPARED for domain in some for k in late]
         wanted = (">=", 0.03 if quick else 0.10) if where in (("all",) if quick else ("code", "chat")) else ("report", None)
         add(f"DSpark - DFlash: acceptance at positions {late[0]} to {late[-1]}, {where}", parts, gain, *wanted)
-    for name, by_domain in () if quick else pooled.items():
+    for name, by_domain in () if quick else found.items():
         for domain, rounds in by_domain.items():
             for k in range(1, BLOCK + 1):
-                add(f"{name}: acceptance at position {k}, {domain}", [(acceptance(k), rounds)], lambda r: r[:, 0], who=name)
+                add(f"{name}: acceptance at position {k}, {domain}", [(acceptance(k), rounds)], lambda r: r[:, 0])
     return checks
 
 
@@ -175,39 +168,26 @@ def calibration_cell(rounds: dict[str, Any], heat: float) -> dict[str, Any]:
     }
 
 
-def calibration_checks(
-    plain: Sequence[dict[str, Any]], heated: Sequence[dict[str, Any]], seeds: Sequence[int], quick: bool
-) -> list[Check]:
+def calibration_checks(plain: dict[str, Any], heated: dict[str, Any], quick: bool) -> list[Check]:
     """What scaling does to the head as trained, and to one whose logits were doubled."""
     checks = []
-    for name, cells in (("as trained", plain), ("logits doubled", heated)):
+    for name, cell in (("as trained", plain), ("logits doubled", heated)):
         for key, shown in (("before", "before scaling"), ("after", "after scaling"), ("floor", "of a perfect predictor")):
-            checks.append(_over_seeds(f"calibration, {name}: error {shown}", [np.mean(c[key]) for c in cells], cells, seeds))
-            for k in () if quick else range(BLOCK):
-                checks.append(
-                    _over_seeds(f"calibration, {name}: error {shown}, position {k + 1}", [c[key][k] for c in cells], cells, seeds)
-                )
-        checks.append(_over_seeds(f"calibration, {name}: AUROC", [np.nanmean(c["ranking"]) for c in cells], cells, seeds))
-    worst = [float(np.mean(c["after"]) / np.mean(c["before"])) for c in heated]
-    checks.append(
-        _over_seeds("calibration, logits doubled: error after over before", worst, heated, seeds, "<=", 0.8 if quick else 0.5)
-    )
-    found = [float(np.exp(np.mean(np.log(c["temperatures"])))) for c in heated]
-    checks.append(_over_seeds("calibration, logits doubled: mean temperature found", found, heated, seeds))
+            title = f"calibration, {name}: error {shown}"
+            checks.append(_figure(title, np.mean(cell[key]), cell["n"]))
+            checks += [_figure(f"{title}, position {k + 1}", cell[key][k], cell["n"]) for k in (() if quick else range(BLOCK))]
+        checks.append(_figure(f"calibration, {name}: AUROC", np.nanmean(cell["ranking"]), cell["n"]))
+    left = np.mean(heated["after"]) / np.mean(heated["before"])
+    limit = 0.8 if quick else 0.5
+    checks.append(_figure("calibration, logits doubled: error after over before", left, heated["n"], "<=", limit))
+    found = np.exp(np.mean(np.log(heated["temperatures"])))
+    checks.append(_figure("calibration, logits doubled: mean temperature found", found, heated["n"]))
     return checks
 
 
-def _over_seeds(
-    name: str,
-    values: Sequence[float],
-    cells: Sequence[dict[str, Any]],
-    seeds: Sequence[int],
-    op: str = "report",
-    limit: float | None = None,
-) -> Check:
-    """Mean over seeds; the interval is that of Student's t where there are several."""
-    interval = mean_t(values) if len(values) > 1 else None
-    return Check(name, float(np.mean(values)), interval, sum(c["n"] for c in cells), tuple(seeds), op, limit)
+def _figure(name: str, value: Any, n: int, op: str = "report", limit: float | None = None) -> Check:
+    """A figure without an interval."""
+    return Check(name, float(value), None, n, (SEED,), op, limit)
 
 
 # -- schedules
@@ -232,43 +212,36 @@ def simulation_cell(rounds: dict[str, Any], stair: int, requests: int, steps: in
 
 
 def simulation_checks(
-    smooth: Sequence[Mapping[int, Mapping[str, list[float]]]],
-    stairs: Sequence[Mapping[int, Mapping[str, list[float]]]],
-    seeds: Sequence[int],
+    smooth: Mapping[int, Mapping[str, list[float]]],
+    stairs: Mapping[int, Mapping[str, list[float]]],
     steps: int,
     quick: bool = False,
 ) -> list[Check]:
-    """The thresholds on schedules: ``smooth`` and ``stairs`` hold, for each seed, load -> schedule -> (throughput, budget)."""
+    """The thresholds on schedules: ``smooth`` and ``stairs`` hold load -> schedule -> (throughput, budget)."""
     checks = []
 
-    def add(name: str, values: Sequence[float], op: str = "report", limit: float | None = None) -> None:
-        checks.append(_over_seeds(name, values, [{"n": steps}] * len(seeds), seeds, op, limit))
+    def add(name: str, value: float, op: str = "report", limit: float | None = None) -> None:
+        checks.append(_figure(name, value, steps, op, limit))
 
     def fixed(at: Mapping[str, list[float]]) -> float:
         return max(value[0] for name, value in at.items() if name.startswith("fixed") or name == "off")
 
-    for kind, runs in (("T = 64 + B", smooth), ("staircase of 16", stairs)):
-        for load in runs[0]:
-            add(f"{kind}, {load} requests: best fixed length", [fixed(run[load]) for run in runs])
+    for kind, run in (("T = 64 + B", smooth), ("staircase of 16", stairs)):
+        for load, at in run.items():
+            add(f"{kind}, {load} requests: best fixed length", fixed(at))
             for name in ("fixed:7", "threshold:0.3", "threshold:0.5", "threshold:0.7", "greedy", "stale2"):
-                add(f"{kind}, {load} requests: {name}", [run[load][name][0] for run in runs])
-            add(f"{kind}, {load} requests: budget of stale2", [run[load]["stale2"][1] for run in runs])
-    loads = list(smooth[0])
-    against = [[run[load]["stale2"][0] / fixed(run[load]) for load in loads] for run in smooth]
-    high = [i for i, load in enumerate(loads) if load >= 16]
-    add("stale2 over the best fixed length, at the worst load", [min(one) for one in against], ">=", 0.93 if quick else 0.97)
-    add(
-        "stale2 over the best fixed length, at the best load from 16",
-        [max(one[i] for i in high) for one in against],
-        ">=",
-        1.0 if quick else 1.05,
-    )
-    top = max(loads)
-    add(f"stale2 over fixed:7 at {top}", [run[top]["stale2"][0] / run[top]["fixed:7"][0] for run in smooth], ">=", 1.2)
-    margin = [min(run[load]["stale2"][0] - run[load]["greedy"][0] for load in loads if load >= 16) for run in stairs]
+                add(f"{kind}, {load} requests: {name}", at[name][0])
+            add(f"{kind}, {load} requests: budget of stale2", at["stale2"][1])
+    against = {load: at["stale2"][0] / fixed(at) for load, at in smooth.items()}
+    add("stale2 over the best fixed length, at the worst load", min(against.values()), ">=", 0.93 if quick else 0.97)
+    best = max(value for load, value in against.items() if load >= 16)
+    add("stale2 over the best fixed length, at the best load from 16", best, ">=", 1.0 if quick else 1.05)
+    top = max(smooth)
+    add(f"stale2 over fixed:7 at {top}", smooth[top]["stale2"][0] / smooth[top]["fixed:7"][0], ">=", 1.2)
+    margin = min(at["stale2"][0] - at["greedy"][0] for load, at in stairs.items() if load >= 16)
     add("staircase: stale2 - greedy, at the worst load from 16", margin, ">", 0.0)
-    budgets = [[run[load]["stale2"][1] for load in loads] for run in smooth]
-    add("loads at which the budget of stale2 rises", [float(sum(np.diff(one) >= 0)) for one in budgets], "==", 0.0)
+    budgets = [at["stale2"][1] for at in smooth.values()]
+    add("loads at which the budget of stale2 rises", float(sum(np.diff(budgets) >= 0)), "==", 0.0)
     return checks
 
 
@@ -276,7 +249,7 @@ def simulation_checks(
 
 
 def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
-    """Train the target of a seed and draw its text; its cross-entropy in each domain, in nats a token."""
+    """Train the target and draw its text; its cross-entropy in each domain, in nats a token."""
     import torch
 
     from ramify.methods.dspark.lab import Lab
@@ -319,7 +292,7 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
 
 
 def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
-    """The checks of ``verify-lossless`` on the pair of a seed, each with value, n, operator and threshold."""
+    """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
     from ramify.methods.dspark.lab import GIVEN, Lab
     from ramify.methods.dspark.lossless import verify
 
@@ -346,14 +319,9 @@ def first_token_law(search: Callable[[np.ndarray], int]) -> np.ndarray:
     return law
 
 
-def lossless_checks(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
-    """The pair's checks at their worst over seeds, and the example in which a search on this step's confidences is caught."""
-    checks = []
-    for at, one in enumerate(next(iter(found.values()), ())):
-        values = [records[at]["value"] for records in found.values()]
-        n = sum(records[at]["n"] for records in found.values())
-        worst = min(values) if one["op"] == ">" else max(values)
-        checks.append(Check(f"lossless, {one['name']}", worst, None, n, tuple(found), one["op"], one["threshold"]))
+def lossless_checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """The pair's checks, and the example in which a search on this step's confidences is caught, in closed form."""
+    checks = [_figure(f"lossless, {c['name']}", c["value"], c["n"], c["op"], c["threshold"]) for c in found]
     for name, search, op in (
         ("greedy", until_loss, "<"),
         ("a search on this step's confidences", lambda rate: int(np.argmax(rate)), ">"),
@@ -371,68 +339,41 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     if size not in SIZES:
         raise UserError(f"dspark has no size '{size}': there are quick and cpu")
     quick, counts = size == "quick", SIZES[size]
-    seeds = (0,)
     drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in COMPARED}
-    of = {name: seeds if name in COMPARED else seeds[:1] for name in drafters}
-    entropy = cells.map(target_cell, {f"target {s}": {"size": counts, "seed": s} for s in seeds})
-    plan = {f"{name} {s}": {"size": counts, "seed": s, "what": what} for name, what in drafters.items() for s in of[name]}
-    raw = cells.map(drafter_cell, plan)
-    found = {name: {str(s): {d: Rounds.from_json(r) for d, r in raw[f"{name} {s}"].items()} for s in seeds} for name in drafters}
-    checks = [
-        _over_seeds(f"target: cross-entropy, {d}", [entropy[f"target {s}"][d] for s in seeds], [{"n": 64}] * len(seeds), seeds)
-        for d in DOMAINS
-    ]
-    checks += acceptance_checks(found, quick)
+    of = {"size": counts, "seed": SEED}
+    entropy = cells.map(target_cell, {"target": of})["target"]
+    raw = cells.map(drafter_cell, {name: of | {"what": what} for name, what in drafters.items()})
+    found = {name: {d: Rounds.from_json(r) for d, r in raw[name].items()} for name in drafters}
+    checks = [_figure(f"target: cross-entropy, {d}", entropy[d], 64) for d in DOMAINS] + acceptance_checks(found, quick)
     if not quick:
-        checks += _rivals(cells, counts, seeds[:1])
-    exact = {"size": counts, "what": drafters["DSpark"], "draws": 10_000}
-    pairs = {} if quick else cells.map(lossless_cell, {f"lossless {s}": exact | {"seed": s} for s in seeds[:1]})
-    checks += _calibrated(cells, found["DSpark"], seeds, quick) + _scheduled(cells, found["DSpark"], counts, seeds)
-    return checks + lossless_checks({s: pairs[f"lossless {s}"] for s in seeds[:1] if pairs})
+        checks += _rivals(cells.map(rivals_cell, {"rivals": of})["rivals"], counts)
+    mixed = joined([found["DSpark"][domain] for domain in DOMAINS]).to_json()
+    heats = cells.map(calibration_cell, {f"calibration {heat}": {"rounds": mixed, "heat": heat} for heat in (1.0, 2.0)})
+    checks += calibration_checks(heats["calibration 1.0"], heats["calibration 2.0"], quick)
+    checks += _scheduled(cells, mixed, counts, quick)
+    if quick:
+        return checks + lossless_checks([])
+    exact = of | {"what": drafters["DSpark"], "draws": 10_000}
+    return checks + lossless_checks(cells.map(lossless_cell, {"lossless": exact})["lossless"])
 
 
-def _rivals(cells: Cells, counts: dict[str, Any], seeds: Sequence[int]) -> list[Check]:
+def _rivals(found: Mapping[str, Mapping[str, float]], counts: dict[str, Any]) -> list[Check]:
     """Tokens a pass of transformers' own ways, as they are."""
-    found = cells.map(rivals_cell, {f"rivals {s}": {"size": counts, "seed": s} for s in seeds})
-    runs = [found[f"rivals {s}"] for s in seeds]
-    checks = []
-    for name in runs[0]:
-        for domain in (*DOMAINS, "macro"):
-            values = [float(np.mean(list(run[name].values()))) if domain == "macro" else run[name][domain] for run in runs]
-            drawn = [{"n": counts["rivals"] * counts["tokens"]}] * len(seeds)
-            checks.append(_over_seeds(f"transformers, {name}: tokens a pass, {domain}", values, drawn, seeds))
-    return checks
+    drawn = counts["rivals"] * counts["tokens"]
+    return [
+        _figure(f"transformers, {name}: tokens a pass, {domain}", value, drawn)
+        for name, run in found.items()
+        for domain, value in (*run.items(), ("macro", np.mean(list(run.values()))))
+    ]
 
 
-def _mixed(by_domain: Mapping[str, Rounds]) -> dict[str, Any]:
-    """The rounds of all domains as one set."""
-    return joined([by_domain[domain] for domain in DOMAINS]).to_json()
-
-
-def _calibrated(cells: Cells, found: Mapping[str, Mapping[str, Rounds]], seeds: Sequence[int], quick: bool) -> list[Check]:
-    plan = {f"calibration {heat} {s}": {"rounds": _mixed(found[str(s)]), "heat": heat} for heat in (1.0, 2.0) for s in seeds}
-    done = cells.map(calibration_cell, plan)
-    plain, heated = ([done[f"calibration {heat} {s}"] for s in seeds] for heat in (1.0, 2.0))
-    return calibration_checks(plain, heated, seeds, quick)
-
-
-def _scheduled(
-    cells: Cells, found: Mapping[str, Mapping[str, Rounds]], counts: dict[str, Any], seeds: Sequence[int]
-) -> list[Check]:
+def _scheduled(cells: Cells, rounds: dict[str, Any], counts: dict[str, Any], quick: bool) -> list[Check]:
+    steps = counts["simulated"]
     plan = {
-        f"schedules {stair} {load} {s}": {
-            "rounds": _mixed(found[str(s)]),
-            "stair": stair,
-            "requests": load,
-            "steps": counts["simulated"],
-            "seed": s,
-        }
+        f"schedules {stair} {load}": {"rounds": rounds, "stair": stair, "requests": load, "steps": steps, "seed": SEED}
         for stair in (1, 16)
         for load in counts["loads"]
-        for s in seeds
     }
     done = cells.map(simulation_cell, plan)
-    smooth, stairs = (
-        [{load: done[f"schedules {stair} {load} {s}"] for load in counts["loads"]} for s in seeds] for stair in (1, 16)
-    )
-    return simulation_checks(smooth, stairs, seeds, counts["simulated"], quick="rivals" not in counts)
+    smooth, stairs = ({load: done[f"schedules {stair} {load}"] for load in counts["loads"]} for stair in (1, 16))
+    return simulation_checks(smooth, stairs, steps, quick)
