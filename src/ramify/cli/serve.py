@@ -15,7 +15,9 @@ from ramify.cli.common import RUNS, Json
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:
+    from ramify.model.chat import ChatTemplate
     from ramify.model.protocol import Model
+    from ramify.web.recording import Recorder
 
 app = typer.Typer(add_completion=False)
 
@@ -88,12 +90,8 @@ def serve(
     inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
-    recorder = None
-    if record:
-        from ramify.web.recording import Recorder
-
-        folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
-        recorder = Recorder(folder, {"model": model, "middleware": middleware or []}, getattr(inner, "template", None), redact)
+    settings = {"model": model, "middleware": middleware or []}
+    recorder = _recorder(record, settings, getattr(inner, "template", None), redact) if record else None
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health")
@@ -106,6 +104,14 @@ def serve(
         if recorder is not None:
             recorder.close()
     say("ramify: every request was answered; the server has ended")
+
+
+def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate | None, redact: bool) -> Recorder:
+    """The recorder into the run that ``record`` names: a folder, or a name below the runs."""
+    from ramify.web.recording import Recorder
+
+    folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
+    return Recorder(folder, settings, template, redact)
 
 
 def find_served(
