@@ -93,7 +93,7 @@ class Answer:
 
     async def _parts(self) -> AsyncGenerator[tuple[int, Part, list[Top]], None]:
         """What becomes sure of each choice; at the end all is counted and recorded."""
-        form, finished = self.form, False
+        form = self.form
         with self.places.take(len(self.replies)):
             await form.prepare()
             if not form.draws:
@@ -110,15 +110,14 @@ class Answer:
                             continue  # runners-up are known when the draw is whole
                         top = await self._tops(choice, piece.draw) if form.top and piece.draw is not None else []
                         yield choice, self.replies[choice].push(whole(piece.draw) if form.top and piece.draw else piece), top
-                await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
-                finished = True
             except Exception as error:
-                finished = True
                 await self._tell([reply.draw or error for reply in self.replies])
                 raise
-            finally:
-                if not finished:
-                    self._leave()
+            except (asyncio.CancelledError, GeneratorExit):
+                self._leave()
+                raise
+            # Whoever leaves while this waits is recorded all the same, once.
+            await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
         self._count()
 
     async def _tell(self, outcomes: Sequence[Draw | Exception]) -> None:

@@ -102,7 +102,7 @@ def _message(said: Said) -> Message:
     """A message as models take it: calls of an earlier reply are in its text, and in its data as OpenAI writes them."""
     text = said.content or ""
     if said.tool_calls:
-        calls = [call.model_dump() for call in said.tool_calls]
+        calls = [call.model_dump(exclude={"index"}) for call in said.tool_calls]
         return Message(said.role, joined_reply(text, calls), {"tool_calls": calls})
     data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else None
     return Message("system" if said.role == "developer" else said.role, text, data)

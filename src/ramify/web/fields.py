@@ -108,9 +108,10 @@ class FunctionCall(_Fields):
 
 
 class Call(_Fields):
-    """A tool call that an earlier reply made."""
+    """A tool call that an earlier reply made. ``index`` is what a client that put a stream together sends back."""
 
     id: str
+    index: int | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
