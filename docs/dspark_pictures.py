@@ -1,4 +1,7 @@
-"""Draw the pictures of docs/methods/dspark.md: python docs/dspark_pictures.py (from repro/dspark-cpu.json)."""
+"""Draw the pictures of docs/methods/dspark.md: python docs/dspark_pictures.py.
+
+From repro/dspark-cpu.json, the frontier from benchmarks/results/speculation_load.json.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,19 @@ def schedules(checks: Checks, kind: str, title: str) -> str:
     return curves_svg(drawn, title, "requests at once, as a power of 2", "times the best fixed length", percent=False)
 
 
+def frontier(table: dict[str, Any]) -> str:
+    """Measured throughput against the speed one request sees, a curve a schedule, a point a load."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for _, schedule, throughput, own, *_ in table["rows"]:
+        points.setdefault(schedule, []).append((float(own), float(throughput)))
+    drawn = [
+        Curve(name, *(list(axis) for axis in zip(*points[name], strict=True))) for name in ("plain", "fixed:7", "greedy", "stale2")
+    ]
+    return curves_svg(
+        drawn, "Measured frontier, 1 to 32 requests at once", "tokens a second one request sees", "tokens a second", percent=False
+    )
+
+
 def main() -> None:
     """Write the pictures."""
     report = json.loads((ROOT / "repro" / "dspark-cpu.json").read_text(encoding="utf-8"))
@@ -65,6 +81,8 @@ def main() -> None:
     pictures["calibration"] = calibration(checks)
     pictures["schedules"] = schedules(checks, "T = 64 + B", "Simulated throughput over the best fixed length")
     pictures["staircase"] = schedules(checks, "staircase of 16", "The same where a step's time rises every 16 tokens")
+    load = ROOT / "benchmarks" / "results" / "speculation_load.json"
+    pictures["frontier"] = frontier(json.loads(load.read_text(encoding="utf-8")))
     for name, picture in pictures.items():
         (IMAGES / f"dspark-{name}.svg").write_text(picture + "\n", encoding="utf-8")
         print(f"wrote dspark-{name}.svg")
