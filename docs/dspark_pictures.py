@@ -66,7 +66,8 @@ def frontier(table: dict[str, Any]) -> str:
     for _, schedule, throughput, own, *_ in table["rows"]:
         points.setdefault(schedule, []).append((float(own), float(throughput)))
     drawn = [
-        Curve(name, *(list(axis) for axis in zip(*points[name], strict=True))) for name in ("plain", "fixed:7", "greedy", "stale2")
+        Curve(name, *(list(axis) for axis in zip(*points[name], strict=True)))
+        for name in ("plain", "fixed:7", "greedy", "stale2")
     ]
     return curves_svg(
         drawn, "Measured frontier, 1 to 32 requests at once", "tokens a second one request sees", "tokens a second", percent=False
