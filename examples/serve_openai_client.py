@@ -6,9 +6,8 @@ import sys
 
 import openai
 
-with subprocess.Popen(
-    [sys.executable, "-m", "ramify.cli.main", "serve", "builtin", "--port=0", "--json"], stdout=subprocess.PIPE
-) as server:
+command = [sys.executable, "-m", "ramify.cli.main", "serve", "builtin", "--port=0", "--json"]
+with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
     client = openai.OpenAI(base_url=json.loads(server.stdout.readline())["url"], api_key="none")
     chat = [{"role": "user", "content": "go to the hall"}]
     for event in client.chat.completions.create(model="builtin", messages=chat, seed=1, stream=True):
