@@ -66,7 +66,7 @@ class _Watched(Speculator):
         super().__init__(drafter, schedule, first, law)
         self._referee = _Untimed()
         self.drawn: dict[Past, tuple[np.ndarray, np.ndarray]] = {}
-        """By past: the law said to be drawn from, and how often each token was drafted, [V] each."""
+        """By past: the sum of the laws said to be drawn from, and how often each token was drafted, [V] each."""
         self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
         """By past: the target's logits and the drafter's weights, [V] each, and the settings."""
 
@@ -75,9 +75,10 @@ class _Watched(Speculator):
         for k, weights in enumerate(self._weights):
             for row, block, q in zip(rows, tokens, weights, strict=True):
                 past = _past(row, block[:k])
-                if past not in self.drawn:
-                    self.drawn[past] = _whole(q).cpu().numpy(), np.zeros(len(q), np.int64)
-                self.drawn[past][1][block[k]] += 1
+                # A sum: a drafter may know more or less of the same past, so its law there need not be one.
+                expected, count = self.drawn.setdefault(past, (np.zeros(len(q)), np.zeros(len(q), np.int64)))
+                expected += _whole(q).cpu().numpy()
+                count[block[k]] += 1
         return tokens, confidence
 
     def _verify(
@@ -101,7 +102,7 @@ class _Watched(Speculator):
 
     def p_of_drafts(self) -> float:
         """Least p of the drafts' chi-squares against the laws kept, by past, times their number."""
-        found = [chi_square(count, law)[1] for law, count in self.drawn.values() if count.sum() >= OFTEN]
+        found = [chi_square(count, law / law.sum())[1] for law, count in self.drawn.values() if count.sum() >= OFTEN]
         return min(1.0, min(found, default=1.0) * len(found)) if found else 1.0
 
 
