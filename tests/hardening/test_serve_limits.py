@@ -176,10 +176,10 @@ def test_names_that_lead_here() -> None:
     with serving(make_guard(token=token, allowed=["Chat.Example"], probe="/echo")) as port:
         for host, headers, status in (
             ("chat.example:443", {"cookie": f"ramify_token={token}"}, 200),
-            ("evil.example", {"cookie": f"ramify_token={token}"}, 421),  # a page whose name was pointed here brings cookies,
-            ("evil.example", bearer, 200),  # and no token
-            ("evil.example", bearer | {"origin": "http://other.example"}, 403),
-            ("evil.example", {"authorization": f"Bearer {'x' * 20}"}, 421),
+            ("chat.example", bearer, 200),
+            ("chat.example", bearer | {"origin": "http://other.example"}, 403),
+            ("evil.example", {"cookie": f"ramify_token={token}"}, 421),
+            ("evil.example", bearer, 421),
             ("chat.example", {}, 401),
         ):
             answer = post(port, "/parse", {}, host=host, **headers)

@@ -169,6 +169,7 @@ def test_a_bind_beyond_this_machine_needs_a_token(folder: Path) -> None:
             assert get(port, f"/?token={wrong.encode('latin-1').hex()}")[0] == 401
         assert get(port, authorization=f"Bearer {TOKEN}")[0] == 200
         assert get(port, host="192.168.1.7:80", authorization=f"Bearer {TOKEN}")[0] == 200
+        assert get(port, host="evil.example", authorization=f"Bearer {TOKEN}")[0] == 421
         assert get(port, host="evil.example", cookie=f"ramify_token={TOKEN}")[0] == 421
         status, answer = get(port, f"//evil.example/?token={TOKEN}")
         head = answer.decode("latin-1").lower().split("\r\n")

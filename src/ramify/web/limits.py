@@ -152,9 +152,8 @@ class Guard:
     as ``?token=``, which sets the cookie. What passes has its whole body in one piece and ``seconds`` to be answered in; its answer
     carries ``headers``. A fault of the application is said in the terminal and never ends the server.
 
-    ``host`` is where the server is bound, ``allowed`` are further names that lead here (a proxy's, a service's); whoever shows the token
-    as Bearer may use any name, since a page of another site cannot. ``probe`` is a path whose GET asks for no name and no token.
-    ``answer`` turns a refusal into a response.
+    ``host`` is where the server is bound, ``allowed`` are further names that lead here (a proxy's, a service's); ``probe`` is a path
+    whose GET asks for no name and no token. ``answer`` turns a refusal into a response.
     """
 
     def __init__(
@@ -188,9 +187,8 @@ class Guard:
 
         try:
             probed = bool(self.probe) and (scope["method"], scope["path"]) == ("GET", self.probe)
-            bears = self._bears(scope["headers"])
-            self._check(scope["headers"], probed, bears)
-            if not probed and not bears and (shown := self._ask(scope)) is not None:
+            self._check(scope["headers"], probed)
+            if not probed and not self._bears(scope["headers"]) and (shown := self._ask(scope)) is not None:
                 await _last(shown, scope, receive, guarded)
                 return
             body = await self._body(receive, held)
@@ -219,12 +217,12 @@ class Guard:
         refused = RefusedError(503, "Too many connections; come again.", headers={"retry-after": "1"})
         await _last(self.answer(refused), scope, receive, send)
 
-    def _check(self, headers: list[tuple[bytes, bytes]], probed: bool, bears: bool) -> None:
+    def _check(self, headers: list[tuple[bytes, bytes]], probed: bool) -> None:
         given: dict[bytes, list[str]] = {}
         for name, value in headers:
             given.setdefault(name, []).append(value.decode("latin-1"))
         hosts, sizes = given.get(b"host", []), given.get(b"content-length", [])
-        if not probed and (len(hosts) != 1 or not (bears or self._is_ours(_without_port(hosts[0])))):
+        if not probed and (len(hosts) != 1 or not self._is_ours(_without_port(hosts[0]))):
             raise RefusedError(
                 421, "This server answers to its own address only: use the one it printed, or serve with --allow-host NAME."
             )

@@ -13,6 +13,8 @@ from ramify.methods.dspark.domains import TargetRecipe, make_target, tokenizer
 
 Call = Callable[..., tuple[int, str]]
 
+SMALL = ["--sequences", "18", "--length", "20", "--steps", "4", "--rows", "4", "--anchors", "4", "--layers", "1", "--block", "3"]
+
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
@@ -21,23 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     made = make_target(TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16), lambda line: None)
     made.save(folder / "target", tokenizer())
     target, out = f"hf:{folder / 'target'}", folder / "drafter"
-    settings = [
-        "--sequences",
-        "18",
-        "--length",
-        "20",
-        "--steps",
-        "4",
-        "--rows",
-        "4",
-        "--anchors",
-        "4",
-        "--layers",
-        "1",
-        "--block",
-        "3",
-    ]
-    assert main(["dspark", "train", target, "--out", str(out), *settings, "--json"]) == 0
+    assert main(["dspark", "train", target, "--out", str(out), *SMALL, "--json"]) == 0
     return target, out
 
 
@@ -54,27 +40,11 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 def test_training_again_goes_on_and_changes_nothing(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
     before = (out / "model.safetensors").read_bytes()
-    settings = [
-        "--sequences",
-        "18",
-        "--length",
-        "20",
-        "--steps",
-        "4",
-        "--rows",
-        "4",
-        "--anchors",
-        "4",
-        "--layers",
-        "1",
-        "--block",
-        "3",
-    ]
-    code, text = call("train", target, "--out", str(out), *settings, "--json")
+    code, text = call("train", target, "--out", str(out), *SMALL, "--json")
     assert code == 0
     assert json.loads(text)["step"] == 4
     assert (out / "model.safetensors").read_bytes() == before
-    code, text = call("train", target, "--out", str(out), *settings, "--seed", "7")
+    code, text = call("train", target, "--out", str(out), *SMALL, "--seed", "7")
     assert code == 2
     assert "text of another target or other prompts" in text
 
