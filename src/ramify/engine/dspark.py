@@ -123,7 +123,7 @@ class DSpark(Drafter):
     ) -> Drafts:
         """See :meth:`Drafter.draft`: one pass of the backbone, then the sequential head slot by slot.
 
-        Only ``depth`` slots run, which costs in proportion; the slots that are missing beside them change acceptance by a percent or so.
+        Only ``depth`` slots run, which costs in proportion; training always has the whole block, so a shorter one is accepted a little less.
         """
         c, R, stack = self.config, len(slots), self._ready()
         tile = block_tile(arena, c, slots, anchors, positions, depth)
