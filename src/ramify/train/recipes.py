@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,15 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
         vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False
     )
     raw.train_from_iterator(texts, trainer)
+    return HfTokenizer(raw)
+
+
+def word_tokenizer(words: Iterable[str], unknown: str) -> HfTokenizer:
+    """One token a word, words apart by spaces; any other word is taken for ``unknown``, one of ``words``."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return HfTokenizer(raw)
 
 
@@ -177,12 +186,8 @@ class ChainRecipe(Config):
 
 def chain_tokenizer(mod: int) -> HfTokenizer:
     """One token a word: the numbers up to ``mod``, the words of a chain, and ``<end>``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["<end>", *map(str, range(mod + 1)), *chain.OPERATORS, "=", ";", "start", "mod", "answer", *FILLERS]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<end>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return HfTokenizer(raw)
+    numbers = map(str, range(mod + 1))
+    return word_tokenizer(["<end>", *numbers, *chain.OPERATORS, "=", ";", "start", "mod", "answer", *FILLERS], "<end>")
 
 
 def chain_reply(task: Task, rng: np.random.Generator) -> str:
@@ -255,12 +260,21 @@ RECIPES: dict[str, tuple[Config, Make]] = {
 def cached(name: str, recipe: Config | None = None, report: Callable[[str], None] = print) -> Path:
     """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash."""
     default, make = RECIPES[name]
-    recipe = recipe or default
-    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
-    folder = root / "recipes" / f"{name}-{json_hash(recipe.model_dump())}"
+    return kept(name, recipe or default, make, report)
+
+
+def kept(name: str, recipe: Config, make: Make, report: Callable[[str], None] = lambda line: None) -> Path:
+    """Folder of the checkpoint that ``make`` makes of ``recipe``; trained on first use, then found by content hash."""
+    folder = place(name, recipe.model_dump())
     if not (folder / "recipe.json").exists():
         write(folder, recipe, *make(recipe, report))
     return folder
+
+
+def place(name: str, decided: Mapping[str, Any]) -> Path:
+    """Folder, which need not exist yet, of what ``decided`` decides: under ``$RAMIFY_CACHE``, else ``~/.cache/ramify``."""
+    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
+    return root / "recipes" / f"{name}-{json_hash(decided)}"
 
 
 def write(folder: Path, recipe: Config, model: TinyLM, tokenizer: HfTokenizer) -> None:

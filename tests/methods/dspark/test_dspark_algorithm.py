@@ -15,17 +15,16 @@ from ramify.methods.dspark.algorithm import (
     StepCosts,
     accepted_length,
     calibration,
-    calibration_error,
-    calibration_floor,
     conditional_acceptance,
     expected_length,
     joined,
     logits_of,
-    ranking_quality,
     sequential_temperatures,
     simulate,
     survival,
 )
+from ramify.stats.calibration import calibration_error, calibration_floor
+from ramify.stats.ranking import auroc
 
 
 def make(n: int, confidence: np.ndarray | None = None, seed: int = 0, alpha: float = 0.8, block: int = 7) -> Rounds:
@@ -79,8 +78,8 @@ def test_joined_rounds_keep_their_prompts_apart() -> None:
 def test_calibration_error_and_ranking_by_hand() -> None:
     p, y = np.array([0.1, 0.1, 0.9, 0.9]), np.array([0, 0, 1, 0])
     assert calibration_error(p, y) == pytest.approx((0.2 + 0.8) / 4)
-    assert ranking_quality(p, y) == pytest.approx((2 + 0.5) / 3)
-    assert np.isnan(ranking_quality(p, np.ones(4)))
+    assert auroc(p, y) == pytest.approx((2 + 0.5) / 3)
+    assert auroc(p, np.ones(4)) is None
     assert np.isnan(calibration_error(p[:0], y[:0]))
     assert calibration_error(np.array([1.0]), np.array([1])) == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ramify.cli.main import main
-from ramify.methods.dspark.domains import TargetRecipe, make_target, tokenizer
+from ramify.methods.dspark.domains import TargetRecipe, make_target
 
 Call = Callable[..., tuple[int, str]]
 
@@ -20,8 +20,8 @@ SMALL = ["--sequences", "18", "--length", "20", "--steps", "4", "--rows", "4", "
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A target that hardly learned anything, and a drafter trained on its text for a moment."""
     folder = tmp_path_factory.mktemp("dspark")
-    made = make_target(TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16), lambda line: None)
-    made.save(folder / "target", tokenizer())
+    made, words = make_target(TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16), lambda line: None)
+    made.save(folder / "target", words)
     target, out = f"hf:{folder / 'target'}", folder / "drafter"
     assert main(["dspark", "train", target, "--out", str(out), *SMALL, "--json"]) == 0
     return target, out

@@ -24,7 +24,7 @@ _HOMES = {
     "train": "run",
     "record": "measure",
     "compare": "bench",
-    "verify": "lossless",
+    "verify": "run",
 }
 
 __all__ = ["NEEDS", *_HOMES]

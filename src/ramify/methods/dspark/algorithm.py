@@ -14,9 +14,9 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.engine.schedules import Costs, Schedule
+from ramify.stats.calibration import calibration_error, calibration_floor, standard_error
+from ramify.stats.ranking import auroc
 
-BINS = 20
-"""Equal-width bins of the calibration error, as in the authors' repository."""
 GRID = np.exp(np.linspace(np.log(0.25), np.log(8.0), 61))
 """Temperatures that are tried (derived: the paper names no grid)."""
 
@@ -124,34 +124,6 @@ def expected_length(alpha: float, block: int) -> float:
 # -- calibration (section 3.3.1 of the paper)
 
 
-def calibration_error(p: np.ndarray, y: np.ndarray, bins: int = BINS) -> float:
-    """ECE of probabilities ``p`` for labels ``y``, both [N], over equal-width bins; nan of nothing."""
-    if not len(p):
-        return float("nan")
-    gap = np.bincount(_bin(p, bins), weights=p - y, minlength=bins)
-    return float(np.abs(gap).sum() / len(p))
-
-
-def _bin(p: np.ndarray, bins: int) -> np.ndarray:
-    return np.asarray(np.minimum((p * bins).astype(int), bins - 1))
-
-
-def calibration_floor(p: np.ndarray, draws: int = 200, seed: int = 0, bins: int = BINS) -> float:
-    """ECE that a perfectly calibrated predictor of these ``p`` [N] would show: the mean over labels drawn from ``p`` itself."""
-    rng = np.random.Generator(np.random.Philox(seed))
-    return float(np.mean([calibration_error(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
-
-
-def ranking_quality(p: np.ndarray, y: np.ndarray) -> float:
-    """AUROC: probability that a label of 1 has a higher ``p`` than one of 0, ties half; nan where one of them is missing."""
-    ones = int(y.sum())
-    if not 0 < ones < len(y):
-        return float("nan")
-    _, inverse, counts = np.unique(p, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # the mean rank of ties
-    return float((ranks[y.astype(bool)].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
-
-
 def logits_of(confidence: np.ndarray) -> np.ndarray:
     """z with sigma(z) = c; probabilities of 0 and 1 are taken for 1e-7 from it."""
     c = np.clip(confidence.astype(np.float64), 1e-7, 1 - 1e-7)
@@ -163,7 +135,7 @@ def survival(logits: np.ndarray, temperatures: np.ndarray | float = 1.0) -> np.n
     return np.cumprod(1 / (1 + np.exp(-logits / temperatures)), axis=1)
 
 
-def sequential_temperatures(logits: np.ndarray, rounds: Rounds, bins: int = BINS) -> np.ndarray:
+def sequential_temperatures(logits: np.ndarray, rounds: Rounds) -> np.ndarray:
     """T_k, float [G], fitted left to right: T_k makes the survival at k calibrated, with the earlier ones as they are.
 
     Of the grid the temperature nearest 1 is taken whose calibration error is within one standard error of the least: a single least
@@ -177,20 +149,12 @@ def sequential_temperatures(logits: np.ndarray, rounds: Rounds, bins: int = BINS
         if seen.any():
             y = rounds.survived[seen, k]
             tried = [before[seen] / (1 + np.exp(-logits[seen, k] / t)) for t in GRID]
-            errors = np.array([calibration_error(p, y, bins) for p in tried])
+            errors = np.array([calibration_error(p, y) for p in tried])
             least = int(errors.argmin())
-            limit = errors[least] + _standard_error(tried[least], y, bins)
+            limit = errors[least] + standard_error(tried[least], y)
             found[k] = next(GRID[i] for i in nearest if errors[i] <= limit)
         before = before / (1 + np.exp(-logits[:, k] / found[k]))
     return found
-
-
-def _standard_error(p: np.ndarray, y: np.ndarray, bins: int) -> float:
-    """Of the calibration error: bins are independent, the labels of one vary by its own rate."""
-    which = _bin(p, bins)
-    n = np.bincount(which, minlength=bins)
-    rate = np.bincount(which, weights=y, minlength=bins) / np.maximum(n, 1)
-    return float(np.sqrt((n * rate * (1 - rate)).sum()) / len(p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +167,8 @@ class Calibration:
     """ECE."""
     floor: float
     """ECE of a perfect predictor of as many rounds."""
-    ranking: float
-    """AUROC."""
+    ranking: float | None
+    """AUROC; None where all labels are alike."""
 
 
 def calibration(logits: np.ndarray, rounds: Rounds, temperatures: np.ndarray | float = 1.0) -> list[Calibration]:
@@ -214,8 +178,26 @@ def calibration(logits: np.ndarray, rounds: Rounds, temperatures: np.ndarray | f
         seen = rounds.judged[:, k]
         if seen.any():
             p, y = a[seen, k], rounds.survived[seen, k]
-            found.append(Calibration(k + 1, len(p), calibration_error(p, y), calibration_floor(p, seed=k), ranking_quality(p, y)))
+            found.append(Calibration(k + 1, len(p), calibration_error(p, y), calibration_floor(p, seed=k), auroc(p, y)))
     return found
+
+
+def halves(rounds: Rounds) -> tuple[Rounds, Rounds]:
+    """Rounds of even and of odd prompts: to fit on, and to test on."""
+    return rounds.pick(rounds.prompt % 2 == 0), rounds.pick(rounds.prompt % 2 == 1)
+
+
+def scaled(rounds: Rounds, heat: float = 1.0) -> tuple[np.ndarray, list[Calibration], list[Calibration]]:
+    """Temperatures [G] fitted on one half with confidence logits times ``heat``; the other half's calibration without and with them.
+
+    Raises UserError where a half has no rounds.
+    """
+    fit, test = halves(rounds)
+    if not len(fit) or not len(test):
+        raise UserError(f"{len(rounds)} rounds are too few for two halves: give more prompts")
+    found = sequential_temperatures(heat * logits_of(fit.confidence), fit)
+    z = heat * logits_of(test.confidence)
+    return found, calibration(z, test), calibration(z, test, found)
 
 
 # -- schedules on recorded rounds (section 4.2 of the paper without an engine)

@@ -7,7 +7,6 @@ continuations that share tokens: a drafter that cannot see which one it has begu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ramify.base.config import Config
-from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 
 if TYPE_CHECKING:
@@ -173,25 +171,19 @@ class TargetRecipe(Config):
 
 def tokenizer() -> HfTokenizer:
     """One token a word, words apart by spaces."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from ramify.train.recipes import word_tokenizer
 
-    from ramify.model.tokenizer import HfTokenizer
-
-    raw = Tokenizer(models.WordLevel(dict(ID), unk_token=END))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return HfTokenizer(raw)
+    return word_tokenizer(TOKENS, END)
 
 
-def target_folder(recipe: TargetRecipe, report: Callable[[str], None] = lambda line: None) -> Path:
+def target_folder(recipe: TargetRecipe) -> Path:
     """Checkpoint of the target that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
-    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
-    folder = root / "recipes" / f"dspark-{json_hash(recipe.model_dump())}"
-    if not (folder / "config.json").is_file():
-        make_target(recipe, report).save(folder, tokenizer())
-    return folder
+    from ramify.train.recipes import kept
+
+    return kept("dspark", recipe, make_target)
 
 
-def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> TinyLM:
+def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> tuple[TinyLM, HfTokenizer]:
     """Qwen3's shape at a width of 96 (0.47 M weights with 4 layers), trained on rows of the three domains by turns."""
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify.train.batch import Row
@@ -217,4 +209,4 @@ def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> TinyLM:
         for i in range(min(n, 12_000))
     ]
     fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
-    return model.eval()
+    return model, tokenizer()

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ramify.base.ids import json_hash
-from ramify.engine.drafter_files import for_target, load_drafter, save_drafter
+from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import domains
 from ramify.methods.dspark.algorithm import Rounds
 from ramify.methods.dspark.measure import record
-from ramify.methods.dspark.training import DrafterTraining, regenerate, train_drafter
+from ramify.methods.dspark.run import Target, TrainOptions, train
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row
+from ramify.train.drafters import kept_text
+from ramify.train.recipes import fit, place
 
-BLOCK = 7
 START, GIVEN = 8, 24
 """Tokens of a prompt in training and in measurement."""
 
@@ -45,43 +44,30 @@ class Lab:
         """The target on the engine. No prompt is drawn from twice, so nothing is kept of them."""
         return LocalModel.load(self.folder, cache_bytes=0)
 
-    def _kept(self, what: str, **decided: Any) -> Path:
-        root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
-        decided |= {"target": self.recipe.model_dump()}
-        return root / "recipes" / f"dspark-{what}-{json_hash(decided)}"
+    def _place(self, what: str, **decided: Any) -> Path:
+        return place(f"dspark-{what}", decided | {"target": self.recipe.model_dump()})
 
     def text(self, sequences: int) -> list[Row]:
         """Rows of the target's own text behind starts of the three domains, by turns; drawn tokens count.
 
         The few rows in which it drew the mask token, which it never saw, are left out.
         """
-        file = self._kept("text", sequences=sequences, length=self.recipe.length) / "rows.npy"
-        if not file.is_file():
-            each = [domains.prompts(domain, sequences // 3, START, self.seed, "train") for domain in domains.DOMAINS]
-            starts = [prompt for three in zip(*each, strict=True) for prompt in three]
-            rows = asyncio.run(
-                regenerate(self.model, starts, Sampling(max_tokens=self.recipe.length), self.seed, self.recipe.length)
-            )
-            whole = np.full((len(rows), self.recipe.length), -1, np.int32)
-            for i, row in enumerate(rows):
-                whole[i, : len(row.tokens)] = row.tokens
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file.with_suffix(".part.npy"), whole, allow_pickle=False)
-            file.with_suffix(".part.npy").replace(file)
-        known = [row[row >= 0] for row in np.load(file, allow_pickle=False)]
-        return [Row(row, np.arange(len(row)) >= START) for row in known if domains.ID[domains.MASK] not in row]
+        each = [domains.prompts(domain, sequences // 3, START, self.seed, "train") for domain in domains.DOMAINS]
+        starts = [prompt for three in zip(*each, strict=True) for prompt in three]
+        length = self.recipe.length
+        folder = self._place("text", sequences=sequences, length=length)
+        rows = kept_text(self.model, starts, Sampling(max_tokens=length), self.seed, folder, length)
+        return [row for row in rows if domains.ID[domains.MASK] not in row.tokens]
 
     def drafter(self, what: dict[str, Any]) -> Drafter:
-        """The drafter that ``what`` (kind, shape, ``sequences``, and fields of the training) describes."""
-        training = DrafterTraining(**{k: v for k, v in what.items() if k in DrafterTraining.model_fields}, seed=self.seed)
+        """The drafter that ``what``, fields of TrainOptions, describes; trained on first use."""
+        options = TrainOptions(**what, seed=self.seed)
         shape = {name: what[name] for name in ("layers", "rank", "head") if name in what}
-        folder = self._kept("drafter", training=training.model_dump(), kind=what["kind"], sequences=what["sequences"], **shape)
+        training = options.training().model_dump()
+        folder = self._place("drafter", training=training, kind=options.kind, sequences=options.sequences, **shape)
         if not (folder / "config.json").is_file():
-            made = for_target(
-                self.model.module, what["kind"], block=BLOCK, mask_token=domains.ID[domains.MASK], seed=self.seed, **shape
-            )
-            train_drafter(made, self.model, self.text(what["sequences"]), training, folder)
-            save_drafter(made, folder)
+            target = Target(f"hf:{self.folder}", self.model, None)
+            train(target, self.text(options.sequences), options, folder, mask=domains.ID[domains.MASK])
         return load_drafter(folder, self.model.module)
 
     def rounds(self, drafter: Drafter, prompts: int, tokens: int) -> dict[str, Rounds]:
@@ -94,11 +80,7 @@ class Lab:
 
     def assistant(self, sequences: int, steps: int) -> Path:
         """A model of one layer trained on the target's text: what assisted generation drafts with."""
-        from dataclasses import replace
-
-        from ramify.train.recipes import fit
-
-        folder = self._kept("assistant", sequences=sequences, steps=steps, seed=self.seed)
+        folder = self._place("assistant", sequences=sequences, steps=steps, seed=self.seed)
         if not (folder / "config.json").is_file():
             target: Any = self.model.module
             small = TinyLM(replace(target.config, layers=1), self.seed)

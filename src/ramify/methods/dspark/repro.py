@@ -15,10 +15,11 @@ from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_
 from ramify.methods.dspark.algorithm import (
     Rounds,
     StepCosts,
-    calibration,
     conditional_acceptance,
+    halves,
     joined,
     logits_of,
+    scaled,
     sequential_temperatures,
     simulate,
 )
@@ -144,27 +145,19 @@ def acceptance_checks(found: Measured, quick: bool) -> list[Check]:
 # -- calibration
 
 
-def halves(rounds: Rounds) -> tuple[Rounds, Rounds]:
-    """Rounds of even and of odd prompts."""
-    return rounds.pick(rounds.prompt % 2 == 0), rounds.pick(rounds.prompt % 2 == 1)
-
-
 def calibration_cell(rounds: dict[str, Any], heat: float) -> dict[str, Any]:
     """Temperatures fitted on half of the rounds with confidence logits times ``heat``, and the errors of the other half.
 
     Means over positions: before (with the heat), after, the floor, AUROC; and the temperatures.
     """
-    fit, test = halves(Rounds.from_json(rounds))
-    found = sequential_temperatures(heat * logits_of(fit.confidence), fit)
-    z = heat * logits_of(test.confidence)
-    before, after = calibration(z, test), calibration(z, test, found)
+    found, before, after = scaled(Rounds.from_json(rounds), heat)
     return {
         "temperatures": found.tolist(),
         "before": [one.error for one in before],
         "after": [one.error for one in after],
         "floor": [one.floor for one in after],
         "ranking": [one.ranking for one in after],
-        "n": len(test),
+        "n": after[0].n,
     }
 
 
@@ -176,7 +169,7 @@ def calibration_checks(plain: dict[str, Any], heated: dict[str, Any], quick: boo
             title = f"calibration, {name}: error {shown}"
             checks.append(_figure(title, np.mean(cell[key]), cell["n"]))
             checks += [_figure(f"{title}, position {k + 1}", cell[key][k], cell["n"]) for k in (() if quick else range(BLOCK))]
-        checks.append(_figure(f"calibration, {name}: AUROC", np.nanmean(cell["ranking"]), cell["n"]))
+        checks.append(_figure(f"calibration, {name}: AUROC", np.nanmean(np.array(cell["ranking"], float)), cell["n"]))
     left = np.mean(heated["after"]) / np.mean(heated["before"])
     limit = 0.8 if quick else 0.5
     checks.append(_figure("calibration, logits doubled: error after over before", left, heated["n"], "<=", limit))
@@ -293,8 +286,8 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
 
 def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
     """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
+    from ramify.engine.lossless import verify
     from ramify.methods.dspark.lab import GIVEN, Lab
-    from ramify.methods.dspark.lossless import verify
 
     lab = Lab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]

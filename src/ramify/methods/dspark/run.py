@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,27 +14,23 @@ from pydantic import Field
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
-from ramify.base.ids import json_hash
+from ramify.engine import lossless
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.drafter_files import for_target, load_drafter, save_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
+from ramify.engine.profile import FILE, Profile
 from ramify.methods.dspark import prompts
-from ramify.methods.dspark.algorithm import (
-    accepted_length,
-    calibration,
-    conditional_acceptance,
-    logits_of,
-    sequential_temperatures,
-)
+from ramify.methods.dspark.algorithm import accepted_length, conditional_acceptance, scaled
 from ramify.methods.dspark.measure import record
-from ramify.methods.dspark.training import DrafterTraining, regenerate, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling
+from ramify.stats.checks import Check
 from ramify.train.batch import Row
+from ramify.train.drafters import DrafterTraining, kept_text, train_drafter, unused_token
 
-TEXT, CALIBRATION = "text.npy", "calibration.json"
-"""Files beside a drafter: the target's text it was trained on, and how well its confidences are calibrated."""
+CALIBRATION = "calibration.json"
+"""File beside a drafter: how well its confidences are calibrated."""
 
 
 class TrainOptions(DrafterTraining):
@@ -130,30 +125,24 @@ def make(target: Target, options: TrainOptions, mask_token: int) -> Drafter:
 
 def text(target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path) -> list[Row]:
     """What the target writes after each of ``given``, kept in ``folder`` so that it is drawn once. Raises UserError on another one's text."""
-    what = json_hash(
-        [target.model.identity.weights, options.length, options.temperature, options.seed, [one.tolist() for one in given]]
-    )
-    file, about = folder / TEXT, folder / "text.json"
-    if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("what") == what:
-        known = np.load(file, allow_pickle=False)
-        return [Row(one[1 : 1 + n], np.arange(n) >= one[0]) for one in known for n in [int((one[1:] >= 0).sum())]]
-    if about.is_file():
-        raise UserError(f"{file} is text of another target or other prompts; remove it or choose another folder")
     settings = Sampling(temperature=options.temperature, max_tokens=options.length)
-    rows = asyncio.run(regenerate(target.model, given, settings, options.seed))
-    whole = np.full((len(rows), 1 + max(len(row.tokens) for row in rows)), -1, np.int32)
-    for i, row in enumerate(rows):
-        whole[i, 0], whole[i, 1 : 1 + len(row.tokens)] = len(given[i]), row.tokens
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "part.npy", whole, allow_pickle=False)
-    (folder / "part.npy").replace(file)
-    write_whole(about, json.dumps({"what": what}) + "\n")
-    return rows
+    return kept_text(target.model, given, settings, options.seed, folder)
 
 
-def train(target: Target, rows: Sequence[Row], options: TrainOptions, out: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped goes on. The last losses, and what was made."""
-    mask = unused_token(rows, target.model.forward.vocab)
+def train(
+    target: Target,
+    rows: Sequence[Row],
+    options: TrainOptions,
+    out: Path,
+    report: Callable[[str], None] = lambda line: None,
+    mask: int | None = None,
+) -> dict[str, Any]:
+    """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped goes on. The last losses, and what was made.
+
+    ``mask``: the mask token; None takes one that occurs in no row.
+    """
+    if mask is None:
+        mask = unused_token(rows, target.model.forward.vocab)
     drafter = make(target, options, mask)
     records = train_drafter(drafter, target.model, rows, options.training(), out, report)
     save_drafter(drafter, out)
@@ -172,19 +161,13 @@ def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], setting
 
     drafter.temperatures = torch.ones_like(drafter.temperatures)
     rounds = record(target.model, drafter, given, settings, seed)
-    fit, test = (rounds.pick(rounds.prompt % 2 == half) for half in (0, 1))
-    if not len(fit) or not len(test):
-        raise UserError(f"{len(given)} prompts gave {len(rounds)} rounds, too few for two halves: give more prompts")
-    found = sequential_temperatures(logits_of(fit.confidence), fit)
-    z = logits_of(test.confidence)
-    before, after = calibration(z, test), calibration(z, test, found)
+    found, before, after = scaled(rounds)
     drafter.temperatures = torch.tensor(found, dtype=torch.float32)
     save_drafter(drafter, folder)
-    acceptance = conditional_acceptance(rounds)
     report = {
         "rounds": len(rounds),
         "tokens a pass": accepted_length(rounds),
-        "acceptance": [float(value) for value in acceptance],
+        "acceptance": conditional_acceptance(rounds).tolist(),
         "temperatures": found.tolist(),
         "before": [asdict(one) for one in before],
         "after": [asdict(one) for one in after],
@@ -192,6 +175,13 @@ def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], setting
     finite: dict[str, Any] = json.loads(json.dumps(report), parse_constant=lambda name: None)  # nan is no JSON
     write_whole(folder / CALIBRATION, json.dumps(finite, indent=1) + "\n")
     return finite
+
+
+def verify(target: Target, folder: Path, given: Sequence[np.ndarray], seed: int, draws: int) -> tuple[bool, list[Check]]:
+    """The checks of :func:`ramify.engine.lossless.verify` on the drafter in ``folder``; whether its profile was used."""
+    costs = Profile.load(folder) if (folder / FILE).is_file() else None
+    checks = lossless.verify(target.model, load_drafter(folder, target.model.module), given, seed, draws, costs=costs)
+    return costs is not None, checks
 
 
 def __getattr__(name: str) -> Any:

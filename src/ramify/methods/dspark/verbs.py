@@ -10,6 +10,7 @@ import typer
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.engine import lossless
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
 from ramify.methods.dspark import run
@@ -243,16 +244,11 @@ def verify_lossless(
 
     greedy and stale2 run under the drafter's profile where it has one.
     """
-    from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.lossless import verdict, verify
-
     opened = Target.open(target)
-    made = load_drafter(drafter, opened.model.module)
-    costs = Profile.load(drafter) if (drafter / FILE).is_file() else None
-    checks = verify(opened.model, made, opened.prompts(prompts, n, raw, seed, "test"), seed, draws, costs=costs)
+    profiled, checks = run.verify(opened, drafter, opened.prompts(prompts, n, raw, seed, "test"), seed, draws)
     passed = all(one.status == "pass" for one in checks)
-    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if costs else 'made-up costs'})"
-    shown = table(["check", "value", "must be", "n", "status"], verdict(checks), title)
+    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
+    shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
     if not passed:
         raise typer.Exit(EXIT_FAILED)

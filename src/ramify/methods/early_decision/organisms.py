@@ -7,16 +7,13 @@ a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin fo
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ramify.base.config import Config
-from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 
 if TYPE_CHECKING:
@@ -185,25 +182,25 @@ class OrganismRecipe(Config):
 
 def tokenizer() -> HfTokenizer:
     """One token a word."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from ramify.train.recipes import word_tokenizer
 
-    from ramify.model.tokenizer import HfTokenizer
-
-    raw = Tokenizer(models.WordLevel(dict(ID), unk_token=WORDS[-1]))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return HfTokenizer(raw)
+    return word_tokenizer(WORDS, WORDS[-1])
 
 
 def organism(recipe: OrganismRecipe) -> TinyLM:
     """The model that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
+    from ramify.engine.tiny import TinyLM
+    from ramify.train.recipes import kept
+
+    return TinyLM.load(kept("early-decision", recipe, make_organism)).eval()
+
+
+def make_organism(recipe: OrganismRecipe, report: Callable[[str], None]) -> tuple[TinyLM, HfTokenizer]:
+    """Imitate drawn lessons."""
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify.train.batch import Row
     from ramify.train.recipes import fit
 
-    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
-    folder = root / "recipes" / f"early-decision-{json_hash(recipe.model_dump())}"
-    if (folder / "config.json").is_file():
-        return TinyLM.load(folder)
     rows = []
     for i in range(recipe.examples):
         one = lesson(recipe, generator(recipe.seed, "organism", recipe.kind, i))
@@ -217,6 +214,5 @@ def organism(recipe: OrganismRecipe) -> TinyLM:
         VOCAB, recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, qk_norm=False, eos=(ID[END],)
     )
     model = TinyLM(shape, recipe.seed)
-    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, lambda line: None)
-    model.save(folder, tokenizer())
-    return model.eval()
+    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
+    return model, tokenizer()

@@ -5,9 +5,11 @@ Axis legend: B sequences, T tokens, A anchors, K slots of a block, D width, m ta
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ from ramify.train.batch import Row
 from ramify.train.checkpoint import pack, unpack
 from ramify.train.loop import TrainConfig, Trainer
 
-CHECKPOINT = "training.safetensors"
-"""File in the output folder from which a stopped training goes on."""
+CHECKPOINT, TEXT = "training.safetensors", "text.safetensors"
+"""Files in the output folder: the state from which a stopped training goes on, and the target's text."""
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
 
@@ -73,8 +75,6 @@ async def regenerate(
     ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the draw either way. Raises UserError on a prompt that
     leaves no room for two drawn tokens, which a drafter needs.
     """
-    import asyncio
-    from dataclasses import replace
 
     async def row(i: int, prompt: np.ndarray) -> Row:
         room = target.context - len(prompt) if length is None else min(length, target.context) - len(prompt)
@@ -87,6 +87,26 @@ async def regenerate(
         return Row(np.concatenate((np.asarray(prompt, np.int32), drawn)), mask)
 
     return list(await asyncio.gather(*(row(i, prompt) for i, prompt in enumerate(prompts))))
+
+
+def kept_text(
+    target: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, seed: int, folder: Path, length: int | None = None
+) -> list[Row]:
+    """What :func:`regenerate` draws, kept in ``folder`` so that it is drawn once. Raises UserError where another text is kept there."""
+    file = folder / TEXT
+    what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
+    if file.is_file():
+        tensors, record = unpack(file.read_bytes())
+        if record.get("what") != what:
+            raise UserError(f"{file} is text of another target or other prompts; remove it or choose another folder")
+        ends = np.cumsum(tensors["lengths"].numpy())
+        rows = np.split(tensors["tokens"].numpy(), ends[:-1])
+        return [Row(row, np.arange(len(row)) >= len(prompt)) for row, prompt in zip(rows, prompts, strict=True)]
+    made = asyncio.run(regenerate(target, prompts, settings, seed, length))
+    tokens = torch.from_numpy(np.concatenate([row.tokens for row in made]))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(file, pack({"tokens": tokens, "lengths": torch.tensor([len(row.tokens) for row in made])}, {"what": what}))
+    return made
 
 
 def unused_token(rows: Sequence[Row], vocab: int) -> int:

@@ -17,7 +17,9 @@ from ramify.engine.drafter_files import for_target
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.dspark.training import (
+from ramify.model.protocol import Sampling
+from ramify.train.batch import Row
+from ramify.train.drafters import (
     CHECKPOINT,
     DrafterTraining,
     block_loss,
@@ -26,8 +28,6 @@ from ramify.methods.dspark.training import (
     train_drafter,
     unused_token,
 )
-from ramify.model.protocol import Sampling
-from ramify.train.batch import Row
 
 MASK = 23
 
