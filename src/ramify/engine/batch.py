@@ -18,11 +18,14 @@ from ramify.engine.forward import Forward, Tile, padded, threads_for
 from ramify.engine.rows import Row
 from ramify.engine.sampling import Picked, pick
 from ramify.engine.seats import Seats
+from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import Tap
 from ramify.model.protocol import Tokenizer
 
 CHUNK = 64
 """Most prompt tokens of one row in a tile."""
+RECALL = 4 * CHUNK
+"""Most tokens of all rows in a tile that runs for their features."""
 FEW = 4
 """A row with at most so many tokens to catch up rides along in the tile of all rows."""
 
@@ -52,25 +55,42 @@ class Batch:
 
     def _propose(self, arena: Arena) -> list[list[int]]:
         """Drafts for every row, none for most reasons: taps, tokens to catch up, forks that wait for this row's next token."""
-        rows = self.seats.rows
+        rows, speculator = self.seats.rows, self.speculator
         drafts: list[list[int]] = [[] for _ in rows]
-        if self.speculator is not None:
+        if speculator is not None:
             able = [
                 slot
                 for slot, row in enumerate(rows)
                 if row.pending == 1 and row.group.taps is None and (row.logprobs or not row.group.jobs)
             ]
-            with threads_for(len(able) * self.speculator.block * self.forward.weights):
-                for slot, draft in zip(able, self.speculator.propose(arena, [rows[slot] for slot in able], able), strict=True):
+            if depth := speculator.depth([rows[slot] for slot in able]):
+                self._recall(arena, able, speculator)
+                with threads_for(len(able) * speculator.block * self.forward.weights):
+                    made = speculator.propose(arena, [rows[slot] for slot in able], able, depth)
+                for slot, draft in zip(able, made, strict=True):
                     drafts[slot] = draft
         return drafts
 
+    def _recall(self, arena: Arena, slots: Sequence[int], speculator: Speculator) -> None:
+        """Run again what steps without drafts have computed of these rows, for its features. Keys and values come out the same."""
+        rows = self.seats.rows
+        missing = [(slot, p) for slot in slots if (kept := rows[slot].kept) for p in range(kept.featured, rows[slot].computed)]
+        for at in range(0, len(missing), RECALL):  # whole tiles but for the last, whose padding lies past the end of its row
+            owners, where = zip(*missing[at : at + RECALL], strict=True)
+            tokens = [rows[slot].tokens[p] for slot, p in zip(owners, where, strict=True)]
+            tile = Tile(arena, self.forward.kv_heads, tokens, where, owners)
+            self.forward.hidden(tile, speculator.watch(arena, tile))
+            self._count(tile)
+        for slot, p in missing:
+            _book(rows[slot], p, 1)
+        speculator.stats.recalled += len(missing)
+
     # -- tiles
 
-    def _tap(self, arena: Arena, tile: Tile, rows: Sequence[Row], positions: Sequence[int]) -> Tap | None:
-        """What the tile runs under: taps of its entries' ``rows``, and the features that go to the drafter."""
+    def _tap(self, arena: Arena, tile: Tile, rows: Sequence[Row], positions: Sequence[int], watched: bool) -> Tap | None:
+        """What the tile runs under: taps of its entries' ``rows``, and, where ``watched``, the features that go to the drafter."""
         tapped = [(m, row.group.taps, row.states) for m, row in enumerate(rows) if row.group.taps is not None]
-        watch = self.speculator.watch(arena, tile) if self.speculator else None
+        watch = self.speculator.watch(arena, tile) if self.speculator and watched else None
 
         def tap(layer: int, x: Tensor) -> Tensor:
             for m, taps, states in tapped:
@@ -84,9 +104,9 @@ class Batch:
         start, count = row.computed, min(row.pending - 1, CHUNK)
         where = range(start, start + count)
         tile = Tile(arena, self.forward.kv_heads, row.tokens[start : start + count], where, slot)
-        self.forward.hidden(tile, self._tap(arena, tile, [row] * count, where))
+        self.forward.hidden(tile, self._tap(arena, tile, [row] * count, where, watched=True))
         self._count(tile)
-        self._ran(row, count)
+        self._ran(row, count, watched=True)
 
     def _run_rows(self, arena: Arena, counts: Sequence[int], drafts: Sequence[list[int]]) -> bool:
         """Run the next ``counts[slot]`` tokens of every row and its drafts as one tile, and draw for the rows that are caught up."""
@@ -103,20 +123,23 @@ class Batch:
                 where += range(row.computed, row.computed + n + len(draft))
                 owners += [slot] * (n + len(draft))
         tile = Tile(arena, self.forward.kv_heads, tokens, where, None if len(tokens) == len(rows) else owners)
-        hidden = self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in owners], where))
+        watched = self.speculator is not None and self.speculator.drafting
+        hidden = self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in owners], where, watched))
         self._count(tile)
         ready, entries = [], []
         for slot, (row, n) in enumerate(zip(rows, counts, strict=True)):
             last = row.pending == n
-            self._ran(row, n)
+            self._ran(row, n, watched)
             if last:
                 ready.append(slot)
                 entries.append(firsts[slot] + n - 1)
         return bool(ready) and self._draw(self.forward.logits(hidden), ready, entries, [drafts[slot] for slot in ready])
 
-    def _ran(self, row: Row, count: int) -> None:
+    def _ran(self, row: Row, count: int, watched: bool) -> None:
         """Book ``count`` tokens of a row that ran."""
         self.stats.prompt_tokens += max(0, min(count, len(row.group.prefix) - row.computed))
+        if watched:
+            _book(row, row.computed, count)
         row.computed += count
 
     def _count(self, tile: Tile) -> None:
@@ -182,8 +205,15 @@ class Batch:
             failure = end(row, self.eos, self.tokenizer)
             if row.stop or failure:
                 break
+        _book(row, row.computed, count - 1)
         row.computed += count - 1  # the drafts among them; the last is the next to run
         self.stats.drawn_tokens += count
         if row.job.told is not None:
             row.job.told(row)
         return count, failure
+
+
+def _book(row: Row, start: int, count: int) -> None:
+    """The features of ``count`` positions from ``start`` are in the arena; they count where those before them are, too."""
+    if row.kept is not None and row.kept.featured == start:
+        row.kept.featured += count

@@ -77,9 +77,9 @@ class Arena:
         """Copy the first ``length`` positions of row ``source`` into rows ``start`` to ``stop``."""
         self.kv[:, start:stop, :length] = self.kv[:, source : source + 1, :length]
 
-    def write(self, row: int, kv: Tensor) -> None:
-        """Put ``kv`` [first layers, P, C] at the front of ``row``."""
-        self.kv[: len(kv), row, : kv.shape[1]] = kv
+    def write(self, row: int, start: int, kv: Tensor) -> None:
+        """Put ``kv`` [first layers, P, C] at the positions of ``row`` from ``start``."""
+        self.kv[: len(kv), row, start : start + kv.shape[1]] = kv
 
     def read(self, row: int, start: int, stop: int, layers: int | None = None) -> Tensor:
         """A copy of positions ``start`` to ``stop`` of ``row`` in the first ``layers``, [layers, stop - start, C]."""

@@ -129,7 +129,7 @@ class LocalModel:
         most = None if bounds.arena_bytes is None else bounds.arena_bytes // position
         spare = TILE + (speculator.block if speculator else 0)
         stored = speculator.stored if speculator else None
-        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most, stored)
+        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most, forward.layers, stored)
         if memory.longest == 0:
             raise UserError(f"arena_bytes is {bounds.arena_bytes}; the smallest arena of '{self.name}' has {256 * position}")
         self._speculator = speculator
@@ -229,13 +229,12 @@ class LocalModel:
         return reported(start, self.tokenizer)
 
     @property
-    def gauges(self) -> dict[str, float]:
-        """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`."""
+    def gauges(self) -> dict[str, float | list[float]]:
+        """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`; a list counts by position."""
         seats, spec = self._scheduler, self.speculation
         found = {"rows": len(seats.rows), "rows_waiting": seats.waiting, "memory_bytes": seats.memory.bytes, **asdict(self.stats)}
         if spec is not None:
-            found |= {name: value for name, value in asdict(spec).items() if not isinstance(value, list)}
-            found |= {"tau": spec.tau, "budget": spec.budget}
+            found |= {**asdict(spec), "tau": spec.tau, "budget": spec.budget}
         return found
 
     async def _draw(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps | None) -> list[Tapped]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,7 +15,8 @@ from ramify.engine.taps import Taps
 
 class Memory:
     """Arena row i belongs to active row i. ``most`` bounds the arena's places (rows x positions); ``spare`` positions past every row
-    are kept free for what a tile writes there. The store takes the first ``stored`` layers (None: all).
+    are kept free for what a tile writes there. The store takes the first ``stored`` layers of positions whose features are there, else
+    ``bare`` (by default all layers either way).
     """
 
     def __init__(
@@ -24,10 +27,12 @@ class Memory:
         cache_bytes: int,
         spare: int,
         most: int | None = None,
+        bare: int | None = None,
         stored: int | None = None,
     ) -> None:
         self.store = PrefixStore(cache_bytes)
-        self._shape, self._spare, self.most, self._stored = (layers, size, device), spare, most, stored
+        self._shape, self._spare, self.most = (layers, size, device), spare, most
+        self._bare, self._stored = bare or layers, stored or layers
         self._arena: Arena | None = None
 
     @property
@@ -63,14 +68,29 @@ class Memory:
 
     def keep(self, slot: int, row: Row, length: int) -> None:
         """Store the first ``length`` positions of a row; of a row under taps what came before its first tap."""
-        arena, stored = self._arena, self._stored
+        arena = self._arena
         if arena is None:
             return
         if row.group.taps is not None:
             length = min(length, row.group.taps.start)
-        self.store.insert(
-            np.array(row.tokens[:length], dtype=np.int32), lambda start, stop: arena.read(slot, start, stop, stored)
-        )
+
+        def layers(stop: int) -> int:
+            return self._stored if row.kept is None or stop <= row.kept.featured else self._bare
+
+        tokens = np.array(row.tokens[:length], dtype=np.int32)
+        self.store.insert(tokens, lambda start, stop: arena.read(slot, start, stop, layers(stop)), layers)
+
+    def give(self, arena: Arena, slot: int, row: Row, pieces: Sequence[torch.Tensor]) -> None:
+        """Put what the store had of a row at its front."""
+        whole = next((i for i, piece in enumerate(pieces) if len(piece) < self._stored), len(pieces))
+        start = 0
+        for some, layers in ((pieces[:whole], self._stored), (pieces[whole:], self._bare)):
+            if some:
+                kv = torch.cat([piece[:layers] for piece in some], dim=1)
+                arena.write(slot, start, kv)
+                start += kv.shape[1]
+            if row.kept is not None and layers == self._stored:
+                row.kept.featured = start
 
     def move(self, source: int, slot: int, length: int) -> None:
         """Move the first ``length`` positions of row ``source`` to row ``slot``."""

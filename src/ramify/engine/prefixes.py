@@ -1,5 +1,7 @@
 """A store of prefixes: keys and values that outlive their rows, shared block by block.
 
+A block may hold the first layers only; a row that has more of them for the same tokens completes it.
+
 Axis legend: L layers, C numbers a position keeps in one layer (keys then values of all key/value heads).
 """
 
@@ -54,7 +56,7 @@ class PrefixStore:
         self.bytes = 0
 
     def match(self, tokens: np.ndarray, limit: int) -> list[Tensor]:
-        """Keys and values of the longest known prefix of ``tokens[:limit]``, piece by piece, each [L, n, C]."""
+        """Keys and values of the longest known prefix of ``tokens[:limit]``, piece by piece, each [its L, n, C]."""
         ids = tokens[:limit].tolist()
         pieces: list[Tensor] = []
         walk: list[Block] = []
@@ -76,8 +78,8 @@ class PrefixStore:
         self._touch(walk)
         return pieces
 
-    def insert(self, tokens: np.ndarray, read: Callable[[int, int], Tensor]) -> None:
-        """Keep the keys and values of a row's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch."""
+    def insert(self, tokens: np.ndarray, read: Callable[[int, int], Tensor], layers: Callable[[int], int]) -> None:
+        """Keep the keys and values of a row's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch, of ``layers(stop)``."""
         if self.budget <= 0:
             return
         ids = tokens.tolist()
@@ -94,6 +96,10 @@ class PrefixStore:
                 siblings = node.children.setdefault(chunk[0], [])
                 siblings.append(found)
                 self._recent[id(found)] = found
+                self.bytes += found.nbytes
+            elif len(found.kv) < layers(at + len(found.tokens)) and found.tokens == chunk:
+                self.bytes -= found.nbytes
+                found.kv = read(at, at + len(chunk))
                 self.bytes += found.nbytes
             walk.append(found)
             node = found

@@ -27,7 +27,7 @@ from ramify.base.seeds import generator, place_key
 from ramify.engine.cache import Arena
 from ramify.engine.drafters import Drafter
 from ramify.engine.rows import Row
-from ramify.engine.schedules import Greedy
+from ramify.engine.schedules import Greedy, Stale
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import weights_hash
 from ramify.model.protocol import Prefix, Sampling
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from ramify.engine.local import LocalModel
 
 FILE = "profile.json"
+PLAIN = (0, 0)
+"""The stage without drafts."""
+STRETCH = 3
+"""Its steps in one go."""
 QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
@@ -163,32 +167,45 @@ def break_even(profile: Profile, loads: Sequence[int] | None = None) -> list[dic
     return rows
 
 
-class _Staged:
-    """A schedule that does as it is told, step by step: ``now`` is (drafts, of them verified) for every row."""
+class _Level:
+    """Costs that are all alike."""
 
-    now = (0, 0)
+    def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
+        return np.ones(np.shape(tokens))
+
+
+class _Staged:
+    """A schedule that does as it is told, step by step: ``now`` is (drafts, of them verified) for every row.
+
+    What a real one would admit is computed and thrown away: its time is part of a cycle.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.now = PLAIN
+        self._usual = Stale(_Level(), block, np.full(block, 0.7))
 
     def depth(self, requests: int) -> int:
         return self.now[0]
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        self._usual.admit(confidence, limits)
         return np.asarray(np.minimum(self.now[1], limits))
 
 
 class _Timed(Speculator):
-    """Goes through the stages in turns, shuffled each time; a cycle lasts from one step's drafting to the next's.
+    """Goes through the stages in turns, those that draft shuffled each time; a cycle lasts from one step to the next.
 
-    Cycles count in which ``load`` rows were there from end to end.
+    Cycles count in which ``load`` rows were there from end to end, and that did not run features again that steps without drafts left.
     """
 
     def __init__(self, drafter: Drafter, first: int, law: str, load: int, seed: int) -> None:
-        self.staged = _Staged()
+        self.staged = _Staged(drafter.config.block)
         super().__init__(drafter, self.staged, first, law)
         self.load = load
-        self.stages = [(0, 0), (1, 1), *((self.block, k) for k in range(self.block + 1))]
+        self.stages = [PLAIN, (1, 1), *((self.block, k) for k in range(self.block + 1))]
         self.seconds: dict[tuple[int, int], list[tuple[float, float]]] = {stage: [] for stage in self.stages}
         """By stage, (seconds of the cycle, seconds of drafting in it)."""
-        self._rng, self._order = generator(seed, "profile", load), list[int]()
+        self._rng, self._order = generator(seed, "profile", load), list[tuple[int, int]]()
         self._since: float | None = None
         self._drafting = 0.0
 
@@ -197,17 +214,23 @@ class _Timed(Speculator):
         """Cycles of the stage that has fewest."""
         return min(len(found) for found in self.seconds.values())
 
-    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> list[list[int]]:
+    def depth(self, rows: Sequence[Row]) -> int:
+        """See :meth:`Speculator.depth`."""
+        now, before, full = time.perf_counter(), self.staged.now, len(rows) == self.load
+        if self._since is not None and full:
+            self.seconds[before].append((now - self._since, self._drafting))
+        if not self._order:
+            self._order = [PLAIN] * STRETCH + [self.stages[i] for i in self._rng.permutation(len(self.stages)) if i]
+        self.staged.now, self._drafting = self._order.pop(), 0.0
+        recalls = before == PLAIN != self.staged.now
+        self._since = time.perf_counter() if full and not recalls else None
+        return super().depth(rows)
+
+    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:
         """See :meth:`Speculator.propose`."""
-        now = time.perf_counter()
-        if self._since is not None and len(rows) == self.load:
-            self.seconds[self.staged.now].append((now - self._since, self._drafting))
-        self._order = self._order or self._rng.permutation(len(self.stages)).tolist()
-        self.staged.now = self.stages[self._order.pop()]
         begun = time.perf_counter()
-        drafts = super().propose(arena, rows, slots)
+        drafts = super().propose(arena, rows, slots, depth)
         self._drafting = time.perf_counter() - begun
-        self._since = begun if len(rows) == self.load else None
         return drafts
 
 
@@ -234,7 +257,7 @@ def measure(
         asyncio.run(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
         quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}
         whole = [quiet[timed.block, k] for k in range(timed.block + 1)]
-        plain.append(float(quiet[0, 0][0]))
+        plain.append(float(quiet[PLAIN][0]))
         draft.append((float(quiet[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
         verify.append(tuple(rising([float(cycle[0] - cycle[1]) for cycle in whole])))
         reached += timed.stats.reached_at

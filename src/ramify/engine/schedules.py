@@ -134,8 +134,10 @@ class Greedy:
     def __init__(self, costs: Costs, block: int, prior: np.ndarray) -> None:
         self.costs, self.block = costs, block
         self.recent = survival(prior[None])
-        """Survivals of the last rounds, [at most RECENT, block]."""
+        """Survivals of the last rounds when the break-even was computed, [at most RECENT, block]."""
+        self._newer: list[np.ndarray] = []
         self._known: dict[int, tuple[float, int, float]] = {}
+        self._seconds: dict[tuple[int, int], np.ndarray] = {}
         self._age = 0
         self._on: bool | None = None
         self._idle, self._patience = 0, PROBE
@@ -183,9 +185,12 @@ class Greedy:
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """The greedy prefix of the ranked candidates of this step, cut at the first loss."""
         requests, depth = confidence.shape
+        seconds = self._seconds.get((requests, depth))
+        if seconds is None:
+            tokens = requests + np.arange(requests * depth + 1.0)
+            seconds = self._seconds[requests, depth] = self.costs.cycle(requests, tokens, depth)
         rows, values = ranked(survival(confidence, limits))
-        tokens = requests + np.arange(len(values) + 1.0)
-        budget = self.budget(values, requests, self.costs.cycle(requests, tokens, depth))
+        budget = self.budget(values, requests, seconds[: len(values) + 1])
         self._remember(confidence)
         return counts(rows, budget, requests)
 
@@ -195,10 +200,12 @@ class Greedy:
 
     def _remember(self, confidence: np.ndarray) -> None:
         """Positions that were not drafted are taken to go on as the last that was."""
-        whole = np.pad(confidence, ((0, 0), (0, self.block - confidence.shape[1])), mode="edge")
-        self.recent = np.concatenate((self.recent, survival(whole)))[-RECENT:]
+        self._newer.append(confidence)
         self._age += 1
         if self._age % REFRESH == 1:
+            whole = [np.pad(c, ((0, 0), (0, self.block - c.shape[1])), mode="edge") for c in self._newer]
+            self.recent = np.concatenate((self.recent, survival(np.concatenate(whole))))[-RECENT:]
+            self._newer.clear()
             self._known.clear()
 
 

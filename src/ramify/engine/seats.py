@@ -84,13 +84,13 @@ class Seats(Scheduler):
             self.stats.again_tokens += max(0, row.reached - found)
             self._start(row, found)
             if pieces:
-                self.arena.write(len(self.rows) - 1, torch.cat(pieces, dim=1))
+                self.memory.give(self.arena, len(self.rows) - 1, row, pieces)
 
     def fork(self, source: int) -> int:
         """Start waiting draws of a row's group as copies of that row, as many as there is room for; returns how many."""
         row, start = self.rows[source], len(self.rows)
         length = len(row.group.prefix)
-        if self.speculator and self.speculator.drafting and row.group.jobs:
+        if self.speculator and row.kept and row.kept.featured == row.computed and self.speculator.drafting and row.group.jobs:
             self.speculator.absorb(self.arena, [row], [source])  # or every copy would do it again
         while (
             row.group.jobs

@@ -2,15 +2,17 @@
 
 A step of a speculating engine is::
 
-    drafts = speculator.propose(arena, rows, slots)         # rows about to draw a token; [] = none for this row
+    depth = speculator.depth(rows)                          # rows about to draw a token; 0: this step drafts nothing
+    drafts = speculator.propose(arena, rows, slots, depth)  # [] = none for this row
     tile: for each row its anchor (the last token, not run yet) and its drafts, at consecutive positions
-    tap = speculator.watch(arena, tile)                     # what the tile runs under
+    tap = speculator.watch(arena, tile)                     # what the tile runs under; where the step drafts
     emitted = speculator.verify(logits, rows, drafts)       # logits of the entries of these rows, row by row; where any draft is
     ... append emitted tokens one by one until one ends the row; ``kept[i]`` of them stay ...
     speculator.settle(rows, drafts, emitted, kept)
 
 Features (outputs of the target layers that the drafter reads) lie in the arena by position, in layers between the target's and the
 drafter's: they are copied, shared and overwritten with the keys and values beside them, and cost the drafter nothing until it drafts.
+A step without drafts keeps none, and costs what it costs without a drafter; when drafting goes on, what it computed runs again, once.
 
 Axis legend: R rows, M tile rows, D width, m target layers read by the drafter, V vocabulary.
 """
@@ -52,8 +54,10 @@ class Kept:
 
     keys: tuple[int, ...]
     """Of its uniforms, one for each of ``PURPOSES``, where the law needs them."""
+    featured: int = 0
+    """Leading positions whose features are in the arena."""
     absorbed: int = 0
-    """Positions whose draft-layer keys and values are in the arena."""
+    """Of them those whose draft-layer keys and values are, too."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class SpecStats:
     drafted: int = 0
     proposed: int = 0
     """Drafts that went through the target; after a token that ended the draw none counts."""
+    recalled: int = 0
+    """Positions run a second time for their features, which a step without drafts had not kept."""
     accepted: int = 0
     emitted: int = 0
     """Tokens of all rounds: accepted drafts, and one bonus or corrected token each."""
@@ -116,7 +122,7 @@ class Speculator:
         self.layers = self.stored - first + drafter.layers
         """Layers to add to the arena; they start at ``first``."""
         self.drafting = True
-        """Whether the last step drafted."""
+        """Whether this step drafts."""
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
@@ -135,7 +141,7 @@ class Speculator:
     def fork(self, source: Kept, key: int) -> Kept:
         """The state of a row that starts as a copy of another."""
         state = self.admit_row(key)
-        state.absorbed = source.absorbed
+        state.featured, state.absorbed = source.featured, source.absorbed
         return state
 
     def watch(self, arena: Arena, tile: Tile) -> Tap:
@@ -180,24 +186,30 @@ class Speculator:
             features = cells.unflatten(0, (-1, self._cells)).permute(2, 0, 1, 3).flatten(2)[..., : self.width].flatten(1)
             self.drafter.absorb(arena, self.first, numbers[0], numbers[1], features, numbers[2])
 
-    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> list[list[int]]:
-        """Drafts to verify for rows about to draw, one list a row (empty: none); the arena needs room for a block past every row.
+    def depth(self, rows: Sequence[Row]) -> int:
+        """How many tokens to draft this step for rows about to draw; 0: none.
 
         Every row has one token pending (its anchor). Rows under taps and rows that will be forked at this token should not be given.
         """
-        drafts: list[list[int]] = [[] for _ in rows]
         if not rows:
-            return drafts
-        begun = self._now = time.perf_counter()
+            return 0
+        now = time.perf_counter()
         if self._step[0] == (ids := [id(row) for row in rows]):  # nobody came or went, so no prompt ran in between
-            self._referee.saw(len(rows), self.drafting, self._drawn, begun - self._step[1])
-        self._step = ids, begun
+            self._referee.saw(len(rows), self.drafting, self._drawn, now - self._step[1])
+        self._step = ids, now
         depth = self.schedule.depth(len(rows))
         if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(len(rows)):
             depth = 0
         self.drafting = depth > 0
-        if not depth:
-            return drafts
+        return depth
+
+    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:
+        """Drafts to verify, one list a row (empty: none), at most ``depth`` each; the arena needs room for a block past every row.
+
+        The features of all that the rows have computed must be there.
+        """
+        drafts: list[list[int]] = [[] for _ in rows]
+        begun = self._now = time.perf_counter()
         limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
         able = np.flatnonzero(limits > 0).tolist()
         if able:
