@@ -13,7 +13,7 @@ from ramify.engine.drafter_files import for_target
 from ramify.engine.profile import Profile
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench
-from ramify.methods.dspark.peers import peer, transformers_dflash
+from ramify.methods.dspark.peers import peer
 from ramify.model.protocol import Sampling
 
 PROMPTS = [np.arange(1 + i, 9 + i, dtype=np.int32) for i in range(6)]
@@ -98,5 +98,7 @@ def test_transformers_drafts_with_our_dflash_what_the_engine_drafts(target: Path
     engine = bench.Engine(module, greedy, 1, drafter=drafter, schedule="fixed:3")
     run = engine(PROMPTS, 1, 0)
     assert abs(run.passes - passes) <= len(PROMPTS)  # one pass more or less a reply: the first token's, and room at the end
+    from ramify.engine.transformers_drafter import transformers_dflash
+
     with pytest.raises(UserError, match="kind dflash"):
         transformers_dflash(for_target(module, "dspark", layers=1, block=3, rank=4))

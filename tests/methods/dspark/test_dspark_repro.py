@@ -13,6 +13,7 @@ from ramify.methods.dspark.repro import (
     calibration_cell,
     calibration_checks,
     reproduce,
+    seed_checks,
     simulation_cell,
     simulation_checks,
 )
@@ -46,6 +47,23 @@ def test_flat_acceptance_against_falling_passes_and_equal_ones_miss() -> None:
     ratio = next(check for check in good if check.name.startswith("DSpark over"))
     assert ratio.interval is not None
     assert ratio.interval[0] < ratio.value < ratio.interval[1]
+
+
+def test_the_mean_over_seeds_is_judged_as_each_seed_is() -> None:
+    def measured(late: float, seed: int) -> dict[str, dict[str, Rounds]]:
+        falling = np.array([*FALLING[:4], *[late] * 3])
+        return {"DSpark": by_domain(FLAT, seed, 2400), "DFlash": by_domain(falling, seed + 9, 2400)}
+
+    checks = {check.name: check for check in seed_checks({0: measured(0.7, 0), 1: measured(0.5, 40)})}
+    name = "DSpark - DFlash: acceptance at positions 5 to 7, code"
+    each, mean = [checks[f"{name}, seed {seed}"].value for seed in (0, 1)], checks[f"{name}, mean over seeds"]
+    assert each == pytest.approx([0.2, 0.4], abs=0.06)
+    assert mean.value == pytest.approx(np.mean(each))
+    assert (mean.status, mean.seeds, mean.threshold) == ("pass", (0, 1), 0.1)
+    assert mean.interval is not None
+    assert mean.interval[0] < 0 < each[0] < each[1] < mean.interval[1]  # two seeds show little
+    same = seed_checks({seed: {"DSpark": by_domain(FLAT, seed), "DFlash": by_domain(FLAT, seed + 9)} for seed in (0, 1)})
+    assert sum(check.status == "miss" for check in same) == 3
 
 
 def test_doubled_logits_are_mended_and_the_check_sees_it() -> None:

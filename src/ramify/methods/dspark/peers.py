@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.drafters import Drafter
@@ -43,6 +42,8 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Drafter | Path | 
             setattr(assistant.generation_config, name, value)
         options = {"assistant_model": assistant}
     elif kind == "hf_dflash" and isinstance(drafter, Drafter):
+        from ramify.engine.transformers_drafter import transformers_dflash
+
         options = {"assistant_model": transformers_dflash(drafter), "speculation_type": "dflash"}
     elif kind != "generate":
         raise UserError(
@@ -77,51 +78,4 @@ def _load(folder: Path) -> Any:
         raise NeedsError("peers of a benchmark are transformers' own: install ramify[hf]") from error
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # every reply is drawn to its full length
-    return model
-
-
-def transformers_dflash(drafter: Drafter) -> Any:
-    """A drafter of kind dflash as the model class behind transformers' ``speculation_type="dflash"``, same weights.
-
-    transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model is told of a block
-    one longer, runs without the last mask, and its hidden states get one in front that nobody reads.
-    """
-    try:
-        from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs
-    except ImportError as error:
-        raise NeedsError("this transformers has no DFlash drafter class; 5.23 has") from error
-    c = drafter.config
-    if c.kind != "dflash":
-        raise UserError(f"hf_dflash needs a drafter of kind dflash, not {c.kind}")
-    config = theirs.MuseGlimmerAssistantConfig(
-        hidden_size=c.width,
-        intermediate_size=c.ffn,
-        num_hidden_layers=c.layers,
-        num_attention_heads=c.heads,
-        num_key_value_heads=c.kv_heads,
-        head_dim=c.head_size,
-        rms_norm_eps=c.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        max_position_embeddings=c.context,
-        layer_types=["full_attention"] * c.layers,
-        block_size=c.block,
-        mask_token_id=c.mask_token,
-        target_layer_ids=list(c.target_layers),
-        eos_token_id=None,
-    )
-
-    class Shifted(theirs.MuseGlimmerAssistantModel):  # type: ignore[misc]
-        def forward(self, noise_embeds: Tensor, **rest: Any) -> Any:
-            out = super().forward(noise_embeds, **rest)
-            hidden = out.last_hidden_state
-            out.last_hidden_state = torch.cat((torch.zeros_like(hidden[:, :1]), hidden), 1)
-            return out
-
-    model: nn.Module = Shifted(config).eval()
-    names = {"fc": "encoder.fc", "hidden_norm": "encoder.output_norm_enc"}
-    weights = {}
-    for name, value in drafter.state_dict().items():
-        head, _, rest = name.partition(".")
-        weights[f"{names.get(head, head)}.{rest}".replace("blocks.", "layers.")] = value
-    model.load_state_dict(weights)
     return model

@@ -1,11 +1,12 @@
 """Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration, schedules on the recorded rounds.
 
-Every drafter is trained on the same text drawn by the target and measured on the same prompts; one seed. Axis legend: P prompts, G = gamma.
+Every drafter is trained on the same text drawn by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,18 +26,23 @@ from ramify.methods.dspark.algorithm import (
 )
 from ramify.methods.dspark.domains import DOMAINS, prompts
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import bootstrap
+from ramify.stats.intervals import bootstrap, mean_t
 
 BLOCK = 7
 SEED = 0
-SHALLOW = "DSpark, 2 layers"
+SEEDS = (0,)
+"""Of target, text and drafters. DSpark and DFlash are compared on all of them, the rest is measured on the first."""
 _PARALLEL = {"sequences": 2400, "steps": 3000}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
+}
+"""Other sizes and heads of DSpark."""
 DRAFTERS: dict[str, dict[str, Any]] = {
     "DSpark": {"kind": "dspark", "layers": 3, "rank": 32, **_PARALLEL},
     "DFlash": {"kind": "dflash", "layers": 3, **_PARALLEL},
     "Eagle3": {"kind": "eagle3", "sequences": 600, "steps": 1200},
     "Eagle3, equal positions": {"kind": "eagle3", "sequences": 2400, "steps": 818},
-    SHALLOW: {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
+    **VARIANTS,
 }
 """What is trained. 818 steps of Eagle3 (616 positions a sequence) supervise as many positions as 3,000 of the others (168)."""
 COMPARED = ("DSpark", "DFlash")
@@ -101,45 +107,78 @@ def resampled(
 def acceptance_checks(found: Measured, quick: bool) -> list[Check]:
     """The first three thresholds of section 7(a), and tau of every drafter and domain."""
     checks = []
-
-    def add(name: str, parts: Sequence[Any], statistic: Any, op: str = "report", limit: float | None = None) -> None:
-        value, interval = resampled(parts, statistic)
-        checks.append(Check(name, value, interval, min(len(rounds) for _, rounds in parts), (SEED,), op, limit))
-
     for name, by_domain in found.items():
         for domain, rounds in by_domain.items():
-            add(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], lambda r: r[:, 0])
+            checks.append(_measured(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], _mean))
         macro = [(tokens, by_domain[domain]) for domain in DOMAINS]
-        add(f"{name}: tokens a pass, macro", macro, lambda r: r.mean(axis=1))
+        checks.append(_measured(f"{name}: tokens a pass, macro", macro, _mean))
+    checks += compared(found, quick)
+    for name in (name for name in VARIANTS if name in found):
+        both = [(tokens, found[one][domain]) for one in (name, "DFlash") for domain in DOMAINS]
+        checks.append(_measured(f"{name}, over DFlash of 3: tokens a pass, macro", both, _over))
+    for name, by_domain in () if quick else found.items():
+        for domain, rounds in by_domain.items():
+            for k in range(1, BLOCK + 1):
+                title = f"{name}: acceptance at position {k}, {domain}"
+                checks.append(_measured(title, [(acceptance(k), rounds)], _mean))
+    return checks
 
-    def ratio(r: np.ndarray) -> np.ndarray:
-        return np.asarray(r[:, :3].mean(axis=1) / r[:, 3:].mean(axis=1))
 
+def compared(found: Measured, quick: bool, seed: int = SEED) -> list[Check]:
+    """DSpark beside DFlash: tokens a pass, and acceptance at the first position and at late ones."""
     both = [(tokens, found[name][domain]) for name in COMPARED for domain in DOMAINS]
-    add("DSpark over DFlash: tokens a pass, macro", both, ratio, ">=", 1.03 if quick else 1.10)
-    if SHALLOW in found:
-        both = [(tokens, found[name][domain]) for name in (SHALLOW, "DFlash") for domain in DOMAINS]
-        add(f"{SHALLOW}, over DFlash of 3: tokens a pass, macro", both, ratio)
+    limit = 1.03 if quick else 1.10
+    checks = [_measured("DSpark over DFlash: tokens a pass, macro", both, _over, seed, ">=", limit)]
     for domain in DOMAINS:
         first = [(acceptance(1), found[name][domain]) for name in COMPARED]
-        limit = 0.15 if quick else 0.08
-        add(f"DSpark and DFlash: distance at position 1, {domain}", first, lambda r: abs(r[:, 0] - r[:, 1]), "<=", limit)
+        limit, title = 0.15 if quick else 0.08, f"DSpark and DFlash: distance at position 1, {domain}"
+        checks.append(_measured(title, first, lambda r: abs(_gain(r)), seed, "<=", limit))
     late = (2, 3, 4) if quick else (5, 6, 7)  # a drafter trained for seconds seldom gets further
-
-    def gain(r: np.ndarray) -> np.ndarray:
-        half = r.shape[1] // 2
-        return np.asarray(r[:, :half].mean(axis=1) - r[:, half:].mean(axis=1))
-
     for where in (*DOMAINS, "all"):
         some = [domain for domain in DOMAINS if where in (domain, "all")]
         parts = [(acceptance(k), found[name][domain]) for name in COMPARED for domain in some for k in late]
         wanted = (">=", 0.03 if quick else 0.10) if where in (("all",) if quick else ("code", "chat")) else ("report", None)
-        add(f"DSpark - DFlash: acceptance at positions {late[0]} to {late[-1]}, {where}", parts, gain, *wanted)
-    for name, by_domain in () if quick else found.items():
-        for domain, rounds in by_domain.items():
-            for k in range(1, BLOCK + 1):
-                add(f"{name}: acceptance at position {k}, {domain}", [(acceptance(k), rounds)], lambda r: r[:, 0])
+        title = f"DSpark - DFlash: acceptance at positions {late[0]} to {late[-1]}, {where}"
+        checks.append(_measured(title, parts, _gain, seed, *wanted))
     return checks
+
+
+def seed_checks(by_seed: Mapping[int, Measured]) -> list[Check]:
+    """:func:`compared` of each seed of target, text and drafters, and the means over seeds with their Student intervals.
+
+    The thresholds are judged on the means, too: prompts resampled within a seed say nothing of another target.
+    """
+    runs = [compared(found, False, seed) for seed, found in by_seed.items()]
+    checks = []
+    for same in zip(*runs, strict=True):
+        for check in same:
+            checks.append(replace(check, name=f"{check.name}, seed {check.seeds[0]}", op="report", threshold=None))
+        values = [check.value for check in same]
+        mean, interval = float(np.mean(values)), mean_t(values)
+        title = f"{same[0].name}, mean over seeds"
+        checks.append(Check(title, mean, interval, len(same), tuple(by_seed), same[0].op, same[0].threshold))
+    return checks
+
+
+def _measured(
+    name: str, parts: Sequence[Any], statistic: Any, seed: int = SEED, op: str = "report", limit: float | None = None
+) -> Check:
+    value, interval = resampled(parts, statistic)
+    return Check(name, value, interval, min(len(rounds) for _, rounds in parts), (seed,), op, limit)
+
+
+def _mean(r: np.ndarray) -> np.ndarray:
+    return np.asarray(r.mean(axis=1))
+
+
+def _over(r: np.ndarray) -> np.ndarray:
+    first, second = np.split(r, 2, axis=1)
+    return np.asarray(first.mean(axis=1) / second.mean(axis=1))
+
+
+def _gain(r: np.ndarray) -> np.ndarray:
+    first, second = np.split(r, 2, axis=1)
+    return np.asarray(first.mean(axis=1) - second.mean(axis=1))
 
 
 # -- calibration
@@ -339,6 +378,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     found = {name: {d: Rounds.from_json(r) for d, r in raw[name].items()} for name in drafters}
     checks = [_figure(f"target: cross-entropy, {d}", entropy[d], 64) for d in DOMAINS] + acceptance_checks(found, quick)
     if not quick:
+        checks += _seeds(cells, counts, found) if SEEDS[1:] else []
         checks += _rivals(cells.map(rivals_cell, {"rivals": of})["rivals"], counts)
     mixed = joined([found["DSpark"][domain] for domain in DOMAINS]).to_json()
     heats = cells.map(calibration_cell, {f"calibration {heat}": {"rounds": mixed, "heat": heat} for heat in (1.0, 2.0)})
@@ -348,6 +388,21 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
         return checks + lossless_checks([])
     exact = of | {"what": drafters["DSpark"], "draws": 10_000}
     return checks + lossless_checks(cells.map(lossless_cell, {"lossless": exact})["lossless"])
+
+
+def _seeds(cells: Cells, counts: dict[str, Any], first: Measured) -> list[Check]:
+    """Train and measure the compared drafters of the other seeds."""
+    plan = {
+        f"{name} of seed {seed}": {"size": counts, "seed": seed, "what": DRAFTERS[name]}
+        for seed in SEEDS[1:]
+        for name in COMPARED
+    }
+    raw = cells.map(drafter_cell, plan)
+    by_seed = {SEED: first}
+    for seed in SEEDS[1:]:
+        rounds = {name: raw[f"{name} of seed {seed}"] for name in COMPARED}
+        by_seed[seed] = {name: {d: Rounds.from_json(r) for d, r in one.items()} for name, one in rounds.items()}
+    return seed_checks(by_seed)
 
 
 def _rivals(found: Mapping[str, Mapping[str, float]], counts: dict[str, Any]) -> list[Check]:
