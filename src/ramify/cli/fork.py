@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.errors import UserError
+from ramify.base.waiting import complete
 from ramify.cli.common import InterruptedRunError, Json, RunArgument, find_improved, find_run
 from ramify.render import terminal
 
@@ -55,10 +55,10 @@ def fork(
     with open_episodes(folder, found) as (episodes, task):
         try:
             if len(changes) > 1:
-                forks, rows = asyncio.run(compare(episodes, found.tree, task, found.id, changes, offset, n))
+                forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n))
             else:
                 change = next(iter(changes.values()), None)
-                forks, rows = [asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
+                forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
         except KeyboardInterrupt:
             raise InterruptedRunError(f"interrupted; the continuations played so far stay in {folder}") from None
     records = [one.to_json() for one in forks]

@@ -5,7 +5,6 @@ Every command runs in a box and a shell of its own; what it leaves in the reposi
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import io
 import json
@@ -18,6 +17,7 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError
 from ramify.base.ids import stable_hash
+from ramify.base.waiting import complete
 from ramify.env import typed_repo
 from ramify.env.tools import cut
 from ramify.sandbox.find import find_sandbox
@@ -74,7 +74,7 @@ class RepoBox:
         """
         given = {"state.tar": archive, **({"mypy.tgz": self.mypy_cache} if warm else {}), **(files or {})}
         env = {**_ENV, "COMMAND": command}
-        done = asyncio.run(
+        done = complete(
             self._sandbox.run(["sh", "-c", _RUN], files=given, env=env, limits=LIMITS, returns=["next.tgz", "mypy.tgz"])
         )
         if "next.tgz" not in done.files:

@@ -19,6 +19,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
+from ramify.base.waiting import complete
 from ramify.env.protocol import Panel, Task, World, close
 from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
@@ -188,7 +189,7 @@ class TreeRollouts:
         module = trainer.model
         module.eval()  # what is drawn with dropout is not the policy
         try:
-            attempts = asyncio.run(self._play(group, tasks))
+            attempts = complete(self._play(group, tasks))
         finally:
             module.train()
         self.run.commit()

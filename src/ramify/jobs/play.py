@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
+from ramify.base.waiting import complete
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate
@@ -101,7 +101,7 @@ def fork_run(
     with Run.open(path) as reading:
         found = reading.node(node)
     with open_episodes(path, found, model, world, compactor) as (episodes, task):
-        return asyncio.run(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
+        return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from ramify.base import registry
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
+from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.rollout.pool import Pool, ProcessWorker, Start
 from ramify.rollout.run import Attempt, Episodes, as_turn
@@ -116,7 +117,7 @@ class Players:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work`` on the loop the workers are reached from."""
-        return self._loop.run(work)
+        return complete(work, self._loop)
 
     def set_weights(self, weights: str, body: bytes) -> None:
         """Give the workers weights (safetensors) of this identity; ``local`` has them already."""

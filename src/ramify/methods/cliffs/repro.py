@@ -11,6 +11,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
+from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, screen
@@ -224,7 +225,7 @@ def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, kno
     pool = lab.problems("demo", known)
     while drawn < tokens:
         picks = generator(seed, "policy", update).permutation(len(pool))[:32]
-        traces = asyncio.run(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
+        traces = complete(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
         gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
         rows = []
         for trace, gain in zip(traces, gains.tolist(), strict=True):

@@ -16,6 +16,7 @@ from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import Config, load
 from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, examine, mass_under, pairs, scan
@@ -184,8 +185,8 @@ def scan_(
 
     try:
         with progress("scan", len(done) + len(stems), "traces", as_json, len(done)) as bar:
-            stems = asyncio.run(forks.judged(stems))
-            result = asyncio.run(scan(stems, forks, config, keep))
+            stems = complete(forks.judged(stems))
+            result = complete(scan(stems, forks, config, keep))
     except KeyboardInterrupt:
         raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
     report = summary(list(done.values()), config) | {
@@ -218,7 +219,7 @@ def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, fi
     forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
     questions: list[Problem] = read_problems(path, template)
     file.go_on(forks.source(), [])
-    drawn = asyncio.run(forks.draw(questions, options.samples, file.done))
+    drawn = complete(forks.draw(questions, options.samples, file.done))
     if not drawn and forks.first_failure:
         raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
     return drawn

@@ -18,6 +18,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key, uniforms
+from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, grpo, l1_mass, p_mix, proxy, shrunk
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -130,9 +131,9 @@ def grow(
     sampler = TreeSampler(ToyGrower(prompts, seed), config, seed, epoch)
     tasks = [Task(name) for name in prompts]
     if not allocated:
-        return asyncio.run(sampler.run_all(tasks, budget))
+        return complete(sampler.run_all(tasks, budget))
     allocation = Allocation(overhead=0.0, learned="learned" in arm)
-    return asyncio.run(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
+    return complete(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
 
 
 def law_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:

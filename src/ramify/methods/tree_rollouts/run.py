@@ -194,11 +194,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Sample a tree of attempts per task under a budget, and report on the groups."""
-    import asyncio
     import tempfile
 
     from ramify.base import registry
     from ramify.base.config import check
+    from ramify.base.waiting import complete
     from ramify.env.protocol import read_panel
     from ramify.methods.tree_rollouts.algorithm import TreeConfig
     from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -215,7 +215,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {"tree": config.to_json()}) as store:
         sampler = TreeSampler(Episodes(_agent(model, max_reply, unit), place, store, seed), config, seed)
         growing = BudgetAllocator(sampler, budget * len(panel)).run(panel) if allocate else sampler.run_all(panel, budget)
-        trees = asyncio.run(growing)
+        trees = complete(growing)
     write_trees(out, trees)
     found = report(trees)
     emit(found | {"out": str(out)}, as_json, report_text(found))
