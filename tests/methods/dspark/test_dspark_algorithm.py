@@ -8,16 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.engine.rounds import Rounds, accepted_length, conditional_acceptance, joined
 from ramify.engine.schedules import Fixed, Off, schedule_of
 from ramify.methods.dspark.algorithm import (
     GRID,
-    Rounds,
     StepCosts,
-    accepted_length,
     calibration,
-    conditional_acceptance,
     expected_length,
-    joined,
     logits_of,
     sequential_temperatures,
     simulate,

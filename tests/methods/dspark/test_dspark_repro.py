@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.methods.dspark.algorithm import Rounds
+from ramify.engine.rounds import Rounds
 from ramify.methods.dspark.domains import DOMAINS
 from ramify.methods.dspark.repro import (
     acceptance_checks,

@@ -12,19 +12,15 @@ NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
 
 _HOMES = {
-    "Rounds": "algorithm",
     "StepCosts": "algorithm",
-    "accepted_length": "algorithm",
-    "conditional_acceptance": "algorithm",
     "sequential_temperatures": "algorithm",
     "simulate": "algorithm",
     "TrainOptions": "run",
     "Target": "run",
     "calibrate": "run",
     "train": "run",
-    "record": "measure",
-    "compare": "bench",
     "verify": "run",
+    "compare": "bench",
 }
 
 __all__ = ["NEEDS", *_HOMES]

@@ -1,119 +1,22 @@
-"""Acceptance statistics, calibration of the confidence head, and schedules on recorded rounds. Pure functions of numpy arrays.
+"""Calibration of the confidence head, and schedules on recorded rounds. Pure functions of numpy arrays.
 
-Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. A round is one draft and its verification: of its
-``proposed`` tokens the first ``accepted`` survived.
+Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. What a round is: :mod:`ramify.engine.rounds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.engine.rounds import Rounds
 from ramify.engine.schedules import Costs, Schedule
 from ramify.stats.calibration import calibration_error, calibration_floor, standard_error
 from ramify.stats.ranking import auroc
 
 GRID = np.exp(np.linspace(np.log(0.25), np.log(8.0), 61))
 """Temperatures that are tried (derived: the paper names no grid)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rounds:
-    """Rounds of one drafter, verified at full length. Raises UserError where the arrays do not belong together."""
-
-    accepted: np.ndarray
-    """Drafts that survived, int [N]."""
-    proposed: np.ndarray
-    """Positions that count, int [N]: the block's length, or less where the target's end of sequence cut the round (positions behind
-    an accepted stop token were never proposed)."""
-    ended: np.ndarray
-    """Whether the round ended at an accepted stop token, bool [N]: then there is no bonus token."""
-    confidence: np.ndarray
-    """The drafter's conditional acceptance probabilities, float [N, G]; nan where it has none."""
-    prompt: np.ndarray
-    """Which prompt a round belongs to, int [N]: what intervals are drawn over."""
-
-    def __post_init__(self) -> None:
-        n = len(self.accepted)
-        sizes = {len(part) for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)}
-        if sizes != {n} or self.confidence.ndim != 2:
-            raise UserError(f"rounds need arrays of one length, and a confidence for each position; lengths are {sorted(sizes)}")
-        if n and not ((self.accepted >= 0) & (self.accepted <= self.proposed) & (self.proposed <= self.block)).all():
-            raise UserError("a round accepts at most what it proposes, and proposes at most a block")
-
-    def __len__(self) -> int:
-        return len(self.accepted)
-
-    @property
-    def block(self) -> int:
-        """G."""
-        return int(self.confidence.shape[1])
-
-    @property
-    def emitted(self) -> np.ndarray:
-        """Tokens of each round, int [N]: accepted drafts and the bonus or corrected token, which a stop token leaves out."""
-        return np.asarray(self.accepted + ~self.ended)
-
-    @property
-    def survived(self) -> np.ndarray:
-        """y_k = 1[x_1..x_k all accepted], bool [N, G]."""
-        return np.asarray(self.accepted[:, None] > np.arange(self.block))
-
-    @property
-    def judged(self) -> np.ndarray:
-        """Whether position k was proposed at all, bool [N, G]."""
-        return np.asarray(self.proposed[:, None] > np.arange(self.block))
-
-    def pick(self, rows: np.ndarray) -> Rounds:
-        """The rounds at these places, or where the mask holds."""
-        return Rounds(*(part[rows] for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Lists; confidences to 6 digits, null where there are none."""
-        has = not np.isnan(self.confidence).any()
-        return {
-            "accepted": self.accepted.tolist(),
-            "proposed": self.proposed.tolist(),
-            "ended": self.ended.tolist(),
-            "confidence": np.round(self.confidence.astype(np.float64), 6).tolist() if has else None,
-            "block": self.block,
-            "prompt": self.prompt.tolist(),
-        }
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Rounds:
-        """Inverse of :meth:`to_json`."""
-        n = len(record["accepted"])
-        given = record["confidence"]
-        confidence = np.full((n, record["block"]), np.nan) if given is None else np.array(given).reshape(n, record["block"])
-        accepted, proposed, prompt = (np.array(record[name], int) for name in ("accepted", "proposed", "prompt"))
-        return cls(accepted, proposed, np.array(record["ended"], bool), confidence, prompt)
-
-
-def joined(parts: Sequence[Rounds]) -> Rounds:
-    """Rounds of several sets of prompts as one; prompts of different sets stay apart. Raises UserError where there are none."""
-    if not parts:
-        raise UserError("there are no rounds to join")
-    shifts = np.cumsum([0, *(int(part.prompt.max(initial=-1)) + 1 for part in parts)])
-    fields = [[getattr(part, name) for part in parts] for name in ("accepted", "proposed", "ended", "confidence")]
-    prompt = [part.prompt + shift for part, shift in zip(parts, shifts, strict=False)]
-    return Rounds(*(np.concatenate(field) for field in (*fields, prompt)))
-
-
-def accepted_length(rounds: Rounds) -> float:
-    """tau: tokens per pass of the target, accepted drafts and the bonus or corrected token together (section 2)."""
-    return float(rounds.emitted.mean())
-
-
-def conditional_acceptance(rounds: Rounds) -> np.ndarray:
-    """Share of position k accepted among the rounds where all before it were, float [G]; nan where none came so far."""
-    reached = rounds.judged & (rounds.accepted[:, None] >= np.arange(rounds.block))
-    seen = reached.sum(axis=0)
-    return np.where(seen, (reached & rounds.survived).sum(axis=0) / np.maximum(seen, 1), np.nan)
 
 
 def expected_length(alpha: float, block: int) -> float:

@@ -13,10 +13,10 @@ import numpy as np
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
+from ramify.engine.recorder import record
+from ramify.engine.rounds import Rounds
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import domains
-from ramify.methods.dspark.algorithm import Rounds
-from ramify.methods.dspark.measure import record
 from ramify.methods.dspark.run import Target, TrainOptions, train
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row

@@ -20,9 +20,10 @@ from ramify.engine.drafter_files import for_target, load_drafter, save_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import FILE, Profile
+from ramify.engine.recorder import record
+from ramify.engine.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark import prompts
-from ramify.methods.dspark.algorithm import accepted_length, conditional_acceptance, scaled
-from ramify.methods.dspark.measure import record
+from ramify.methods.dspark.algorithm import scaled
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling
 from ramify.stats.checks import Check

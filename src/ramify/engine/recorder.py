@@ -11,10 +11,10 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
+from ramify.engine.rounds import Rounds
 from ramify.engine.sampling import Picked
 from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
-from ramify.methods.dspark.algorithm import Rounds
 from ramify.model.protocol import Prefix, Sampling
 
 if TYPE_CHECKING:
