@@ -20,8 +20,6 @@ from ramify.methods.dspark.algorithm import (
     simulate,
     survival,
 )
-from ramify.stats.calibration import calibration_error, calibration_floor
-from ramify.stats.ranking import auroc
 
 
 def make(n: int, confidence: np.ndarray | None = None, seed: int = 0, alpha: float = 0.8, block: int = 7) -> Rounds:
@@ -70,22 +68,6 @@ def test_joined_rounds_keep_their_prompts_apart() -> None:
     both = joined([make(20), make(30, seed=1)])
     assert len(both) == 50
     assert len(set(both.prompt.tolist())) == 5
-
-
-def test_calibration_error_and_ranking_by_hand() -> None:
-    p, y = np.array([0.1, 0.1, 0.9, 0.9]), np.array([0, 0, 1, 0])
-    assert calibration_error(p, y) == pytest.approx((0.2 + 0.8) / 4)
-    assert auroc(p, y) == pytest.approx((2 + 0.5) / 3)
-    assert auroc(p, np.ones(4)) is None
-    assert np.isnan(calibration_error(p[:0], y[:0]))
-    assert calibration_error(np.array([1.0]), np.array([1])) == 0
-
-
-def test_a_perfect_predictor_is_at_the_floor() -> None:
-    p = varied(1500, 0)[:, 0]
-    y = np.random.Generator(np.random.Philox(5)).random(1500) < p
-    assert calibration_error(p, y) == pytest.approx(calibration_floor(p), abs=0.015)
-    assert calibration_floor(p, seed=1) == pytest.approx(calibration_floor(p, seed=2), abs=0.003)
 
 
 def test_injected_miscalibration_is_undone() -> None:
