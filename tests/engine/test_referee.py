@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.engine.referee import Referee
+from ramify.engine.referee import LEAST, PATIENCE, TRIAL, Referee
 
 
-def run(steps: int, drafting: tuple[float, float], plain: tuple[float, float], requests: int = 4) -> list[bool]:
+def run(steps: int, drafting: tuple[int, float], plain: tuple[int, float], requests: int = 4) -> list[bool]:
     """What the referee allowed, when drafting and plain steps bring (tokens, seconds)."""
     referee, found = Referee(), []
     for _ in range(steps):
@@ -21,10 +21,23 @@ def run(steps: int, drafting: tuple[float, float], plain: tuple[float, float], r
 def test_the_faster_way_goes_on(faster: bool) -> None:
     slow, quick = (4, 4.0), (16, 8.0)
     ways = run(4000, quick if faster else slow, slow if faster else quick)
-    assert {True, False} == set(ways[:16])
+    assert {True, False} == set(ways[:200])
     share = sum(way == faster for way in ways) / len(ways)
     assert share > 0.95
     assert (sum(way == faster for way in ways[2000:]) / 2000) > 0.98
+
+
+@pytest.mark.parametrize("requests", [1, 32])
+def test_trials_are_measured_in_tokens(requests: int) -> None:
+    """Drafting first, then no drafts, each for as many tokens; what won goes on for the patience. A round brings five tokens."""
+    trial = max(LEAST, TRIAL * requests)
+    ways = run(3 * trial, (5 * requests, 6.0), (requests, 1.0), requests)
+    drafts, plain = -(-trial // (5 * requests)), -(-trial // requests)
+    drafts, plain = drafts + 1, plain + 1  # the first of a stretch does not count
+    assert ways[: drafts + plain] == [True] * drafts + [False] * plain
+    after = ways[drafts + plain :]
+    stretch = -(-trial * PATIENCE // requests)
+    assert after[:stretch] == [False] * min(stretch, len(after))
 
 
 def test_a_change_is_noticed() -> None:

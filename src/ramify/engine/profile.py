@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 FILE = "profile.json"
 PLAIN = (0, 0)
 """The stage without drafts."""
-STRETCH = 3
-"""Its steps in one go."""
+STRETCH, SETTLED = 8, 2
+"""Steps of a stage in one go, as an engine takes them, and those of them that do not count: they find the caches as another left them."""
 QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
@@ -193,9 +193,9 @@ class _Staged:
 
 
 class _Timed(Speculator):
-    """Goes through the stages in turns, those that draft shuffled each time; a cycle lasts from one step to the next.
+    """Goes through the stages in turns, shuffled each time; a cycle lasts from one step to the next.
 
-    Cycles count in which ``load`` rows were there from end to end, and that did not run features again that steps without drafts left.
+    Cycles count in which ``load`` rows were there from end to end.
     """
 
     def __init__(self, drafter: Drafter, first: int, law: str, load: int, seed: int) -> None:
@@ -205,7 +205,7 @@ class _Timed(Speculator):
         self.stages = [PLAIN, (1, 1), *((self.block, k) for k in range(self.block + 1))]
         self.seconds: dict[tuple[int, int], list[tuple[float, float]]] = {stage: [] for stage in self.stages}
         """By stage, (seconds of the cycle, seconds of drafting in it)."""
-        self._rng, self._order = generator(seed, "profile", load), list[tuple[int, int]]()
+        self._rng, self._order = generator(seed, "profile", load), list[tuple[tuple[int, int], int]]()
         self._since: float | None = None
         self._drafting = 0.0
 
@@ -216,14 +216,13 @@ class _Timed(Speculator):
 
     def depth(self, rows: Sequence[Row]) -> int:
         """See :meth:`Speculator.depth`."""
-        now, before, full = time.perf_counter(), self.staged.now, len(rows) == self.load
+        now, full = time.perf_counter(), len(rows) == self.load
         if self._since is not None and full:
-            self.seconds[before].append((now - self._since, self._drafting))
+            self.seconds[self.staged.now].append((now - self._since, self._drafting))
         if not self._order:
-            self._order = [PLAIN] * STRETCH + [self.stages[i] for i in self._rng.permutation(len(self.stages)) if i]
-        self.staged.now, self._drafting = self._order.pop(), 0.0
-        recalls = before == PLAIN != self.staged.now
-        self._since = time.perf_counter() if full and not recalls else None
+            self._order = [(self.stages[i], step) for i in self._rng.permutation(len(self.stages)) for step in range(STRETCH)]
+        (self.staged.now, left), self._drafting = self._order.pop(), 0.0
+        self._since = time.perf_counter() if full and left < STRETCH - SETTLED else None
         return super().depth(rows)
 
     def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:

@@ -12,44 +12,55 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-TRIAL = 8
-"""Steps of a trial."""
-PATIENCE, MOST = 32, 4096
-"""Steps between trials: at first, and at last."""
-KEPT = 32
-"""Steps of each way that count."""
+TRIAL, LEAST = 24, 48
+"""Tokens of a trial: a request, and at least in all."""
+PATIENCE, MOST = 6, 1024
+"""Trials' worth of tokens between two trials: at first, and at last."""
+TIMES, TOKENS = 32, 256
+"""Steps of each way whose seconds and whose tokens count: how long a step takes changes with the machine, what it draws does not."""
+TRIALS = 3
+"""Trials whose median decides."""
 
 
 @dataclass(slots=True)
 class _Load:
     """What is known at one load."""
 
+    trial: int
+    left: int
+    """Tokens of the stretch that are still to be drawn."""
+    begun: bool = False
+    """Whether its first step is over, which finds the caches as the other way left them."""
     drafting: bool = True
-    left: int = TRIAL
     patience: int = PATIENCE
     chosen: bool | None = None
     """The way that is taken between trials; None before there was a trial of each."""
-    seen: dict[bool, deque[tuple[float, float]]] = field(
-        default_factory=lambda: {way: deque(maxlen=KEPT) for way in (True, False)}
-    )
-    """By way, (tokens, seconds) of steps."""
+    seconds: dict[bool, deque[float]] = field(default_factory=lambda: {way: deque(maxlen=TIMES) for way in (True, False)})
+    tokens: dict[bool, deque[int]] = field(default_factory=lambda: {way: deque(maxlen=TOKENS) for way in (True, False)})
+    """By way, of steps."""
+    slower: deque[float] = field(default_factory=lambda: deque(maxlen=TRIALS))
+    """By trial, seconds of a step that drafts / of one that does not, from the steps just before it."""
 
-    def rate(self, drafting: bool) -> float:
-        """Tokens a second: the mean of the tokens, the median of the seconds, which other work does not touch."""
-        tokens, seconds = np.array(self.seen[drafting]).T
-        return float(tokens.mean() / np.median(seconds))
+    def gains(self) -> np.ndarray:
+        """Tokens a second with drafts / without, by trial: of the tokens the mean, of the seconds the median, which other work spares."""
+        more = np.mean(self.tokens[True]) / np.mean(self.tokens[False])
+        return np.asarray(more / np.array(self.slower))
 
     def turn(self) -> None:
         """The stretch is over: what comes next, and for how long."""
-        if not all(self.seen.values()):
-            self.drafting, self.left = not self.seen[True], TRIAL
-        elif self.chosen is not None and self.drafting == self.chosen:
-            self.drafting, self.left = not self.chosen, TRIAL
+        self.left, self.begun = self.trial, False
+        if not all(self.seconds.values()):
+            self.drafting = not self.seconds[True]
+        elif self.drafting == self.chosen:
+            self.drafting = not self.chosen
+            self.seconds[self.drafting].clear()
         else:
-            better = self.rate(True) > self.rate(False)
-            self.patience = min(2 * self.patience, MOST) if better == self.chosen else PATIENCE
+            self.slower.append(float(np.median(self.seconds[True]) / np.median(self.seconds[False])))
+            gains = self.gains()
+            better, sure = bool(np.median(gains) > 1), (gains[-1] > 1) == self.chosen
+            self.patience = min(2 * self.patience, MOST) if sure and better == self.chosen else PATIENCE
             self.drafting = self.chosen = better
-            self.left = self.patience
+            self.left *= self.patience
 
 
 class Referee:
@@ -59,14 +70,22 @@ class Referee:
         self._loads: dict[int, _Load] = {}
 
     def allows(self, requests: int) -> bool:
-        """Whether a step of so many requests that would draft may. One call a step."""
-        load = self._loads.setdefault(requests.bit_length(), _Load())
-        if load.left <= 0:
-            load.turn()
-        load.left -= 1
-        return load.drafting
+        """Whether a step of so many requests that would draft may."""
+        found = self._loads.get(requests.bit_length())
+        if found is None:
+            trial = max(LEAST, TRIAL * requests)
+            found = self._loads[requests.bit_length()] = _Load(trial, trial)
+        if found.left <= 0:
+            found.turn()
+        return found.drafting
 
     def saw(self, requests: int, drafting: bool, tokens: int, seconds: float) -> None:
         """A step of ``requests`` rows, drafting or not, drew so many tokens in so much time."""
-        if requests.bit_length() in self._loads:
-            self._loads[requests.bit_length()].seen[drafting].append((tokens, seconds))
+        found = self._loads.get(requests.bit_length())
+        if found is None or drafting != found.drafting:  # the schedule itself said no
+            return
+        if found.begun:
+            found.seconds[drafting].append(seconds)
+            found.tokens[drafting].append(tokens)
+            found.left -= tokens
+        found.begun = True

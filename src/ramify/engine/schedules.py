@@ -128,12 +128,12 @@ class Threshold:
 class Greedy:
     """Admit by falling survival while tokens a second of the whole cycle grow. Drafts only where that beats no drafting.
 
-    ``prior`` [K] is the acceptance by position to start from.
+    ``prior`` [K] is the acceptance by position to start from, worth :data:`RECENT` rounds.
     """
 
     def __init__(self, costs: Costs, block: int, prior: np.ndarray) -> None:
         self.costs, self.block = costs, block
-        self.recent = survival(prior[None])
+        self.recent = survival(np.tile(prior, (RECENT, 1)))
         """Survivals of the last rounds when the break-even was computed, [at most RECENT, block]."""
         self._newer: list[np.ndarray] = []
         self._known: dict[int, tuple[float, int, float]] = {}

@@ -122,7 +122,7 @@ class Speculator:
         self.layers = self.stored - first + drafter.layers
         """Layers to add to the arena; they start at ``first``."""
         self.drafting = True
-        """Whether this step drafts."""
+        """Whether the last step that could draft did."""
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
@@ -130,9 +130,8 @@ class Speculator:
         self._drafted: dict[int, int] = {}
         self._places: list[int] = []
         self._room: dict[int, Tensor] = {}
-        self._now = 0.0
-        self._referee, self._drawn = Referee(), 0
-        self._step: tuple[list[int], float] = [], 0.0
+        self._begun = self._now = 0.0
+        self._referee, self._load = Referee(), 0
 
     def admit_row(self, key: int) -> Kept:
         """The state of a new row."""
@@ -191,12 +190,9 @@ class Speculator:
 
         Every row has one token pending (its anchor). Rows under taps and rows that will be forked at this token should not be given.
         """
+        self._begun, self._load = time.perf_counter(), len(rows)
         if not rows:
             return 0
-        now = time.perf_counter()
-        if self._step[0] == (ids := [id(row) for row in rows]):  # nobody came or went, so no prompt ran in between
-            self._referee.saw(len(rows), self.drafting, self._drawn, now - self._step[1])
-        self._step = ids, now
         depth = self.schedule.depth(len(rows))
         if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(len(rows)):
             depth = 0
@@ -209,7 +205,7 @@ class Speculator:
         The features of all that the rows have computed must be there.
         """
         drafts: list[list[int]] = [[] for _ in rows]
-        begun = self._now = time.perf_counter()
+        begun = self._begun = self._now = time.perf_counter()
         limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
         able = np.flatnonzero(limits > 0).tolist()
         if able:
@@ -321,9 +317,11 @@ class Speculator:
         self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], emitted: Sequence[Picked], kept: Sequence[int]
     ) -> None:
         """Count what was kept: the first ``kept[i]`` of row i's emitted tokens. A row that ended has its ``stop`` set."""
-        stats, self._drawn = self.stats, sum(kept)
+        stats, drawn, now = self.stats, sum(kept), time.perf_counter()
+        if self._load:  # prompts ran before the step began, and what draws cost at their ends comes after
+            self._referee.saw(self._load, self.drafting, drawn, now - self._begun)
         if not any(drafts):
-            stats.plain += self._drawn
+            stats.plain += drawn
             return
         for row, draft, made, n in zip(rows, drafts, emitted, kept, strict=True):
             if not draft:
