@@ -76,7 +76,7 @@ attempt; with the allocator, or with uniform groups dropped and others drawn ins
 class TrainingConfig(TrainConfig):
     """How ``ramify improve`` trains."""
 
-    lr: float = 0.0
+    lr: float = Field(0.0, ge=0)
     """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own (0.001 for ours)."""
 
 

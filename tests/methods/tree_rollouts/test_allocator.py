@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig, is_mixed
@@ -116,7 +117,7 @@ def test_dead_prompts_and_no_prompts_end_cleanly() -> None:
     assert not any(is_mixed(tree.root.s, tree.root.n) for tree in trees)
     assert asyncio.run(BudgetAllocator(sampler, 100).run([])) == []
     with pytest.raises(UserError, match="fraction"):
-        BudgetAllocator(sampler, 100, Allocation(fraction=0))
+        check(Allocation, {"fraction": 0})
 
 
 def test_token_budgets_overshoot_by_at_most_one_round() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
@@ -154,7 +155,7 @@ def test_a_budget_below_one_attempt_names_the_minimum() -> None:
     with pytest.raises(UserError, match="at least 1"):
         sample(Words(), 0.5)
     with pytest.raises(UserError, match="roots"):
-        TreeSampler(Words(), TreeConfig(roots=0))
+        check(TreeConfig, {"roots": 0})
 
 
 def test_unforkable_nodes_are_marked_and_noted_once() -> None:

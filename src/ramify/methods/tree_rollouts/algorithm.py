@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.score.group import normalise
@@ -20,19 +21,19 @@ from ramify.score.group import normalise
 class UUCB(Config):
     """Coefficients of the selector (3.4)."""
 
-    alpha: float = 1.0
+    alpha: float = Field(1.0, ge=0)
     """weight of the value term: the chance that one more completion from here ends in the minority outcome"""
-    c: float = 0.1
+    c: float = Field(0.1, ge=0)
     """weight of the exploration bonus"""
-    lam: float = 1.0
+    lam: float = Field(1.0, ge=0)
     """weight of the policy's entropy at the node"""
-    k0: float = 1.0
+    k0: float = Field(1.0, ge=0)
     """strength of the prior at the root, in leaves"""
-    p0: float = 0.5
+    p0: float = Field(0.5, ge=0, le=1)
     """prior success probability at the root"""
-    kappa: float = 2.0
+    kappa: float = Field(2.0, ge=0)
     """shrinkage of a node's success rate towards its parent's, in leaves; raw rates dig below failed prefixes (trap T1)"""
-    actions: int = 4
+    actions: int = Field(4, ge=2)
     """number of equally likely choices whose entropy counts as 1"""
     cost_aware: bool = False
     """divide the score by the expected cost of going on from the node"""
@@ -47,13 +48,13 @@ class TreeConfig(Config):
     """coefficients of the UUCB rule"""
     unit: Literal["turns", "tokens"] = "turns"
     """unit of every budget and cost: agent turns, or generated tokens"""
-    roots: int = 2
+    roots: int = Field(2, ge=1)
     """attempts from the root before any node is chosen"""
-    parallel: int = 1
+    parallel: int = Field(1, ge=1)
     """attempts of one tree in flight at once"""
-    tau: int | None = None
+    tau: int | None = Field(None, ge=0)
     """results a choice may miss; 0 makes any width sequential, unset means ``parallel``"""
-    worst_attempt: float | None = None
+    worst_attempt: float | None = Field(None, gt=0)
     """the most one attempt can cost; given, the budget is never exceeded, else attempts are admitted on their expected cost and
     the last one may run over"""
     truncated: Literal["outcome", "exclude"] = "outcome"
@@ -63,23 +64,23 @@ class TreeConfig(Config):
 class Allocation(Config):
     """How a total budget is moved between prompts (3.6)."""
 
-    fraction: float = 0.5
+    fraction: float = Field(0.5, gt=0, le=1)
     """share of its base budget that every prompt gets first"""
-    overhead: float = 0.05
+    overhead: float = Field(0.05, ge=0)
     """extra budget allowed on top of the total"""
-    cap: float = 4.0
+    cap: float = Field(4.0, gt=0)
     """most a prompt may get, in base budgets; a prompt still uniform there is abandoned"""
-    width: int = 16
+    width: int = Field(16, ge=1)
     """chunks decided together on the same information; 1 is fully greedy"""
-    a: float = 1.0
+    a: float = Field(1.0, gt=0)
     """Beta prior of the closed form: pseudo-count of the outcome not seen"""
-    b: float = 1.0
+    b: float = Field(1.0, gt=0)
     """Beta prior of the closed form: pseudo-count of the outcome seen"""
     learned: bool = False
     """correct the closed form by online logistic regression"""
-    floor: float = 0.1
+    floor: float = Field(0.1, ge=0, le=1)
     """share of chunks the learned form gives to a random uniform prompt"""
-    rate: float = 0.3
+    rate: float = Field(0.3, ge=0)
     """step size of the regression"""
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.tree_rollouts.algorithm import Allocation, l1_mass, learn, learned_tie_break, tie_break
 from ramify.methods.tree_rollouts.record import GrownTree
@@ -30,8 +29,6 @@ class BudgetAllocator:
     def __init__(self, sampler: TreeSampler, total: float, config: Allocation | None = None) -> None:
         """``total`` is the budget of all tasks together, in the sampler's unit."""
         self.sampler, self.total, self.config = sampler, total, config or Allocation()
-        if not 0 < self.config.fraction <= 1 or self.config.width < 1 or self.config.overhead < 0:
-            raise UserError("an allocation needs a fraction in (0, 1], a width of at least 1 and an overhead of at least 0")
         self.weights = np.zeros(FEATURES)
         self.history: dict[str, tuple[int, int]] = {}
         self.log: list[dict[str, Any]] = []

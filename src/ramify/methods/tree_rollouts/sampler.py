@@ -45,10 +45,8 @@ class TreeSampler:
     """Samples trees of attempts, one per task. Everything but the draws themselves is decided here, deterministically."""
 
     def __init__(self, grower: Grower, config: TreeConfig | None = None, seed: int = 0, prefix: str = "") -> None:
-        """``prefix`` starts the name of every stored tree (``update-003/``). Raises UserError on settings that allow no attempt."""
+        """``prefix`` starts the name of every stored tree (``update-003/``)."""
         self.grower, self.config, self.seed, self.prefix = grower, config or TreeConfig(), seed, prefix
-        if self.config.roots < 1 or self.config.parallel < 1 or (self.config.tau or 0) < 0:
-            raise UserError("a tree needs roots and parallel of at least 1, and tau of at least 0")
 
     async def run(self, task: Task, budget: float) -> GrownTree:
         """Grow a tree on ``task``. Raises UserError when ``budget`` cannot pay one attempt from the root."""
