@@ -11,6 +11,7 @@ H query heads, G key/value heads, E head size, C = 2GE, S positions, r rank.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -132,7 +133,7 @@ class Drafts:
     scores: Tensor
 
 
-class Drafter(nn.Module):
+class Drafter(nn.Module, ABC):
     """What the engine needs of a drafter. The target's embedding and output matrix are shared, not copied, and never trained.
 
     After a change of weights in place call ``eval()``: it forgets what was made from the old ones.
@@ -171,14 +172,15 @@ class Drafter(nn.Module):
         self.embedding, self.head = embedding.detach(), head.detach()
         self.eval()
 
+    @abstractmethod
     def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """Write the draft keys and values of N context tokens into layers ``first`` and up of ``arena``, which must have room.
 
         ``slots`` int64 [N] are arena rows, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers there;
         ``following`` int64 [N] the token after each position. Tokens of a row may come in any portions, in order.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def draft(
         self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
@@ -188,7 +190,6 @@ class Drafter(nn.Module):
         (at least 1; every earlier one was absorbed). ``pick(k, logits)`` draws token k (from 0). Positions from the anchor's up to
         anchor + block + 3 of the draft layers are scratch, for which the arena must have room; nothing else is written.
         """
-        raise NotImplementedError
 
     def rotary(self, length: int, device: torch.device) -> Tensor:
         """cos and sin of the first positions, at least ``length``: [2, positions, E]."""
