@@ -1,7 +1,31 @@
-"""Set before any test imports torch: thread pools that fight over two cores cost several times the work."""
+"""What all tests share. One thread for torch, set before any test imports it: pools that fight over two cores cost several times the work."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import Forks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m slow``, files without such a test are not even imported, which takes as long as some of the tests."""
+    if config.option.markexpr == "slow" and collection_path.name.startswith("test_") and collection_path.is_file():
+        return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take longest first, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: -(mark.args[0] if (mark := item.get_closest_marker("timeout")) else 0))

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked import Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -41,13 +42,16 @@ def needs(page: Path) -> list[str]:
     return [word.strip() for word in found[1].split(",")] if found else []
 
 
-def run(command: list[str], folder: Path, text: str | None = None) -> None:
+def run(command: list[str], folder: Path) -> None:
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, input=text, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+    worked(subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False))
+
+
+def worked(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def run_page(page: Path, folder: Path) -> int:
+def run_page(page: Path, folder: Path, forks: Forks) -> int:
     """Run a page top to bottom: consecutive Python blocks share one namespace, in a folder that was empty before the first.
 
     Fails where something it runs fails; returns how many programs it ran.
@@ -58,13 +62,13 @@ def run_page(page: Path, folder: Path) -> int:
             python += text + "\n"
             continue
         if python and (wanted or not language):
-            run([sys.executable, "-"], folder, python)
+            worked(forks.run(python, folder))
             python, ran = "", ran + 1
         if wanted and language == "sh":
             run(["sh", "-eu", "-c", text], folder)
             ran += 1
     if python:
-        run([sys.executable, "-"], folder, python)
+        worked(forks.run(python, folder))
         ran += 1
     return ran
 
@@ -81,17 +85,17 @@ def with_code(extras: bool) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", with_code(extras=False), ids=name)
-def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    assert run_page(page, tmp_path) > 0
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, forks: Forks) -> None:
+    assert run_page(page, tmp_path, forks) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", with_code(extras=True), ids=name)
-def test_the_code_on_a_page_that_needs_more_runs(page: Path, tmp_path: Path) -> None:
+def test_the_code_on_a_page_that_needs_more_runs(page: Path, tmp_path: Path, forks: Forks) -> None:
     for module in needs(page):
         pytest.importorskip(module, reason=f"{module} is not installed: THE CODE OF {name(page)} IS NOT TESTED")
-    assert run_page(page, tmp_path) > 0
+    assert run_page(page, tmp_path, forks) > 0
 
 
 @cache

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import Forks
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 WORKED = sorted((Path(__file__).parents[1] / "examples" / "methods").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    check_runs(example, tmp_path, 15, 100)
+def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks) -> None:
+    check_runs(example, tmp_path, 15, forks)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", WORKED, ids=lambda path: path.stem)
-def test_a_worked_example_runs(example: Path, tmp_path: Path) -> None:
+def test_a_worked_example_runs(example: Path, tmp_path: Path, forks: Forks) -> None:
     if "needs the extra" in example.read_text(encoding="utf-8"):
         pytest.importorskip("reasoning_gym", reason=f"the extras are not installed: {example.name} IS NOT TESTED")
-    check_runs(example, tmp_path, 60, 300)
+    check_runs(example, tmp_path, 60, forks)
 
 
-def check_runs(example: Path, folder: Path, limit: int, seconds: float) -> None:
-    tree = ast.parse(example.read_text(encoding="utf-8"))
+def check_runs(example: Path, folder: Path, limit: int, forks: Forks) -> None:
+    code = example.read_text(encoding="utf-8")
+    tree = ast.parse(code)
     lines = {line for node in ast.walk(tree) if (line := getattr(node, "lineno", None))}
     assert len(lines) < limit, "an example is a few lines"
-    done = subprocess.run([sys.executable, "-W", "error", example], cwd=folder, capture_output=True, text=True, timeout=seconds)
+    done = forks.run(code, folder, example)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
-def test_the_worked_case_of_the_paper_comes_out(tmp_path: Path) -> None:
+def test_the_worked_case_of_the_paper_comes_out(tmp_path: Path, forks: Forks) -> None:
     (example,) = [path for path in EXAMPLES if path.stem == "credit_a_trace"]
-    out = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    out = forks.run(example.read_text(encoding="utf-8"), tmp_path, example).stdout
     assert "attempt 2 step 0, go B: +0.4774" in out
     assert "attempt 3 step 2, go out: +2.4170" in out
