@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src" / "ramify").rglob("*.py"))
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "_pickle", "copyreg"}
 UNSAFE_CALLS = {"exec", "eval", "compile", "__import__"}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def dotted(node: ast.expr) -> str:
@@ -43,7 +49,7 @@ def unsafe(tree: ast.AST) -> list[str]:
 
 def test_the_package_neither_unpickles_nor_evaluates() -> None:
     """One file may run code: the worker that exists inside a sandbox only (the next test: nothing of the host can import it)."""
-    found = {str(path.relative_to(ROOT)): sorted(set(unsafe(ast.parse(path.read_text(encoding="utf-8"))))) for path in SOURCES}
+    found = {str(path.relative_to(ROOT)): sorted(set(unsafe(tree_of(path)))) for path in SOURCES}
     assert SOURCES
     assert {path: what for path, what in found.items() if what} == {
         "src/ramify/sandbox/inside/worker.py": ["compile", "eval", "exec"]
@@ -58,7 +64,7 @@ def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
     for path in SOURCES:
         if set(inside) & set(path.parents):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             words = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):  # a function of another module may have the name of a file inside
                 words = [node.module or "", *([alias.name for alias in node.names] if node.level else [])]
@@ -104,7 +110,7 @@ def test_files_and_functions_stay_short() -> None:
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         long += [f"{path.name}: {text.count(chr(10))} lines"] * (text.count("\n") > 500)
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
                 long.append(f"{path.name}: {node.name}")
     assert long == []

@@ -19,10 +19,10 @@ from ramify.model.protocol import Draw, Prefix, Sampling
 from .helpers import draw, tiny, tokens
 
 SETTINGS = (
-    Sampling(max_tokens=12),
-    Sampling(max_tokens=30, temperature=0.7, top_p=0.9),
-    Sampling(max_tokens=5, top_k=7, ban_first=(3, 4)),
-    Sampling(max_tokens=20, temperature=0.0),
+    Sampling(max_tokens=6),
+    Sampling(max_tokens=18, temperature=0.7, top_p=0.9),  # more than a block of the cache
+    Sampling(max_tokens=3, top_k=7, ban_first=(3, 4)),
+    Sampling(max_tokens=9, temperature=0.0),
 )
 LENGTHS = (1, 2, 5, 17, 33, 40, 90, 170)
 

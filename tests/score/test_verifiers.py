@@ -80,7 +80,7 @@ def test_what_a_verifier_returns_may_be_awaitable(verifier: Any) -> None:
 
 
 def test_waiting_for_a_turn_is_no_time_of_the_verifier() -> None:
-    judge: Any = limited(slow(), seconds=0.8, at_once=1)
+    judge: Any = limited(slow(), seconds=1.2, at_once=1)
 
     async def many() -> list[Any]:
         return await asyncio.gather(*(judge("x", TokenTrace("a", "a", (1,), (1,), Sampling())) for _ in range(5)))
