@@ -127,6 +127,7 @@ class Speculator:
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
         self._weights: list[Tensor] = []
+        self._accept = np.empty((0, 0))
         self._drafted: dict[int, int] = {}
         self._places: list[int] = []
         self._room: dict[int, Tensor] = {}
@@ -253,7 +254,7 @@ class Speculator:
         Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
         draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
         """
-        found = np.empty((len(rows), depth)) if self.law == "coupled" else self._keyed(rows, 0, depth)
+        found = np.empty((len(rows), depth)) if self.law == "coupled" else self._keyed(rows, depth)
         for i, row in enumerate(rows):
             if self._coupled(row):
                 found[i] = np.resize(row.uniforms[len(row.logprobs) : len(row.logprobs) + depth], depth)
@@ -262,10 +263,14 @@ class Speculator:
     def _coupled(self, row: Row) -> bool:
         return self.law == "coupled" or row.job.settings.seeded
 
-    def _keyed(self, rows: Sequence[Row], purpose: int, depth: int) -> np.ndarray:
-        keys = np.array([_state(row).keys[purpose] for row in rows])
+    def _keyed(self, rows: Sequence[Row], depth: int) -> np.ndarray:
+        """Of every purpose at once; those of the acceptances are for later."""
+        keys = np.array([_state(row).keys for row in rows])
         anchors = np.array([len(row.logprobs) for row in rows])
-        return uniforms(np.tile(keys[:, None], depth), anchors[:, None] * STRIDE + np.arange(depth)) * (1 - 2.0**-52)
+        counters = (anchors[:, None] * STRIDE + np.arange(depth))[:, None]
+        found = uniforms(np.repeat(keys[..., None], depth, 2), np.repeat(counters, len(PURPOSES), 1)) * (1 - 2.0**-52)
+        self._accept = found[:, 1]
+        return found[:, 0].copy()
 
     def usual(self) -> np.ndarray:
         """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
@@ -308,10 +313,10 @@ class Speculator:
         u = [row.uniforms[n : n + len(draft) + 1] for row, n, draft in zip(rows, drawn, drafts, strict=True)]
         if by_coupling:
             return coupled(logits, settings, begins, u, drafts)
-        q = torch.stack(self._weights, dim=1)
+        q, accept = torch.stack(self._weights, dim=1), self._accept
         if list(places) != list(range(len(q))):
-            q = q[list(places)]
-        return rejection(logits, settings, begins, u, drafts, q, self._keyed(rows, 1, q.shape[1]))
+            q, accept = q[list(places)], accept[list(places)]
+        return rejection(logits, settings, begins, u, drafts, q, accept)
 
     def settle(
         self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], emitted: Sequence[Picked], kept: Sequence[int]
