@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: Reads a job a line; a child of its own runs it as ``__main__`` and ends as an interpreter does, the parent says how.
+#: Has loaded what takes seconds (torch's optimizers load torch._dynamo). Reads a job a line, which a child of its own runs as
+#: ``__main__``, ending as an interpreter does; the parent says how.
 SERVER = """
 import json, os, sys, types
-import numpy, pydantic, scipy.stats, torch
+import numpy, pydantic, scipy.stats, torch, torch._dynamo
 
 job = None
 for line in sys.stdin:

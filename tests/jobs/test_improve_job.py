@@ -81,7 +81,7 @@ def test_changed_parts_are_refused_with_what_changed(whole: Path, tmp_path: Path
 
 #: Children are forked from a server that has imported what the job needs: an instant is then one of the job, not of an import.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["ramify.jobs.improve", "ramify.engine.local"])
+SERVER.set_forkserver_preload(["ramify.jobs.improve", "ramify.engine.local", "torch._dynamo"])  # an optimizer loads the last
 
 
 def killed(work: Callable[..., Any], *args: Any, path: Path, after: float) -> None:
