@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from ramify.base.config import Config
@@ -28,6 +29,7 @@ from ramify.engine.dspark import DSpark
 from ramify.engine.eagle import Eagle3
 from ramify.engine.local import LocalModel
 from ramify.model.protocol import Prefix, Sampling
+from ramify.trace.lines import at_place
 from ramify.train.batch import Row
 from ramify.train.checkpoint import pack, unpack
 from ramify.train.loop import TrainConfig, Trainer
@@ -41,27 +43,27 @@ CACHE_BYTES = 1 << 30
 class DrafterTraining(Config):
     """How to train a drafter. The defaults are the paper's for DSpark, but for the size of the run."""
 
-    steps: int = 3000
+    steps: int = Field(3000, ge=1)
     """Optimiser steps."""
-    rows: int = 12
+    rows: int = Field(12, ge=1)
     """Sequences per step."""
-    anchors: int = 24
+    anchors: int = Field(24, ge=1)
     """Blocks per sequence and step, at positions drawn without replacement."""
-    lr: float = 3e-3
+    lr: float = Field(3e-3, ge=0)
     """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
-    warmup: float = 0.04
+    warmup: float = Field(0.04, ge=0, le=1)
     """Share of the steps that warm up."""
-    decay: float = 4.0
+    decay: float = Field(4.0, gt=0)
     """Slot k has weight exp(-(k-1)/decay)."""
-    step_decay: float = 0.8
+    step_decay: float = Field(0.8, ge=0)
     """Eagle3: weight of each unrolled step relative to the one before."""
-    cross_entropy: float = 0.1
+    cross_entropy: float = Field(0.1, ge=0)
     """Weight of the cross-entropy on the next token; DFlash has this loss alone."""
-    distance: float = 0.9
+    distance: float = Field(0.9, ge=0)
     """Weight of the distance between the drafter's and the target's law, ||p - q||_1."""
-    confidence: float = 1.0
+    confidence: float = Field(1.0, ge=0)
     """Weight of the confidence head's loss."""
-    clip: float = 1.0
+    clip: float = Field(1.0, gt=0)
     """Largest gradient norm of a step."""
     seed: int = 0
     """Decides batches and anchors."""
@@ -96,7 +98,7 @@ def kept_text(
     file = folder / TEXT
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
-        tensors, record = unpack(file.read_bytes())
+        tensors, record = _read(file)
         if record.get("what") != what:
             raise UserError(f"{file} is text of another target or other prompts; remove it or choose another folder")
         ends = np.cumsum(tensors["lengths"].numpy())
@@ -343,7 +345,7 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
     file = out / CHECKPOINT
     if not file.is_file():
         return []
-    tensors, state = unpack(file.read_bytes())
+    tensors, state = _read(file)
     if state.get("what") != what:
         raise UserError(
             f"{file} is the state of another training (other data, target or settings); remove it or choose another folder"
@@ -351,3 +353,8 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
     trainer.restore(tensors, state)
     records: list[dict[str, Any]] = state["records"]
     return records
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with at_place(str(file)):
+        return unpack(file.read_bytes())

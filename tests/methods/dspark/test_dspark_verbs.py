@@ -112,6 +112,8 @@ def test_prompts_of_a_file(pair: tuple[str, Path], tmp_path: Path, call: Call) -
         (["train", "nothing", "--out", "x"], 2, "neither 'builtin' nor 'hf:PATH'"),
         (["train", "{target}", "--out", "x", "--blok", "3"], 2, "block"),
         (["train", "{target}", "--out", "x", "--block", "0"], 2, "block"),
+        (["train", "{target}", "--out", "x", "--rows", "0"], 2, "rows"),
+        (["train", "{target}", "--out", "x", "--lr", "nan"], 2, "lr"),
         (["bench", "{target}", "{out}", "{out}"], 2, "same name"),
     ],
 )
