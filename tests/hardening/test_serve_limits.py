@@ -103,26 +103,45 @@ def test_json_is_read_as_python_reads_it(value: dict[str, object]) -> None:
 
 def test_places_are_counted() -> None:
     places = Places(2, 3)
-    with places.take(), places.take(4):
-        with pytest.raises(RefusedError, match="All 5 places are taken") as refused, places.take():
+    with places.take("a", 1), places.take("b", 2), places.take("c", 2):
+        with pytest.raises(RefusedError, match="All 5 places are taken") as refused, places.take("d", 1):
             pass
         assert (refused.value.status, places.taken) == (429, 5)
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
-    with places.take(5):
+    with Places(2, 3, 9).take("a", 5):
         pass
-    with pytest.raises(RefusedError, match="not 6") as never, places.take(6):
+    with pytest.raises(RefusedError, match="not 3") as never, places.take("a", 3):
         pass
     assert (never.value.status, places.taken) == (400, 0)
     with pytest.raises(UserError, match="at least 1"):
         Places(0, 1)
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "each", "expected"), [(64, 256, 0, 160), (64, 0, 0, 64), (2, 8, 3, 3), (2, 8, 99, 10)]
+)
+def test_one_client_cannot_fill_what_others_wait_for(running: int, waiting: int, each: int, expected: int) -> None:
+    places = Places(running, waiting, each)
+    with places.take("greedy", expected - 1), places.take("greedy", 1):
+        if expected < places.most:
+            with (
+                pytest.raises(RefusedError, match=f"You hold {expected} of the {expected} places") as refused,
+                places.take("greedy", 1),
+            ):
+                pass
+            assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+            with places.take("other", 1):
+                assert places.taken == expected + 1
+    with places.take("greedy", expected):  # and all is given back
+        assert places.taken == expected
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 4), max_size=20))
-def test_places_never_overflow_and_all_come_back(sizes: list[int]) -> None:
-    places, held = Places(3, 4), []
-    for n in sizes:
-        place = places.take(n)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 4)), max_size=20))
+def test_places_never_overflow_and_all_come_back(asked: list[tuple[str, int]]) -> None:
+    places, held = Places(3, 4, 7), []
+    for client, n in asked:
+        place = places.take(client, n)
         try:
             place.__enter__()
         except RefusedError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import ramify
 from ramify.engine.local import LocalModel
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
-from ramify.model.protocol import Model
+from ramify.model.protocol import Model, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel
+from ramify.model.streaming import Piece, Pieces
 from ramify.web.api import Api
 from ramify.web.exchange import Recorder
 from ramify.web.limits import Guard, Places
+from ramify.web.metrics import Gauges
 from ramify.web.server import address, open_server
 
 HOUSEHOLD = Path(ramify.__file__).parent / "assets" / "household"
@@ -31,17 +35,28 @@ def household(**options: Any) -> tuple[LocalModel, Layout]:
     return local, Layout(local, TagTemplate(local.tokenizer))
 
 
+class Endless(ScriptedModel):
+    """Says one word and no more."""
+
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        yield Piece("well ")
+        await asyncio.Event().wait()
+
+
 @contextmanager
 def served(
     model: Model,
-    gauges: Callable[[], Mapping[str, float]] = dict,
+    gauges: Callable[[], Gauges] = dict,
     running: int = 64,
     waiting: int = 64,
+    each: int = 0,
+    seconds: float = 60,
+    token: str | None = None,
     record: Recorder | None = None,
 ) -> Iterator[str]:
     """Yields ``http://127.0.0.1:PORT/v1``."""
-    api = Api(model, NAME, Places(running, waiting), record, gauges)
-    server, listener = open_server(Guard(api.app(), seconds=60), drain=2)
+    api = Api(model, NAME, Places(running, waiting, each), record, gauges)
+    server, listener = open_server(Guard(api.app(), token=token, seconds=seconds, count=api.count), drain=2)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

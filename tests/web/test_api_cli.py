@@ -66,6 +66,12 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
     assert float(told["ramify_engine_rounds"]) > 0
     assert 1 <= float(told["ramify_engine_tau"]) <= 4
     assert 0 <= float(told["ramify_engine_budget"]) <= 3
+    reached, accepted = (
+        [float(told[f'ramify_engine_{name}_at_total{{position="{place}"}}']) for place in range(1, 5)]
+        for name in ("reached", "accepted")
+    )
+    assert reached[0] >= reached[1] >= reached[2] > reached[3] == 0  # three are drafted of a block of four
+    assert sum(accepted) == float(told["ramify_engine_accepted"])
 
 
 def test_a_made_up_token_is_said_once() -> None:

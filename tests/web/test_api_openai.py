@@ -262,7 +262,10 @@ def test_what_is_counted(ai: openai.OpenAI, url: str) -> None:
         ({"messages": [{"role": "owner", "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": []}, 400, "messages"),
         ({"tool_choice": "required"}, 400, "cannot be made to call"),
-        ({"response_format": {"type": "json_object"}}, 400, "not held to a format"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, 400, "send 'tool_choice' \"auto\""),
+        ({"tool_choice": "sometimes"}, 400, "an object with"),
+        ({"response_format": {"type": "json_object"}}, 400, "check the reply, or serve an endpoint that can"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "not held to a format"),
         ({"logit_bias": {"5": 3}}, 400, "only -100"),
         ({"logit_bias": {"999": -100}}, 400, "token 999"),
         ({"frequency_penalty": 0.5}, 400, "penalties"),
@@ -314,12 +317,12 @@ def test_ramifys_own_endpoint_model_finds_everything_it_can_use(url: str, engine
 
 def test_a_full_server_says_when_to_come_again() -> None:
     local, model = household(max_rows=1)
-    with served(model, lambda: local.gauges, running=1, waiting=1) as url, client(url) as ai:
+    with served(model, lambda: local.gauges, running=1, waiting=1, each=2) as url, client(url) as ai:
         held = ai.completions.create(prompt="go", model=NAME, max_tokens=400, logit_bias={"4": -100}, stream=True)
         with pytest.raises(openai.RateLimitError) as caught:
             ai.completions.create(prompt="go", model=NAME, max_tokens=1, n=2)
         assert int(caught.value.response.headers["retry-after"]) >= 1
-        with pytest.raises(openai.BadRequestError, match="2 draws at once"):
+        with pytest.raises(openai.BadRequestError, match="2 draws at once from a client"):
             ai.completions.create(prompt="go", model=NAME, max_tokens=1, n=3)
         held.close()
         until = time.monotonic() + 20

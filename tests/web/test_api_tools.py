@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -8,14 +7,13 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import NAME, client, served
+from api_server import NAME, Endless, client, served
 
 from ramify.base.errors import BoundaryError
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.model.streaming import Piece, Pieces
 from ramify.web.exchange import Exchange
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"town":   "Oslo"}}\n</tool_call>'
@@ -80,6 +78,81 @@ def test_a_whole_round_with_a_tool_keeps_the_drawn_tokens(ai: openai.OpenAI, wat
     assert prompt[start : start + len(drawn)] == drawn
 
 
+STRICT: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"town": {"type": "string"}},
+                "required": ["town"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+def dumped(ai: openai.OpenAI, way: str) -> dict[str, Any]:
+    """The message with the call, as the client's own models write it down."""
+    if way == "create":
+        return ai.chat.completions.create(model=NAME, messages=ASK, tools=STRICT).choices[0].message.model_dump()
+    if way == "parse":
+        return ai.chat.completions.parse(model=NAME, messages=ASK, tools=STRICT).choices[0].message.model_dump()
+    with ai.chat.completions.stream(model=NAME, messages=ASK, tools=STRICT) as stream:
+        return stream.get_final_completion().choices[0].message.model_dump()
+
+
+@pytest.mark.parametrize("way", ["create", "parse", "stream"])
+def test_what_the_client_writes_down_of_a_reply_can_be_sent_back(ai: openai.OpenAI, watched: Watched, way: str) -> None:
+    message: Any = dumped(ai, way)
+    assert {"refusal", "annotations", "audio", "function_call"} <= message.keys()
+    others: Any = {"reasoning_details": [{"text": "hm"}], "provider_specific_fields": None}  # of other servers
+    result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}
+    again = ai.chat.completions.create(model=NAME, messages=[*ASK, message | others, result], tools=STRICT)
+    assert again.choices[0].message.content == "It is rain."
+    drawn = watched.tokenizer.encode(CALL)
+    start = len(watched.prompts[-2])
+    assert watched.prompts[-1][start : start + len(drawn)] == drawn
+    for wrong in ({"audio": {"id": "a"}}, {"function_call": {"name": "weather", "arguments": ""}}):
+        with pytest.raises(openai.BadRequestError, match=rf"messages\[1\].{next(iter(wrong))}"):
+            ai.chat.completions.create(model=NAME, messages=[*ASK, message | wrong, result])
+    with pytest.raises(openai.BadRequestError, match=r"Unknown field 'messages\[0\].contents'"):
+        ai.chat.completions.create(model=NAME, messages=[{"role": "user", "contents": "x"}])  # type: ignore[list-item, misc]
+
+
+def test_stream_options_of_clients_are_taken(ai: openai.OpenAI) -> None:
+    for options in (
+        {"include_usage": None},
+        {"include_usage": False, "include_obfuscation": True, "continuous_usage_stats": True},
+    ):
+        events = list(ai.chat.completions.create(model=NAME, messages=ASK, stream=True, stream_options=options))  # type: ignore[call-overload]
+        assert all(event.choices for event in events)
+
+
+def test_one_call_at_a_time_is_drawn_told_and_kept_where_that_is_asked_for() -> None:
+    told: list[Exchange] = []
+
+    async def record(exchange: Exchange) -> None:
+        told.append(exchange)
+
+    other = CALL.replace("Oslo", "Rome").partition("\n")[2]
+    twice = ScriptedModel(lambda messages, key: f"{CALL}\n{other}", name="twice")
+    with served(Layout(twice, TagTemplate(twice.tokenizer)), record=record) as url, client(url) as ai:
+        asked: dict[str, Any] = {"model": NAME, "messages": ASK, "tools": TOOLS}
+        both = ai.chat.completions.create(parallel_tool_calls=True, **asked).choices[0]
+        one = ai.chat.completions.create(parallel_tool_calls=False, **asked).choices[0]
+        events = list(ai.chat.completions.create(parallel_tool_calls=False, stream=True, **asked))
+        ai.chat.completions.create(model=NAME, messages=ASK, parallel_tool_calls=False)  # no tools: no calls to keep
+    assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
+    assert (one.finish_reason, one.message.content, one.model_extra) == ("tool_calls", "Let me see.", {"stop_reason": None})
+    assert len([call for event in events for call in event.choices[0].delta.tool_calls or ()]) == 1
+    drawn = [exchange.outcomes[0][0] for exchange in told]
+    assert [draw.text for draw in drawn if isinstance(draw, Draw)] == [f"{CALL}\n{other}", CALL, CALL, f"{CALL}\n{other}"]
+
+
 def test_a_streamed_call_comes_whole(ai: openai.OpenAI) -> None:
     events = list(ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, stream=True))
     assert "".join(event.choices[0].delta.content or "" for event in events) == "Let me see."
@@ -119,14 +192,6 @@ def test_a_model_of_messages_is_served_too() -> None:
             ai.completions.create(model=NAME, prompt="x")
         with pytest.raises(openai.BadRequestError, match="does not offer log-probs"):
             ai.chat.completions.create(model=NAME, messages=ASK, logprobs=True)
-
-
-class Endless(ScriptedModel):
-    """Says one word and no more."""
-
-    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        yield Piece("well ")
-        await asyncio.Event().wait()
 
 
 def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:

@@ -59,7 +59,7 @@ def gateway(
     recorder = Recorder(folder, {}) if folder else record
     api = Api(model, name, Places(64, 0), recorder)
     try:
-        with serving(Guard(api.app(), "127.0.0.1", seconds=20.0)) as url:
+        with serving(Guard(api.app(), "127.0.0.1", seconds=20.0, count=api.count)) as url:
             yield url
     finally:
         if folder:
@@ -146,6 +146,18 @@ def test_the_openai_client_talks_through_it(tmp_path: Path) -> None:
         assert [node.role for node in nodes] == ["root", "user", "assistant", "user", "assistant"]
         assert nodes[-1].data["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": "home"}'}
         assert nodes[-1].data["usage"] == {"prompt_tokens": 2, "completion_tokens": 9}
+
+
+def test_what_only_an_upstream_can_keep_to_passes_unread() -> None:
+    asked = {
+        "tool_choice": "required",
+        "response_format": {"type": "json_object"},
+        "parallel_tool_calls": False,
+        "tools": [{"x": 1}],
+    }
+    with Upstream() as upstream, gateway(upstream.url) as url:
+        assert post(url, ASK | asked).status_code == 200
+    assert upstream.requests[-1][2] == ASK | asked
 
 
 def test_choices_are_siblings_and_completions_pass(tmp_path: Path) -> None:
@@ -265,7 +277,7 @@ def test_every_draw_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
         for body, words in (
             ({"prompt": ["a"] * 129}, "Field 'prompt': at most 128"),
             ({"prompt": "a", "n": 129}, "Field 'n': at most 128"),
-            ({"prompt": ["a"] * 13, "n": 5}, "takes 64 draws at once, not 65"),
+            ({"prompt": ["a"] * 13, "n": 5}, "takes 64 draws at once from a client, not 65"),
         ):
             answer = post(url, {"model": MODEL} | body, "/completions")
             assert answer.status_code == 400

@@ -203,6 +203,40 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
     assert fate["lost"] == []  # what the model was shown never lacked the rule
 
 
+def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may_refuse(rules: str, tmp_path: Path) -> None:
+    tool: Any = {"type": "function", "function": {"name": "send_email", "parameters": {"type": "object"}}}
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "mail", "schema": {"type": "object"}}}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "mail eve"}], "tools": [tool]}
+    calls = [CALL, CALL | {"id": "b"}]
+
+    def answer(body: dict[str, Any]) -> bytes:
+        if "response_format" in body:
+            return http({"error": {"message": "no formats here"}}, 400)
+        return http(chat({"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"))
+
+    with FaultyServer(answer) as upstream:
+        recorder = Recorder(tmp_path / "run", {})
+        api = Api(wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}"]), MODEL, Places(8, 0), recorder)
+        with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            named: Any = {"type": "function", "function": {"name": "send_email"}}
+            both = client.chat.completions.create(tool_choice=named, **asked).choices[0]
+            one = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked).choices[0]
+            client.chat.completions.create(tool_choice="auto", response_format={"type": "text"}, **asked)
+            with pytest.raises(openai.BadRequestError, match="no formats here"):
+                client.chat.completions.create(response_format=schema, **asked)
+            with pytest.raises(openai.BadRequestError, match="no formats here"):
+                client.chat.completions.create(response_format=schema, stream=True, **asked)
+        recorder.close()
+    sent = [body for _, _, body in upstream.requests if body and "tools" in body and not body.get("stream")]
+    found = [[body.get(name) for name in ("tool_choice", "parallel_tool_calls", "response_format")] for body in sent[:4]]
+    assert found == [[named, None, None], ["required", False, None], [None, None, None], [None, None, schema]]
+    assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
+    with Run.open(tmp_path / "run") as run:
+        drawn = [(node, run.producer(node.producer).settings) for node in run.each(Node) if node.producer]
+        (required,) = [node for node, told in drawn if told.get("tool_choice") == "required"]
+        assert len(required.data["tool_calls"]) == 2  # what was drawn
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_streams_of_an_endpoint_pass_middleware_piece_by_piece(streams: bool) -> None:
     """Where the endpoint streams, it passes as it comes; where it refuses to, the reply comes in one piece."""

@@ -17,6 +17,7 @@ from ramify.render.terminal import emit, say
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
     from ramify.model.protocol import Model
+    from ramify.web.metrics import Gauges
     from ramify.web.recording import Recorder
 
 app = typer.Typer(add_completion=False)
@@ -54,6 +55,14 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
     ] = 256,
+    max_per_client: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Draws of one client (the request's 'user', else its address) that may run or wait; 0: half of all, or --max-rows if more.",
+            min=0,
+        ),
+    ] = 0,
     kv_memory: Annotated[
         int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
     ] = 0,
@@ -93,8 +102,8 @@ def serve(
     settings = {"model": model, "middleware": middleware or []}
     recorder = _recorder(record, settings, getattr(inner, "template", None), redact) if record else None
     try:
-        api = Api(wrapped, public, Places(max_rows, max_waiting), recorder, gauges)
-        guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health")
+        api = Api(wrapped, public, Places(max_rows, max_waiting, max_per_client), recorder, gauges)
+        guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
@@ -116,7 +125,7 @@ def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate |
 
 def find_served(
     spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "", kv_memory: int = 0, verify: str = "rejection"
-) -> tuple[Model, Callable[[], Mapping[str, float]]]:
+) -> tuple[Model, Callable[[], Gauges]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
     ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the law of :mod:`ramify.engine.verify` for draws without a seed. Raises UserError where there is no such model or a drafter is given for one elsewhere.

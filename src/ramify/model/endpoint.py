@@ -122,6 +122,11 @@ class HttpModel:
                 self._offers = wait_for(self._discover)
         return self._offers
 
+    @property
+    def forwards(self) -> frozenset[str]:
+        """Fields of :attr:`Prefix.asked` that go to the server as they are; it keeps to them or refuses."""
+        return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.mode == "chat" else ())
+
     def check(self, settings: Sampling) -> None:
         """Refuse settings this endpoint cannot follow, before anything runs. Raises NeedsError, or UserError on senseless numbers."""
         if not (np.isfinite(settings.temperature) and settings.temperature >= 0 and 0 < settings.top_p <= 1):
@@ -237,7 +242,7 @@ class HttpModel:
 
     def _chat_body(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> dict[str, Any]:
         body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
-        return body | ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {})
+        return body | ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {}) | dict(prefix.asked)
 
     async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Draw:
         body = self._chat_body(prefix, settings, key, dialect)

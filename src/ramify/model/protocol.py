@@ -48,6 +48,8 @@ class Prefix:
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools the world offers, as JSON schemas; a model that takes messages may call them."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What else a chat request asks for that only an endpoint can keep to: sent with the messages as it is (``HttpModel.forwards``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 import uuid
@@ -13,9 +14,10 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, BusyError, NeedsError, RamifyError, UserError
 from ramify.base.seeds import place_key
+from ramify.model.http import ProviderError
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import Draw, Identity
-from ramify.model.streaming import Piece, stream, whole
+from ramify.model.protocol import CLIENT, Draw, Identity
+from ramify.model.streaming import Piece, Pieces, stream, whole
 from ramify.web.draws import merged
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Form, Top
@@ -40,6 +42,7 @@ class Answer:
         ]
         self.replies: list[Reply] = [form.reply() for _ in range(count)]
         self._begun = [0.0] * count
+        self._drawn = [0] * count  # tokens seen of each choice
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -94,18 +97,12 @@ class Answer:
     async def _parts(self) -> AsyncGenerator[tuple[int, Part, list[Top]], None]:
         """What becomes sure of each choice; at the end all is counted and recorded."""
         form = self.form
-        with self.places.take(len(self.replies)):
+        with self.places.take(CLIENT.get(), len(self.replies)):
             await form.prepare()
-            if not form.draws:
-                return
-            prompts = [form.prompts[choice // form.n] for choice in range(len(self.replies))]
-            streams = [
-                stream(form.served.model, prompt, form.settings, key) for prompt, key in zip(prompts, self.keys, strict=True)
-            ]
             try:
-                async with aclosing(merged(streams)) as pieces:
+                async with aclosing(merged(self._streams())) as pieces:
                     async for choice, piece in pieces:
-                        self._clock(choice, piece)
+                        self._note(choice, piece)
                         if form.top and piece.draw is None:
                             continue  # runners-up are known when the draw is whole
                         top = await self._tops(choice, piece.draw) if form.top and piece.draw is not None else []
@@ -116,9 +113,16 @@ class Answer:
             except (asyncio.CancelledError, GeneratorExit):
                 self._leave()
                 raise
-            # Whoever leaves while this waits is recorded all the same, once.
-            await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
-        self._count()
+            finally:
+                self.metrics.count(*self._sums())
+            if form.draws:  # Whoever leaves while this waits is recorded all the same, once.
+                await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
+
+    def _streams(self) -> list[Pieces]:
+        """The draws to be made, each begun when it is first read."""
+        form = self.form
+        choices = enumerate(self.keys) if form.draws else ()
+        return [stream(form.served.model, form.prompts[at // form.n], form.settings, key) for at, key in choices]
 
     async def _tell(self, outcomes: Sequence[Draw | Exception]) -> None:
         if self.record is None:
@@ -143,9 +147,10 @@ class Answer:
             )
         return await self.form.served.alternatives(prompt, draw.tokens, self.form.top)
 
-    def _clock(self, choice: int, piece: Piece) -> None:
-        """Note when the first token came, and at the end how long each further one took."""
+    def _note(self, choice: int, piece: Piece) -> None:
+        """Count the tokens; note when the first came, and at the end how long each further one took."""
         now = time.monotonic()
+        self._drawn[choice] += 0 if piece.tokens is None else len(piece.tokens)
         if not self._begun[choice] and (piece.text or piece.tokens is not None):
             self._begun[choice] = now
             self.metrics.first.observe(now - self.start)
@@ -173,24 +178,22 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def _count(self) -> None:
-        for kind, count in zip(("prompt", "cached", "completion"), self._sums(), strict=True):
-            self.metrics.tokens.labels(kind).inc(count)
-
     def _sums(self) -> tuple[int, int, int]:
-        """Tokens of the prompts, each once; of them found in the cache by every one of its draws; of all replies. 0 where unknown."""
-        prompt = cached = drawn = 0
+        """Tokens of the prompts, each once; of them found in the cache by every one of its draws; of all replies, as far as they came.
+
+        0 where unknown.
+        """
+        n, drawn = self.form.n, list(self._drawn)
+        prompt = cached = 0
         for at, given in enumerate(self.form.prompts):
-            draws = [reply.draw for reply in self.replies[at * self.form.n : (at + 1) * self.form.n] if reply.draw is not None]
-            told = [(draw.data or {}).get("usage", {}) for draw in draws]
-            counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in told]
+            draws = {c: self.replies[c].draw for c in range(at * n, at * n + n)}
+            told = {c: (draw.data or {}).get("usage", {}) for c, draw in draws.items() if draw is not None}
+            counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in told.values()]
             prompt += max(counts, default=0)
-            cached += min((use.get("cached_tokens", 0) for use in told), default=0)
-            drawn += sum(
-                use.get("completion_tokens", 0) if draw.tokens is None else len(draw.tokens)
-                for draw, use in zip(draws, told, strict=True)
-            )
-        return prompt, cached, drawn
+            cached += min((use.get("cached_tokens", 0) for use in told.values()), default=0)
+            for c, use in told.items():
+                drawn[c] = drawn[c] or use.get("completion_tokens", 0)  # of a model without tokens
+        return prompt, cached, sum(drawn)
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -202,9 +205,14 @@ _STATUS = {"rate": 429, "timeout": 504}
 
 
 def refusal(error: RamifyError) -> RefusedError:
-    """What a client is told of an error."""
+    """What a client is told of an error. What an upstream refuses of a request is the client's own business; a refused key is not."""
     if isinstance(error, RefusedError):
         return error
+    if isinstance(error, ProviderError):
+        retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
+        own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
+        if own or retry:
+            return RefusedError(error.status, f"Upstream: {error.message}.", code=error.kind, headers=retry)
     if isinstance(error, TooLongError):
         return RefusedError(400, f"{error}.", code="context_length_exceeded")
     if isinstance(error, BusyError):

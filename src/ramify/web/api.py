@@ -25,26 +25,18 @@ from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, TextRequest, read_request
 from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
-from ramify.web.limits import Places, RefusedError, error_answer, error_handlers, read_json
-from ramify.web.metrics import Metrics
+from ramify.web.limits import Places, RefusedError, client_of, error_answer, error_handlers, read_json
+from ramify.web.metrics import Gauges, Metrics
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _GONE = 499
 """What a request counts as whose client left; nobody is told."""
 
 
-def client_of(body: Mapping[str, Any], request: HttpRequest) -> str:
-    """Who a request is for, as fairness counts clients: the ``user`` it names, else the address it comes from. Raises RefusedError."""
-    user = body.get("user")
-    if user is not None and not (isinstance(user, str) and len(user) <= 256):
-        raise RefusedError(400, "Field 'user': it must be a text of at most 256 characters.", "user", "invalid_value")
-    return f"user {user}" if user else f"at {request.client.host if request.client else ''}"
-
-
 class Api:
     """``model`` served as ``name``. ``places`` bounds what runs and waits; ``record`` is told of every answer before its end is sent.
 
-    ``gauges`` gives numbers of the engine for ``/metrics``. Raises what the model's ``capabilities`` raise.
+    ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). Raises what the model's ``capabilities`` raise.
     """
 
     def __init__(
@@ -53,12 +45,12 @@ class Api:
         name: str,
         places: Places,
         record: Recorder | None = None,
-        gauges: Callable[[], Mapping[str, float]] = dict,
+        gauges: Callable[[], Gauges] = dict,
     ) -> None:
         self.served, self.places, self.record = Served.of(model, name), places, record
         self.identity = model.identity
         self.created = int(time.time())
-        self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.running + places.waiting, **gauges()})
+        self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.most, **gauges()})
         self.gateway: Gateway | None = None
         if isinstance(model, HttpModel) and model.mode == "chat":  # nothing in front of it: requests pass as they are
             self.gateway = Gateway(model, name, places, self.metrics, record)
@@ -76,21 +68,11 @@ class Api:
         ]
         app = Starlette(routes=routes, exception_handlers=error_handlers())
         app.router.redirect_slashes = False
-        return self._counted(app)
+        return app
 
-    def _counted(self, app: Any) -> Any:
-        """``app``, its answers counted."""
-
-        async def counted(scope: Any, receive: Any, send: Any) -> None:
-            async def noted(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    route = scope["path"] if scope["path"] in ROUTES else "other"
-                    self.metrics.requests.labels(route, str(message["status"])).inc()
-                await send(message)
-
-            await app(scope, receive, noted)
-
-        return counted
+    def count(self, path: str, status: int) -> None:
+        """Count an answer, the guard's refusals among them: what :class:`~ramify.web.limits.Guard` takes as ``count``."""
+        self.metrics.requests.labels(path if path in ROUTES else "other", str(status)).inc()
 
     # -- what is here
 

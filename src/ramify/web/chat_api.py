@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from ramify.model.protocol import Draw, Message, Prefix
 from ramify.web.fields import ChatRequest, Said
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import RefusedError
-from ramify.web.replies import Part, Reply, Token
+from ramify.web.replies import CALL_END, Part, Reply, Token
+
+_UNKEPT = {
+    "tool_choice": "A model cannot be made to call here: send 'tool_choice' \"auto\", offer only the tool you mean and ask for it",
+    "response_format": "Replies are not held to a format here: ask for it in a message, check the reply",
+}
 
 
 class ChatForm(Form):
@@ -32,10 +38,13 @@ class ChatForm(Form):
         if request.top_logprobs:
             served.need("prompt_logprobs", "runners-up to its tokens")
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or () if request.tool_choice != "none"]
-        prefix = Prefix(messages=tuple(_message(said) for said in request.messages), tools=tuple(tools))
-        limit = served.limit(request.max_completion_tokens or request.max_tokens)
-        form = cls(served, request, [prefix], request.sampling(limit), request.top_logprobs or 0)
-        form.looks = bool(tools)
+        prefix = Prefix(None, tuple(_message(said) for said in request.messages), tuple(tools), _passed_on(served, request))
+        settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens))
+        most = 1 if request.parallel_tool_calls is False else None
+        if tools and most and "tokens" in served.offers:  # drawn no further, so what is kept of the reply is what is sent
+            settings = replace(settings, stop_texts=(*settings.stop_texts, CALL_END))
+        form = cls(served, request, [prefix], settings, request.top_logprobs or 0)
+        form.looks, form.most_calls = bool(tools), most
         return form
 
     def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
@@ -98,11 +107,27 @@ def _event(choice: int, delta: dict[str, Any], finish: str | None = None) -> dic
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 
+def _passed_on(served: Served, request: ChatRequest) -> dict[str, Any]:
+    """What an endpoint behind is asked to keep to, as the request says it. Raises RefusedError where there is none that could."""
+    asked: dict[str, Any] = {}
+    if request.tool_choice not in (None, "auto", "none"):
+        asked["tool_choice"] = request.tool_choice
+    if (request.response_format or {}).get("type", "text") != "text":
+        asked["response_format"] = request.response_format
+    for name in asked.keys() - served.forwards:
+        raise RefusedError(
+            400, f"{_UNKEPT[name]}, or serve an endpoint that can (chat:MODEL@URL).", name, "unsupported_parameter"
+        )
+    if request.tools and request.parallel_tool_calls is False and "parallel_tool_calls" in served.forwards:
+        asked["parallel_tool_calls"] = False
+    return asked
+
+
 def _message(said: Said) -> Message:
     """A message as models take it: calls of an earlier reply are in its text, and in its data as OpenAI writes them."""
     text = said.content or ""
     if said.tool_calls:
-        calls = [call.model_dump(exclude={"index"}) for call in said.tool_calls]
+        calls = [call.model_dump() for call in said.tool_calls]
         return Message(said.role, joined_reply(text, calls), {"tool_calls": calls})
     data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else None
     return Message("system" if said.role == "developer" else said.role, text, data)

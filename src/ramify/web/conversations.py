@@ -84,8 +84,10 @@ class Conversations:
 
     def _made_by(self, exchange: Exchange) -> str:
         told = {"route": exchange.route, **exchange.settings.to_json()}
-        if tools := [tool for prefix in exchange.prompts[:1] for tool in prefix.tools]:
-            told["tools"] = tools
+        for prefix in exchange.prompts[:1]:
+            told |= prefix.asked
+            if prefix.tools:
+                told["tools"] = list(prefix.tools)
         told = scrub(plain(told)) if self.hidden else plain(told)
         producer = Producer(exchange.identity.name, exchange.identity.weights, told, 0)
         self.run.add(producer)

@@ -72,29 +72,28 @@ async def begun(receive: Any, events: AsyncGenerator[str, None]) -> Events:
     async def begin() -> str:
         return await anext(events)
 
-    async def again(first: str) -> AsyncGenerator[str, None]:
-        async with aclosing(events):
-            yield first
-            async for event in events:
-                yield event
-
-    return Events(again(await unless_gone(receive, begin())))
+    try:
+        return Events(await unless_gone(receive, begin()), events)
+    except BaseException:  # the time is over, perhaps as the first event came: nobody reads on
+        await events.aclose()
+        raise
 
 
 class Events(Response):
-    """Server-sent events as they come. ``events`` is closed at the end, and at once when the client leaves."""
+    """Server-sent events as they come, ``first`` before ``events``, which are closed at the end, and at once when the client leaves."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+    def __init__(self, first: str, events: AsyncGenerator[str, None]) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.events = events
+        self.first, self.events = first, events
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer."""
 
         async def write() -> None:
+            await send({"type": "http.response.body", "body": self.first.encode(), "more_body": True})
             async for event in self.events:
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})

@@ -6,7 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from ramify.base.errors import nearest
 from ramify.model.protocol import Sampling
@@ -22,8 +31,6 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
     "repetition_penalty": (1, "penalties are not offered"),
     "min_p": (0, "use top_p or top_k"),
     "best_of": (1, "use n and choose yourself"),
-    "parallel_tool_calls": (True, "a reply makes as many calls as it makes"),
-    "response_format": ({"type": "text"}, "replies are not held to a format"),
     "modalities": (["text"], "replies are text"),
     "store": (False, "start the server with --record to keep conversations"),
     "skip_special_tokens": (False, "special tokens are shown, but for the one that ends a reply"),
@@ -81,10 +88,14 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     return prompts
 
 
-def _choice(value: Any) -> Any:
-    if value in ("none", "auto"):
+def _typed(value: Any) -> Any:
+    if value is None or (isinstance(value, dict) and isinstance(value.get("type"), str)):
         return value
-    raise ValueError("only 'auto' and 'none' are offered: a model cannot be made to call")
+    raise ValueError('it must be an object with a "type"')
+
+
+def _choice(value: Any) -> Any:
+    return value if value in ("auto", "none", "required") else _typed(value)
 
 
 def _banned(bias: dict[str, float]) -> dict[str, float]:
@@ -100,24 +111,29 @@ class _Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class FunctionCall(_Fields):
+class _Drawn(_Fields):
+    """Part of an earlier reply: what its server, or the client that read it, says beyond these fields is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class FunctionCall(_Drawn):
     """What a tool call calls."""
 
     name: str
     arguments: str
 
 
-class Call(_Fields):
-    """A tool call that an earlier reply made. ``index`` is what a client that put a stream together sends back."""
+class Call(_Drawn):
+    """A tool call that an earlier reply made."""
 
     id: str
-    index: int | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Said(_Fields):
-    """One message of a chat. ``name`` and ``reasoning`` are not shown to the model."""
+    """One message of a chat. ``name`` and ``reasoning`` are not shown to the model; an assistant's may say more, as :class:`Call`'s."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_text_of)] = None
@@ -130,6 +146,13 @@ class Said(_Fields):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_server(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("role") != "assistant":
+            return value
+        return {name: inner for name, inner in value.items() if name in cls.model_fields}
 
 
 class Function(_Fields):
@@ -149,10 +172,10 @@ class Tool(_Fields):
 
 
 class StreamOptions(_Fields):
-    """Of a streamed answer."""
+    """Of a streamed answer. They say how it is told, not what; those of other servers are passed over."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    model_config = ConfigDict(extra="ignore")
+    include_usage: bool | None = None
 
 
 class Request(_Fields):
@@ -203,7 +226,9 @@ class ChatRequest(Request):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_CHOICES)] | None = None
-    tool_choice: Annotated[str, BeforeValidator(_choice)] | None = None
+    tool_choice: Annotated[Any, AfterValidator(_choice)] = None
+    parallel_tool_calls: bool | None = None
+    response_format: Annotated[Any, AfterValidator(_typed)] = None
 
 
 class TextRequest(Request):

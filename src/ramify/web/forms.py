@@ -32,6 +32,8 @@ class Served:
     tokenizer: Tokenizer | None
     context: int | None
     offers: frozenset[str]
+    forwards: frozenset[str]
+    """Fields of a request that the model passes on as they are (:attr:`ramify.model.protocol.Prefix.asked`)."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> Served:
@@ -41,7 +43,8 @@ class Served:
         template = getattr(model, "template", None)
         enders = {*getattr(model, "eos", ()), *(template.stop_tokens if template is not None else ())}
         tokenizer = getattr(model, "tokenizer", None) if takes else None
-        return cls(model, name, frozenset(enders) if takes else frozenset(), tokenizer, getattr(model, "context", None), offers)
+        context, forwards = getattr(model, "context", None), getattr(model, "forwards", frozenset[str]())
+        return cls(model, name, frozenset(enders) if takes else frozenset(), tokenizer, context, offers, forwards)
 
     def need(self, what: str, why: str) -> None:
         """Raises NeedsError where the model does not offer ``what``."""
@@ -92,6 +95,8 @@ class Form(ABC):
     chunk_object: str
     looks = False
     """Whether replies are searched for tool calls."""
+    most_calls: int | None = None
+    """How many calls of a reply are told of; None: all."""
 
     def __init__(self, served: Served, request: Request, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
         self.served, self.request, self.prompts, self.settings, self.top = served, request, tuple(prompts), settings, top
@@ -106,7 +111,7 @@ class Form(ABC):
         """An empty reply to one of the prompts."""
         stops, keep = self.request.stop or (), bool(self.request.include_stop_str_in_output)
         hidden = self.served.enders | frozenset(self.request.stop_token_ids or ())
-        return Reply(hidden, stops, keep, self.looks)
+        return Reply(hidden, stops, keep, self.looks, self.most_calls)
 
     def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
         """Ids of the prompt as the model was shown it; None where it has none."""

@@ -31,7 +31,7 @@ from ramify.trace.messages import message, plain
 from ramify.web.answers import refusal
 from ramify.web.draws import GoneError, begun, unless_gone
 from ramify.web.exchange import Exchange, Recorder
-from ramify.web.limits import Places, RefusedError, error_answer, read_json
+from ramify.web.limits import Places, RefusedError, client_of, error_answer, read_json
 from ramify.web.metrics import Metrics
 
 _GONE = 499
@@ -67,7 +67,7 @@ class Gateway:
         try:
             body = await request.body()
             asked = read_json(body)
-            CLIENT.set(_client(asked, request))
+            CLIENT.set(client_of(asked, request))
             call = _Call(self, route, path, self._named(asked, body), asked, start)
             if asked.get("stream"):
                 return await begun(request.receive, call.events())
@@ -75,7 +75,7 @@ class Gateway:
         except GoneError:
             return Response(status_code=_GONE)
         except RamifyError as error:
-            return error_answer(_refusal(error))
+            return error_answer(refusal(error))
 
     def _named(self, asked: Mapping[str, Any], body: bytes) -> bytes:
         """The body to pass on, where the model that is asked for is this one. Raises RefusedError."""
@@ -127,19 +127,22 @@ class _Call:
         self.host = gateway.model.endpoint.host
         self.id = self.who = ""
         self.told = False
-        """Whether the recorder was told: what is cut off while it writes is not told again."""
+        """Whether the end is counted and the recorder told: what is cut off while it writes is not told again."""
 
     async def whole(self) -> bytes:
         """The body of the upstream's answer. Raises ProviderError, RefusedError."""
         transport = self.gateway.transport
-        with self.gateway.places.take(self.n * len(self.prompts)):
+        with self.gateway.places.take(CLIENT.get(), self.n * len(self.prompts)):
             try:
                 async with transport.opened("POST", self.path, self.body) as response:
                     raw = await transport.read(response)
                 answer = transport.checked(response, raw)
                 draws = self._draws(answer)
-            except (ProviderError, asyncio.CancelledError) as error:
+            except ProviderError as error:
                 await self._end({}, error)
+                raise
+            except asyncio.CancelledError:
+                self._leave({})
                 raise
             self._first()
             await self._end(draws, None, answer.get("usage"))
@@ -149,7 +152,7 @@ class _Call:
         """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape."""
         transport, heard = self.gateway.transport, Heard("", self.host)
         begun = False
-        with self.gateway.places.take(self.n * len(self.prompts)):
+        with self.gateway.places.take(CLIENT.get(), self.n * len(self.prompts)):
             try:
                 async with aclosing(self._passed(heard)) as passed:
                     async for text in passed:
@@ -161,14 +164,14 @@ class _Call:
                 await self._end(heard.draws(), None, heard.usage)
             except RamifyError as error:
                 if isinstance(error, ProviderError):
-                    await self._end(self._partial(heard, str(error)), error)
+                    await self._end(self._partial(heard, str(error)), error, heard.usage)
                 if not begun:
                     raise
-                yield f"data: {json.dumps(_refusal(error).to_json())}\n\n"
+                yield f"data: {json.dumps(refusal(error).to_json())}\n\n"
                 return
             except (asyncio.CancelledError, GeneratorExit):
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
-                self._leave(self._partial(heard, "the client left"))
+                self._leave(self._partial(heard, "the client left"), heard.usage)
                 raise
         yield _DONE
 
@@ -239,29 +242,30 @@ class _Call:
         except ProviderError:
             return {}
 
-    async def _end(self, draws: Mapping[int, Draw], failed: BaseException | None, usage: Any = None) -> None:
+    async def _end(self, draws: Mapping[int, Draw], failed: Exception | None, usage: Any = None) -> None:
         """Count, and record before the answer's end goes out. Raises RamifyError where it cannot be recorded."""
-        counts = usage if isinstance(usage, dict) else {}
-        for kind, name in (("prompt", "prompt_tokens"), ("completion", "completion_tokens")):
-            if type(counts.get(name)) is int and counts[name] >= 0:
-                self.gateway.metrics.tokens.labels(kind).inc(counts[name])
-        if isinstance(failed, asyncio.CancelledError):
-            self._leave(draws)
-        elif self.gateway.record is not None:
-            self.told = True
+        self._count(usage)
+        if self.gateway.record is not None:
             await self.gateway.record(self._exchange(draws, failed))
 
-    def _leave(self, draws: Mapping[int, Draw]) -> None:
+    def _leave(self, draws: Mapping[int, Draw], usage: Any = None) -> None:
         self.gateway.metrics.gone.inc()
-        if self.gateway.record is not None and not self.told:
-            self.told = True
+        if self.told:
+            return
+        self._count(usage)
+        if self.gateway.record is not None:
             gone = BoundaryError("provider", "the client left")
             kept = asyncio.ensure_future(self.gateway.record(self._exchange(draws, gone)))
             kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _exchange(self, draws: Mapping[int, Draw], failed: BaseException | None) -> Exchange:
+    def _count(self, usage: Any) -> None:
+        self.told = True
+        counts = wire.usage_of({"usage": usage}).get("usage", {})
+        self.gateway.metrics.count(counts.get("prompt_tokens", 0), 0, counts.get("completion_tokens", 0))
+
+    def _exchange(self, draws: Mapping[int, Draw], failed: Exception | None) -> Exchange:
         prompts = tuple(self._prompts())
-        missing = failed if isinstance(failed, Exception) else BoundaryError("provider", f"{self.host} gave no such choice")
+        missing = failed or BoundaryError("provider", f"{self.host} gave no such choice")
         n, seed = self.n, self.asked.get("seed")
         if not draws:  # a request that came to nothing is one node, however much it asked for
             prompts, n = prompts[:1], 1
@@ -290,12 +294,6 @@ class _Call:
         self.gateway.metrics.first.observe(time.monotonic() - self.start)
 
 
-def _client(asked: Mapping[str, Any], request: Request) -> str:
-    """Who a request is for: the ``user`` it names, else the address it comes from."""
-    user = asked.get("user")
-    return f"user {user[:256]}" if isinstance(user, str) and user else f"at {request.client.host if request.client else ''}"
-
-
 def _message(value: Any) -> Message:
     try:
         role, text, data = message(value, "a message")
@@ -314,13 +312,3 @@ def _settings(asked: Mapping[str, Any]) -> Sampling:
     stops = asked.get("stop")
     stops = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
     return Sampling(**found, stop_texts=tuple(stop for stop in stops if isinstance(stop, str)))
-
-
-def _refusal(error: RamifyError) -> RefusedError:
-    """What the client is told. What the upstream refuses of a request is the client's own business; a refused key is not."""
-    if isinstance(error, ProviderError):
-        retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
-        own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
-        if own or retry:
-            return RefusedError(error.status, f"Upstream: {error.message}.", code=error.kind, headers=retry)
-    return refusal(error)

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ramify.base.secrets import redact
 from ramify.render.terminal import say
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.responses import Response
 
 MAX_BODY = 10 << 20
@@ -72,7 +74,6 @@ def error_answer(refused: RefusedError) -> Response:
 def error_handlers(answer: Callable[[RefusedError], Response] = error_answer) -> dict[Any, Any]:
     """What an application gives Starlette as ``exception_handlers``: a :class:`RefusedError`, an unknown path or method, a fault."""
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
 
     # Coroutines, since Starlette would run a plain function in a thread.
     async def refused(request: Request, error: Any) -> Response:
@@ -110,38 +111,50 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 class Places:
-    """How many draws may run and wait at once; who comes when all are taken is told when to come again (429).
+    """How many draws may run and wait at once, and how many of them for one client, by default half of all, at least those that run.
 
-    Raises UserError on numbers that hold nothing.
+    Who comes when these are taken is told when to come again (429). Raises UserError on numbers that hold nothing.
     """
 
-    def __init__(self, running: int, waiting: int) -> None:
+    def __init__(self, running: int, waiting: int, each: int = 0) -> None:
         if running < 1 or waiting < 0:
             raise UserError(f"at least 1 request runs and 0 wait, not {running} and {waiting}")
-        self.running, self.waiting, self.taken = running, waiting, 0
+        self.running, self.waiting, self.most = running, waiting, running + waiting
+        self.each = min(each or max(running, self.most // 2), self.most)
+        self._held: Counter[str] = Counter()
         self._seconds = 1.0  # a moving mean of how long a request stays
 
+    @property
+    def taken(self) -> int:
+        """Places held now."""
+        return self._held.total()
+
     @contextmanager
-    def take(self, n: int = 1) -> Iterator[None]:
-        """Hold ``n`` places while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
-        most = self.running + self.waiting
-        if n > most:
-            raise RefusedError(400, f"This server takes {most} draws at once, not {n}.", "n")
-        if self.taken + n > most:
+    def take(self, client: str, n: int) -> Iterator[None]:
+        """Hold ``n`` places for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
+        if n > self.each:
+            raise RefusedError(400, f"This server takes {self.each} draws at once from a client, not {n}.", "n")
+        full = f"All {self.most} places are taken" if self.taken + n > self.most else ""
+        if self._held[client] + n > self.each:
+            full = f"You hold {self._held[client]} of the {self.each} places that one client may"
+        if full:
             later = min(60, max(1, math.ceil(self._seconds * self.taken / self.running)))
-            raise RefusedError(
-                429,
-                f"All {most} places are taken; come again in {later} s.",
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(later)},
-            )
-        self.taken += n
+            headers = {"retry-after": str(later)}
+            raise RefusedError(429, f"{full}; come again in {later} s.", code="rate_limit_exceeded", headers=headers)
+        self._held[client] += n
         start = time.monotonic()
         try:
             yield
         finally:
-            self.taken -= n
+            self._held[client] -= n
+            self._held += Counter()  # forgets who holds none
             self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
+
+
+def client_of(body: Mapping[str, Any], request: Request) -> str:
+    """Who a request is for, as places and fairness count clients: the ``user`` it names, else the address it comes from."""
+    user = body.get("user")
+    return f"user {user[:256]}" if user and isinstance(user, str) else f"at {request.client.host if request.client else ''}"
 
 
 class Guard:
@@ -153,7 +166,8 @@ class Guard:
     carries ``headers``. A fault of the application is said in the terminal and never ends the server.
 
     ``host`` is where the server is bound, ``allowed`` are further names that lead here (a proxy's, a service's); ``probe`` is a path
-    whose GET asks for no name and no token. ``answer`` turns a refusal into a response.
+    whose GET asks for no name and no token. ``answer`` turns a refusal into a response. ``count`` is told the path and the status of
+    every answer, refusals included.
     """
 
     def __init__(
@@ -166,8 +180,10 @@ class Guard:
         seconds: float | None = None,
         allowed: Collection[str] = (),
         probe: str = "",
+        count: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:
         self.app, self.host, self.token, self.answer, self.seconds, self.held = app, host, token, answer, seconds, 0
+        self.count = count
         self.allowed, self.probe = {_without_port(name).lower() for name in allowed}, probe
         self.headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers or {})).items()]
 
@@ -182,6 +198,7 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                self.count(scope["path"], message["status"])
                 message["headers"] = [*message["headers"], *self.headers]
             await send(message)
 
@@ -215,6 +232,7 @@ class Guard:
     async def full(self, scope: Any, receive: Any, send: Any) -> None:
         """What a connection beyond the bound is answered."""
         refused = RefusedError(503, "Too many connections; come again.", headers={"retry-after": "1"})
+        self.count(scope["path"], refused.status)
         await _last(self.answer(refused), scope, receive, send)
 
     def _check(self, headers: list[tuple[bytes, bytes]], probed: bool) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
+Gauges: TypeAlias = Mapping[str, float | Sequence[float]]
+"""Names (without ``ramify_``) and numbers that are so now; a list holds a count for each position, the first of which is 1."""
+
+
 class Metrics:
-    """``gauges`` is asked at each look: names (without ``ramify_``) and numbers that are so now; what is not a number is left out."""
+    """``gauges`` is asked at each look; what is not a number is left out."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, gauges: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(self, gauges: Callable[[], Gauges] = dict) -> None:
         self.registry = CollectorRegistry()
         given: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("ramify_requests", "Requests answered, by route and HTTP status.", ["route", "status"], **given)
@@ -31,16 +35,27 @@ class Metrics:
         self.each = Histogram("ramify_token_seconds", "Mean time from one token of a reply to the next.", buckets=_EACH, **given)
         self.registry.register(_Gauges(gauges))
 
+    def count(self, prompt: int, cached: int, completion: int) -> None:
+        """Count tokens."""
+        for kind, count in (("prompt", prompt), ("cached", cached), ("completion", completion)):
+            self.tokens.labels(kind).inc(count)
+
     def text(self) -> bytes:
         """All of it, as ``GET /metrics`` answers."""
         return generate_latest(self.registry)
 
 
 class _Gauges(Collector):
-    def __init__(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges().items():
-            if math.isfinite(value):
-                yield GaugeMetricFamily(f"ramify_{name}", name.replace("_", " "), value=value)
+            said = name.replace("_", " ")
+            if isinstance(value, Sequence):
+                by_position = CounterMetricFamily(f"ramify_{name}", f"{said} this position.", labels=["position"])
+                for position, count in enumerate(value, 1):
+                    by_position.add_metric([str(position)], count)
+                yield by_position
+            elif math.isfinite(value):
+                yield GaugeMetricFamily(f"ramify_{name}", said, value=value)

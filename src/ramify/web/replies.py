@@ -11,7 +11,7 @@ from ramify.model.laid import split_reply
 from ramify.model.protocol import Draw
 from ramify.model.streaming import Piece
 
-_CALL = "<tool_call>"
+_CALL, CALL_END = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,21 @@ class Part:
 
 
 class Reply:
-    """One choice as it grows. ``enders`` are tokens that end it and are not shown; ``calls`` looks for tool calls.
+    """One choice as it grows. ``enders`` are tokens that end it and are not shown; ``calls`` looks for tool calls, ``most`` are given out.
 
     Everything is given out once, in order, and the whole does not depend on how the draw was cut into pieces. The tokens given out are
     all tokens drawn, those of the stop included.
     """
 
-    def __init__(self, enders: frozenset[int], stops: Sequence[str] = (), keep_stop: bool = False, calls: bool = False) -> None:
-        self.enders, self.stops, self.keep_stop, self.looks = enders, stops, keep_stop, calls
+    def __init__(
+        self,
+        enders: frozenset[int],
+        stops: Sequence[str] = (),
+        keep_stop: bool = False,
+        calls: bool = False,
+        most: int | None = None,
+    ) -> None:
+        self.enders, self.stops, self.keep_stop, self.looks, self.most = enders, stops, keep_stop, calls, most
         self.text = ""
         """Shown so far."""
         self.stopped: str | int | None = None
@@ -71,7 +78,7 @@ class Reply:
         given = (piece.draw.data or {}).get("tool_calls")
         text, calls = split_reply(said) if self.looks and not given else (said, given or [])
         part = self._give(text, last=True)
-        part.calls = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} if not given else dict(call) for call in calls]
+        part.calls = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} if not given else dict(call) for call in calls[: self.most]]
         return part
 
     def _take(self, piece: Piece) -> None:

@@ -1,0 +1,171 @@
+"""What the server counts of those who leave or are turned away, what one client may hold, and what is closed when time runs out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+from api_server import NAME, Endless, client, household, served
+
+from ramify.web.draws import Events, GoneError, begun
+from ramify.web.metrics import Metrics
+
+ENDLESS: dict[str, Any] = {"model": NAME, "prompt": "go", "max_tokens": 480, "logit_bias": {"4": -100}, "stream": True}
+TOKEN = "t" * 20
+
+
+def metric(url: str, name: str, token: str = "") -> float:
+    """A number of ``/metrics``, 0 where it is not there."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url.removesuffix("/v1") + "/metrics", headers=headers)) as answer:
+        lines = answer.read().decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == name), 0.0)
+
+
+def settled(look: Callable[[], float], value: float) -> bool:
+    until = time.monotonic() + 20
+    while (now := look()) != value and time.monotonic() < until:
+        time.sleep(0.01)
+    return now == value
+
+
+def test_what_was_drawn_for_a_client_who_left_is_counted() -> None:
+    local, model = household()
+    with served(model, lambda: local.gauges) as url, client(url) as ai:
+        events = ai.completions.create(**ENDLESS, logprobs=0)
+        told = (event.choices[0].logprobs for event in events)
+        seen = sum(len(logs.tokens or ()) for logs, _ in zip(told, range(6), strict=False) if logs)
+        events.close()
+        assert settled(lambda: metric(url, "ramify_places_taken"), 0)
+        assert metric(url, "ramify_requests_gone_total") == 1
+        counted, drawn = metric(url, 'ramify_tokens_total{kind="completion"}'), metric(url, "ramify_drawn_tokens")
+        assert 6 <= seen <= counted <= drawn < 480
+        prompt = metric(url, 'ramify_tokens_total{kind="prompt"}')
+        used = ai.completions.create(model=NAME, prompt="go", max_tokens=0, echo=True).usage
+        assert used is not None
+        assert metric(url, 'ramify_tokens_total{kind="prompt"}') == prompt + used.prompt_tokens == 2 * used.prompt_tokens
+        assert metric(url, 'ramify_tokens_total{kind="completion"}') == counted
+
+
+def test_who_is_turned_away_is_counted_by_status() -> None:
+    _, model = household()
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    with served(model, token=TOKEN, seconds=0.3) as url:
+        path = url + "/chat/completions"
+        wanted: list[tuple[int, dict[str, str], Any]] = [
+            (401, {}, {}),
+            (421, {"host": "evil.example"}, {}),
+            (403, {"origin": "http://evil.example"}, {}),
+            (415, bearer | {"content-encoding": "gzip"}, {}),
+            (413, bearer, {"model": "x" * (10 << 20)}),
+            (400, bearer, {}),
+            (504, bearer, {"model": NAME, "messages": [{"role": "user", "content": "go"}], "n": 64, "logit_bias": {"4": -100}}),
+        ]
+        for status, headers, body in wanted:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(path, json.dumps(body).encode(), headers))
+            caught.value.close()
+            assert caught.value.code == status
+            name = f'ramify_requests_total{{route="/v1/chat/completions",status="{status}"}}'
+            assert metric(url, name, TOKEN) == 1
+
+
+def test_one_client_cannot_keep_the_others_out() -> None:
+    asked: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    with served(Endless(tokens=False), running=1, waiting=4, each=2) as url, client(url) as ai:
+        held = [ai.chat.completions.create(**asked, user="ana") for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="You hold 2 of the 2 places that one client may") as caught:
+            ai.chat.completions.create(**asked, user="ana")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        held.append(ai.chat.completions.create(**asked, user="ben"))
+        assert metric(url, "ramify_places_taken") == 3
+        for events in held:
+            events.close()
+        assert settled(lambda: metric(url, "ramify_places_taken"), 0)
+        ai.chat.completions.create(**asked, user="ana").close()
+
+
+def test_counts_by_position_are_labelled() -> None:
+    said = Metrics(lambda: {"reached_at": [3, 2], "accepted_at": [], "tau": float("nan"), "rows": 1}).text().decode()
+    numbers = [
+        line for line in said.splitlines() if line.startswith(("ramify_reached", "ramify_accepted", "ramify_tau", "ramify_rows"))
+    ]
+    assert numbers == [
+        'ramify_reached_at_total{position="1"} 3.0',
+        'ramify_reached_at_total{position="2"} 2.0',
+        "ramify_rows 1.0",
+    ]
+
+
+class Told:
+    """Events that say whether they were closed."""
+
+    def __init__(self) -> None:
+        self.began, self.closed, self.go = False, False, asyncio.Event()
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        self.began = True
+        try:
+            await self.go.wait()
+            yield "first"
+            yield "second"
+        finally:
+            self.closed = True
+
+
+async def waits() -> Any:
+    await asyncio.Event().wait()
+
+
+async def leaves() -> Any:
+    return {"type": "http.disconnect"}
+
+
+def test_the_events_are_closed_when_time_runs_out_as_the_first_is_there() -> None:
+    async def run() -> Told:
+        told = Told()
+        task = asyncio.create_task(begun(waits, events := told.events()))
+        while not told.began:
+            await asyncio.sleep(0)
+        told.go.set()  # the first event, and in the same moment the end of the time
+        while events.ag_running:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert told.closed
+        assert events.ag_frame is None
+        return told
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_events_are_closed_when_the_client_has_left(ready: bool) -> None:
+    async def run() -> None:
+        told = Told()
+        if not ready:
+            with pytest.raises(GoneError):
+                await begun(leaves, told.events())
+            return
+        told.go.set()
+        answer: Events = await begun(waits, events := told.events())
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        call: Callable[..., Awaitable[None]] = answer
+        await call({"type": "http"}, leaves, send)
+        assert sent[0] == "http.response.start"
+        assert told.closed
+        assert events.ag_frame is None
+
+    asyncio.run(run())
