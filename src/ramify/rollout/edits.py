@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
     "state": {
         "layer": lambda v: type(v) is int and v >= 0,
-        "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) for x in v),
+        "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) and math.isfinite(x) for x in v),
         "start": lambda v: type(v) is int,
         "stop": lambda v: v is None or type(v) is int,
         "replace": lambda v: isinstance(v, bool),
@@ -91,6 +92,7 @@ def check_edit(edit: Any) -> dict[str, Any] | None:
         raise UserError(f"unknown edit '{kind}' ({nearest(kind, EDITS)})")
     inner = {"append_tokens": int, "ban_tokens": int, "ban": str}.get(kind)
     wrong = inner is not None and isinstance(value, list) and not all(type(v) is inner and v != "" for v in value)
+    wrong = wrong or (inner is int and not all(0 <= v < 1 << 31 for v in value))
     if not isinstance(value, EDITS[kind]) or not value or wrong:
         what = (
             "a non-empty text" if inner is None else f"a non-empty list of {'token ids' if inner is int else 'non-empty texts'}"
