@@ -198,6 +198,7 @@ def test_verbs(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
     assert "mixed" in call("report", str(tmp_path / "t.jsonl"))
     found = json.loads(call("sweep", "--prompts", "1", "--json"))
     assert len(found["cells"]) == 125
+    assert CliRunner().invoke(app, ["collapse", "--p", "0.5", "--n", "10000000000"]).exit_code == 2  # it sums over n terms
     for bad in (["collapse", "--p", "1.5", "--n", "8"], ["sweep", "--prompts", "0"], ["report", str(tmp_path / "none")]):
         with pytest.raises(UserError):
             CliRunner().invoke(app, bad, catch_exceptions=False)
@@ -219,6 +220,7 @@ def test_run_verb_on_the_builtin_agent(tmp_path: Path) -> None:
         (["--world", "househld"], "household"),
         (["--model", "gpt"], "unknown model 'gpt'"),
         (["--budget", "3"], "at least"),
+        (["--budget", "nan"], "--budget must be a finite number"),
         (["--tasks", "none.jsonl"], "cannot read"),
     ],
 )

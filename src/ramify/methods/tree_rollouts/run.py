@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,12 +149,12 @@ def report_verb(file: Annotated[Path, typer.Argument(help="Trees as JSON lines."
 @app.command()
 def collapse(
     p: Annotated[float, typer.Option(help="Success probability of one attempt.")],
-    n: Annotated[int, typer.Option(help="Independent attempts per task.")],
+    n: Annotated[int, typer.Option(min=1, max=100_000, help="Independent attempts per task.")],
     as_json: Json = False,
 ) -> None:
     """How often N independent attempts at one task all end alike (exact)."""
-    if not 0 <= p <= 1 or n < 1:
-        raise UserError(f"--p must lie in [0, 1] and --n be at least 1, not {p} and {n}")
+    if not 0 <= p <= 1:
+        raise UserError(f"--p must lie in [0, 1], not {p}")
     mix = algorithm.p_mix(n, p)
     found = {"p": p, "n": n, "mixed": mix, "collapsed": 1 - mix, "bound": algorithm.p_mix_bound(n, p)}
     found["l1_mass"] = algorithm.expected_l1(n, p)
@@ -186,10 +187,10 @@ def run(
     budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
     unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
     tasks: Annotated[Path | None, typer.Option(help="Tasks as JSON lines; else the world makes some.")] = None,
-    count: Annotated[int, typer.Option(help="Tasks the world makes.")] = 8,
+    count: Annotated[int, typer.Option(min=1, help="Tasks the world makes.")] = 8,
     rule: Annotated[str, typer.Option(help="uucb, random, or flat (independent attempts).")] = "uucb",
     allocate: Annotated[bool, typer.Option(help="Move budget from settled to undecided tasks.")] = True,
-    max_reply: Annotated[int, typer.Option(help="Longest reply of the agent, in tokens.")] = 24,
+    max_reply: Annotated[int, typer.Option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
     seed: Annotated[int, typer.Option(help="Decides every draw.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -206,6 +207,8 @@ def run(
     from ramify.rollout.run import Episodes
     from ramify.trace.db import Run
 
+    if not math.isfinite(budget):
+        raise UserError(f"--budget must be a finite number, not {budget}")
     place = registry.get("env", world)()
     settings = {"rule": rule, "unit": unit, "parallel": 4, "worst_attempt": place.make().max_turns if unit == "turns" else None}
     config = check(TreeConfig, settings, {name: f"--{name}" for name in settings})
