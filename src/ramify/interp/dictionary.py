@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import write_whole
+from ramify.base.files import refusal, write_whole
 from ramify.base.seeds import generator, place_key
 
 PARTITIONS = ("a", "b", "shared", "all")
@@ -219,7 +219,9 @@ class Dictionary(nn.Module):
             record = json.loads((folder / "dictionary.json").read_text(encoding="utf-8"))
             shape, about = record["shape"], dict(record["about"])
             tensors = load_file(folder / "dictionary.safetensors")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        except OSError as error:
+            raise refusal(f"{folder} holds no dictionary", error) from error
+        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             raise UserError(f"{folder} holds no dictionary: {type(error).__name__} {error}") from error
         made = cls(check(DictionaryConfig, shape, str(folder / "dictionary.json")))
         own = made.state_dict()

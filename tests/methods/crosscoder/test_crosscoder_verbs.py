@@ -203,6 +203,19 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run("crosscoder", "report", tmp_path)[0] == 2
     assert "holds no study" in capsys.readouterr().err
     assert run("crosscoder", "train", states, "--out", tmp_path / "d", "--features", 20, "--k", 4, "--steps", 2)[0] == 0
+    export = ["crosscoder", "export", tmp_path / "d", states, "--out", tmp_path / "e"]
+    for options, words in (
+        (["--features", "20"], "feature 20 does not exist"),
+        (["--features", "1", "--gain", "nan"], "--gain must be a finite number"),
+    ):
+        assert run(*export, *options)[0] == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "e").exists()
+    rank = ["crosscoder", "rank", tmp_path / "d", states, "--out"]
+    assert run(*rank, tmp_path / "no" / "rank.csv")[0] == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert run("crosscoder", "rank", tmp_path / "none", states)[0] == 2
+    assert capsys.readouterr().err == f"ramify: {tmp_path / 'none'} holds no dictionary: No such file or directory\n"
     steer = ["crosscoder", "steer", tmp_path / "d", states, "--prompts", folder / "test.jsonl", "--raw", "--out", tmp_path / "s"]
     for options, words in (
         (["--features", "20"], "feature 20 does not exist"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
-from ramify.base.files import write_whole
+from ramify.base.files import refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
@@ -106,7 +106,9 @@ class States:
             values = np.load(folder / "states.npy", mmap_mode="r", allow_pickle=False)
             tool = np.load(folder / "tool.npy", allow_pickle=False)
             about = json.loads((folder / "states.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise refusal(f"{folder} holds no captured states", error) from error
+        except ValueError as error:
             raise UserError(f"{folder} holds no captured states: {error}") from error
         if values.ndim != 3 or values.shape[1] != 2 or tool.shape != values.shape[:1] or tool.dtype != bool:
             raise UserError(f"{folder}: states {values.shape} and marks {tool.shape} are not [rows, 2, width] and [rows]")
@@ -225,8 +227,8 @@ def export(
     """
     from safetensors.numpy import save
 
-    folder.mkdir(parents=True, exist_ok=True)
     vectors = np.stack([static_vector(dictionary, tool_codes, i, gain, target) for i in features])
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {"directions": dictionary.directions(target).float().cpu().numpy(), "steering": vectors}
     write_whole(folder / "directions.safetensors", save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
     record = {

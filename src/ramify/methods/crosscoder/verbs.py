@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from dataclasses import fields
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,11 +17,12 @@ from pydantic import Field
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import Config, load
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
+from ramify.base.files import refusal, write_whole
 from ramify.interp.dictionary import PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit, latent_scaling
 from ramify.interp.steer import reconstruct
 from ramify.methods.crosscoder.algorithm import (
     Cell,
+    Ranked,
     best,
     confirm,
     corrected,
@@ -215,13 +219,14 @@ def rank(
     rows = [
         one.to_json() | {"latent_scaling": float(s) if np.isfinite(s) else None} for one, s in zip(ranked, scaling, strict=True)
     ]
-    if out is not None and rows:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    columns = [*(field.name for field in fields(Ranked)), "latent_scaling"]
+    if out is not None:
+        text = StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(out, text.getvalue())
     shown = [list(row.values()) for row in rows[:top]]
-    columns = list(rows[0]) if rows else ["feature"]
     emit(
         {"tool_signed": len(signed), "features": rows},
         as_json,
@@ -343,7 +348,9 @@ def report(
     try:
         found = json.loads((study / "study.json").read_text(encoding="utf-8"))
         text = markdown(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise refusal(f"{study} holds no study", error) from error
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{study} holds no study: {type(error).__name__} {error}") from error
     if out is not None:
         write_whole(out, text + "\n")
@@ -363,6 +370,8 @@ def export(
     """Write directions and fixed steering vectors (safetensors, JSON), and the dictionary in the files of sae-lens."""
     if target not in ("a", "b"):
         raise UserError(f"--target {target} is neither a (tuned) nor b (base)")
+    if not math.isfinite(gain):
+        raise UserError(f"--gain must be a finite number, not {gain}")
     try:
         chosen = [int(part) for part in features.split(",")]
     except ValueError:
