@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     module, prompts = (
         lab.model.module,
-        prompts_of(0, 24 * (args.rounds + 1), "bench"),
+        prompts_of(0, 24 * (args.rounds + bench.SETTLE), "bench"),
     )  # no prompt comes back, which a store would know
     mixed = [prompt for some in zip(*prompts.values(), strict=True) for prompt in some]
     tables: dict[str, Table] = {}

@@ -71,7 +71,7 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     assert {(p.place, p.name) for p in found.domains} == {
         (d, n) for d in ("one", "two") for n in ("plain", "own", "prompt_lookup")
     }
-    assert {p.name for p in found.loads} == {"plain", "fixed:2", "fixed:3", "threshold:0.5", "greedy", "stale2"}
+    assert {p.name for p in found.loads} == {"plain", "off", "fixed:2", "fixed:3", "threshold:0.5", "greedy", "stale2"}
     assert all(1 <= p.tau <= 4 for p in found.domains)
     assert next(p.tau for p in found.domains if p.name == "plain") == 1
     assert len(found.pays()) == 2

@@ -29,8 +29,10 @@ from ramify.model.protocol import Prefix, Sampling
 from ramify.stats.intervals import Interval, bootstrap
 
 LOADS = (1, 2, 4, 8, 16, 32)
-SCHEDULES = ("fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
+SCHEDULES = ("off", "fixed:2", "fixed:7", "threshold:0.5", "greedy", "stale2")
 PLAIN = "plain"
+SETTLE = 4
+"""Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there."""
 CACHE = 256 << 20
 """Bytes of finished prefixes an engine keeps. Above the rows' own memory, which is given up and made anew between turns otherwise."""
 
@@ -152,18 +154,18 @@ def of_peer(run: Peer, new: int) -> Entrant:
 
 
 def turns(
-    entrants: Mapping[str, Entrant], prompts: Sequence[np.ndarray], count: int, load: int, rounds: int
+    entrants: Mapping[str, Entrant], prompts: Sequence[np.ndarray], count: int, load: int, rounds: int, settle: int = 1
 ) -> dict[str, list[Run]]:
-    """``rounds`` turns of each entrant, ``count`` prompts a turn, after one turn that is not counted. The order turns, too."""
+    """``rounds`` turns of each entrant, ``count`` prompts a turn, after ``settle`` turns that are not counted. The order turns, too."""
     names = list(entrants)
     runs: dict[str, list[Run]] = {name: [] for name in names}
-    for turn in range(-1, rounds):
-        at = (turn + 1) * count
+    for turn in range(-settle, rounds):
+        at = (turn + settle) * count
         some = [prompts[i % len(prompts)] for i in range(at, at + count)]
         shift = turn % len(names)
         order = (names[shift:] + names[:shift])[:: -1 if turn % 2 else 1]
         for name in order:
-            run = entrants[name](some, load, turn + 1)
+            run = entrants[name](some, load, turn + settle)
             if turn >= 0:
                 runs[name].append(run)
     return runs
@@ -276,7 +278,7 @@ def under_load(
         entrants[schedule] = Engine(module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=law)
     found: list[Pairing] = []
     for load in loads:
-        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds))
+        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE))
         report(_line(str(load), found))
     return found
 

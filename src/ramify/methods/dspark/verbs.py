@@ -192,7 +192,7 @@ def bench(
 ) -> None:
     """Draw the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
     from ramify.engine.profile import FILE, Profile
-    from ramify.methods.dspark.bench import SCHEDULES, compare, report_text
+    from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare, report_text
 
     opened, at = Target.open(target), _loads(loads)
     made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
@@ -200,11 +200,9 @@ def bench(
         raise UserError("two drafters have folders of the same name, which is what the table calls them by")
     given = {"prompts": opened.prompts(prompts, n, raw, seed, "test")}
     if dry_run:
-        runs = {
-            "alone": (len(made) + 1 + len(peers or [])) * 2,
-            "under load": (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at),
-        }
-        cost = {"replies": (turns + 1) * sum(runs.values()), "tokens to draw": (turns + 1) * sum(runs.values()) * tokens}
+        alone = (turns + 1) * (len(made) + 1 + len(peers or [])) * 2
+        together = (turns + SETTLE) * (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at)
+        cost = {"replies": alone + together, "tokens to draw": (alone + together) * tokens}
         emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
     file = drafters[0] / FILE
@@ -245,7 +243,9 @@ def verify_lossless(
     greedy and stale2 run under the drafter's profile where it has one.
     """
     opened = Target.open(target)
-    profiled, checks = run.verify(opened, drafter, opened.prompts(prompts, n, raw, seed, "test"), seed, draws)
+    given = opened.prompts(prompts, n, raw, seed, "test")
+    with progress("verify", 1, "of it", as_json) as bar:
+        profiled, checks = run.verify(opened, drafter, given, seed, draws, bar.at)
     passed = all(one.status == "pass" for one in checks)
     title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
