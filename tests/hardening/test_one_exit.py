@@ -68,7 +68,7 @@ def exits(tree: ast.AST) -> Iterator[str]:
                 and first.value in (1, 2, "/dev/tty", "/dev/stdout")
             ):
                 yield name
-        elif isinstance(node, ast.Attribute) and dotted(node) in STREAMS:
+        elif isinstance(node, ast.Attribute) and node.attr.strip("_") in ("stdout", "stderr") and dotted(node) in STREAMS:
             yield dotted(node)
         elif isinstance(node, ast.ImportFrom) and node.module == "sys":
             yield from (f"sys.{alias.name}" for alias in node.names if f"sys.{alias.name}" in STREAMS)

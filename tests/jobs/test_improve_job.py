@@ -122,6 +122,7 @@ def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
     assert story(path) == story(whole)
 
 
+@pytest.mark.slow
 def test_workers_change_no_draw_and_no_update(whole: Path, tmp_path: Path) -> None:
     improve(ImproveConfig(**SMALL, backend="processes:2"), tmp_path / "run")
     assert hashes(tmp_path / "run") == hashes(whole)
