@@ -69,6 +69,12 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["empty.jsonl", "file"]
 
 
+def test_tasks_that_the_world_cannot_start_leave_no_run_in_the_way(verb, here: Path) -> None:
+    (here / "tasks.jsonl").write_text('{"id": "a"}\n')
+    assert "task 'a' lacks door" in verb.refused("rollout", "--tasks", "tasks.jsonl", "--out", "run")
+    assert verb("rollout", "--panel", "1", "--out", "run").code == 0  # a mended command goes there
+
+
 @pytest.mark.parametrize(
     ("words", "what"), [(["--seed", "4"], "seed was 3, is 4"), (["--temperature", "0.5"], "temperature was 1.0")]
 )

@@ -289,6 +289,23 @@ def test_damage_inside_is_named(tmp_path: Path) -> None:
         run.tree("t")
 
 
+def test_a_mistake_before_the_first_node_leaves_no_run(tmp_path: Path) -> None:
+    def stop(folder: Path, error: Exception, played: bool) -> bool:
+        with pytest.raises(type(error)), Run.create(folder, {}) as run:
+            if played:
+                run.add_tree("t", {})
+                run.add(make_node("t", None, 0, "user", "hello"))
+            raise error
+        return (folder / "run.sqlite").exists()
+
+    assert not stop(tmp_path / "mistaken", UserError("wrong task"), played=False)
+    assert stop(tmp_path / "played", UserError("wrong task"), played=True)
+    assert stop(tmp_path / "faulty", RuntimeError("ours"), played=False)
+    with pytest.raises(UserError), Run.open(tmp_path / "faulty", write=True):  # a run of an earlier call
+        raise UserError("wrong task")
+    assert (tmp_path / "faulty" / "run.sqlite").exists()
+
+
 def test_a_reader_leaves_nothing_behind(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         grow(run, 2)

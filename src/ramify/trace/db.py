@@ -70,7 +70,7 @@ class Run:
         self._db = db
         self._lock = lock
         self._pending = 0
-        self._grouped = False
+        self._grouped = self._new = False
         self._broken = ""
         self._producers: dict[str, int] = {}
         self.meta: dict[str, Any] = {"schema": schema.SCHEMA}
@@ -99,7 +99,9 @@ class Run:
             db.executescript(schema.TABLES)
             db.executemany("INSERT INTO meta VALUES (?,?)", rows)
             db.execute("COMMIT")
-            return cls(folder, db, lock)
+            run = cls(folder, db, lock)
+            run._new = True
+            return run
         except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()
@@ -155,7 +157,11 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # what a mistake left without a node is taken away again: the mended command would be refused as one with other parts
+        useless = self._new and isinstance(error, UserError) and not len(self)
         self.close()
+        if useless:
+            remove(self.folder / FILE)
 
     # Writing
 
@@ -374,9 +380,7 @@ class Run:
 
     def __len__(self) -> int:
         """How many nodes there are."""
-        row = self._row("SELECT count(*) FROM nodes")
-        assert row is not None
-        return int(row[0])
+        return next(int(row[0]) for row in self._rows("SELECT count(*) FROM nodes"))
 
     # Inside
 
