@@ -70,6 +70,7 @@ def test_table_flattens_and_aligns() -> None:
     assert lines[0] == "A B"
     assert any(line.startswith("a b") and line.endswith("1.235") for line in lines)
     assert any("[red]c[/red]" in line and line.endswith("-") for line in lines)
+    assert table(["n"], [], "a title wider than its table").splitlines()[0] == "a title wider than its table"
     with pytest.raises(ValueError, match="needs 2 cells"):
         table(["a", "b"], [["x"]])
 

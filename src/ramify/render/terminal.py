@@ -65,13 +65,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title=Text(sanitize(title, flatten=True)) if title else None,
-        title_justify="left",
-    )
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, name in enumerate(columns):
         numbers = bool(rows) and all(row[i] is None or isinstance(row[i], int | float) for row in rows)
         grid.add_column(Text(sanitize(name, flatten=True)), justify="right" if numbers else "left", overflow="fold")
@@ -79,7 +73,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
         grid.add_row(*(Text(sanitize(_cell(value), flatten=True)) for value in row))
     out = StringIO()
     width = Console().width if sys.stdout.isatty() else 160
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(grid)
+    page = Console(file=out, width=width, color_system=None, force_terminal=False)
+    if title:  # above the grid, not in it: there a long one is broken at the width of a narrow table
+        page.print(Text(sanitize(title, flatten=True)))
+    page.print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 
