@@ -197,7 +197,7 @@ def test_fork_refuses(verb: Any, improved: Path, chats: Path) -> None:
     assert "--after: must be one of resample, replay, keep" in verb.refused("fork", improved, node, "--after", "later")
     assert "--n" in verb.refused("fork", improved, node, "--n", "0")
     assert "--n" in verb.refused("fork", improved, node, "--n", "x")
-    assert "was not made by `ramify improve`" in verb.refused("fork", "chats", "abc")
+    assert "was not made by `ramify improve` or `ramify rollout`" in verb.refused("fork", "chats", "abc")
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ def find_improved(text: str) -> Path:
     with Run.open(folder) as run:
         config = run.meta.get("config")
     if not isinstance(config, dict) or not {"model", "env", "updates"} <= config.keys():
-        raise UserError(f"{folder} was not made by `ramify improve`, so there is no agent and no world to go on with")
+        raise UserError(
+            f"{folder} was not made by `ramify improve` or `ramify rollout`, so there is no agent and no world to go on with"
+        )
     check(ImproveConfig, config, f"the stored settings of {folder}")
     return folder

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
-        return _complain(explain(), EXIT_USAGE)
+        return _complain(explain().replace("Value error, ", ""), EXIT_USAGE)
     return code if isinstance(code, int) else EXIT_DONE
 
 

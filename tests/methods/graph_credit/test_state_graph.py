@@ -267,7 +267,9 @@ def test_bad_files(text, sentence, tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     assert main(["graph-credit", "report", str(path)]) == 2
-    assert sentence in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"ramify: {path}")
+    assert sentence in error
 
 
 def test_bad_columns():

@@ -67,7 +67,11 @@ def _graph(source: Path, flags: list[str]) -> tuple[StateGraph, Options]:
         with Run.open(source) as run:
             graph = StateGraph.from_run(run, options.group, keys)
     else:
-        graph = StateGraph.from_steps(read_steps(source), options.anchor, keys)
+        rows = read_steps(source)
+        try:
+            graph = StateGraph.from_steps(rows, options.anchor, keys)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph.advantages(options)
