@@ -211,7 +211,7 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
 
     def answer(body: dict[str, Any]) -> bytes:
         if "response_format" in body:
-            return http({"error": {"message": "no formats here"}}, 400)
+            return http({"error": {"message": "no formats here."}}, 400)
         return http(chat({"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"))
 
     with FaultyServer(answer) as upstream:
@@ -222,13 +222,14 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
             both = client.chat.completions.create(tool_choice=named, **asked).choices[0]
             one = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked).choices[0]
             client.chat.completions.create(tool_choice="auto", response_format={"type": "text"}, **asked)
-            with pytest.raises(openai.BadRequestError, match="no formats here"):
+            with pytest.raises(openai.BadRequestError, match=r"answers 400: no formats here\.$"):
                 client.chat.completions.create(response_format=schema, **asked)
-            with pytest.raises(openai.BadRequestError, match="no formats here"):
+            with pytest.raises(openai.BadRequestError, match=r"answers 400: no formats here\.$"):
                 client.chat.completions.create(response_format=schema, stream=True, **asked)
         recorder.close()
     sent = [body for _, _, body in upstream.requests if body and "tools" in body and not body.get("stream")]
     found = [[body.get(name) for name in ("tool_choice", "parallel_tool_calls", "response_format")] for body in sent[:4]]
+    assert not any("max_tokens" in body for body in sent)  # the endpoint knows how long its replies may be
     assert found == [[named, None, None], ["required", False, None], [None, None, None], [None, None, schema]]
     assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
     with Run.open(tmp_path / "run") as run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.model.protocol import Sampling
+from ramify.model.protocol import NO_LIMIT, Sampling
 
 #: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): switched off by name.
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -33,8 +33,9 @@ class Dialect:
             "model": model,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
-            self.limit: settings.max_tokens,
         }
+        if settings.max_tokens < NO_LIMIT:
+            body[self.limit] = settings.max_tokens
         if self.seed:
             body["seed"] = key & 0x7FFFFFFF  # servers cut seeds to 32 bits, some refuse more
         if self.extended:

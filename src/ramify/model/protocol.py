@@ -52,6 +52,10 @@ class Prefix:
     """What else a chat request asks for that only an endpoint can keep to: sent with the messages as it is (``HttpModel.forwards``)."""
 
 
+NO_LIMIT = 1 << 30
+"""As ``Sampling.max_tokens``: an endpoint of chats is asked for no limit, so that it sets its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling settings. Everything but ``until`` and ``seeded`` is part of the producer's identity."""

@@ -208,11 +208,12 @@ def refusal(error: RamifyError) -> RefusedError:
     """What a client is told of an error. What an upstream refuses of a request is the client's own business; a refused key is not."""
     if isinstance(error, RefusedError):
         return error
+    said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, BoundaryError) else ""
     if isinstance(error, ProviderError):
         retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
         own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
         if own or retry:
-            return RefusedError(error.status, f"Upstream: {error.message}.", code=error.kind, headers=retry)
+            return RefusedError(error.status, said, code=error.kind, headers=retry)
     if isinstance(error, TooLongError):
         return RefusedError(400, f"{error}.", code="context_length_exceeded")
     if isinstance(error, BusyError):
@@ -220,5 +221,5 @@ def refusal(error: RamifyError) -> RefusedError:
     if isinstance(error, UserError | NeedsError):
         return RefusedError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
     if isinstance(error, BoundaryError) and error.boundary == "provider":
-        return RefusedError(_STATUS.get(error.kind, 502), f"Upstream: {error.message}.", code=error.kind or None)
+        return RefusedError(_STATUS.get(error.kind, 502), said, code=error.kind or None)
     return RefusedError(500, f"{error}.", code=error.kind or None if isinstance(error, BoundaryError) else None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import NO_LIMIT, Draw, Model, Prefix, Sampling, Tokenizer
 from ramify.web.fields import Request
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
@@ -56,7 +56,7 @@ class Served:
         most = self.context or 1 << 20
         if asked is not None and asked > most:
             raise RefusedError(400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value")
-        return asked or default or self.context or DEFAULT_TOKENS
+        return asked or default or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
 
     def fits(self, tokens: int) -> None:
         """Raises TooLongError where a prompt leaves no room for a token."""
