@@ -169,13 +169,14 @@ def verify(
     loads: Sequence[int] = LOADS,
     costs: Costs | None = None,
     schedules: Sequence[str] = (),
+    report: Callable[[float, str], None] = lambda share, name: None,
 ) -> list[Check]:
     """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
     ``loads`` requests at once; the engine's verification of a token, measured, has the target's law to 1e-12; drafts follow the law that
     verification is told, and ``draws`` outputs of three tokens the target's law. Last, :func:`control`.
 
     ``model`` draws without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
-    schedule drafted nothing under its costs. Raises UserError without prompts.
+    schedule drafted nothing under its costs. ``report`` is told the share that is done and the schedule that comes. Raises UserError without prompts.
     """
     if not prompts:
         raise UserError("checking a pair needs at least one prompt")
@@ -188,7 +189,8 @@ def verify(
     few = Sampling(max_tokens=LENGTH + 2, top_k=FEW)
     outcomes, law = output_law(plain, given[0], few, LENGTH)
     checks = []
-    for name in names:
+    for i, name in enumerate(names):
+        report(i / len(names), name)
 
         def speculating(law: str, name: str = name) -> tuple[LocalModel, _Watched]:
             made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, law)

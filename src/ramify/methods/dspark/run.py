@@ -178,11 +178,18 @@ def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], setting
     return finite
 
 
-def verify(target: Target, folder: Path, given: Sequence[np.ndarray], seed: int, draws: int) -> tuple[bool, list[Check]]:
-    """The checks of :func:`ramify.engine.lossless.verify` on the drafter in ``folder``; whether its profile was used."""
+def verify(
+    target: Target,
+    folder: Path,
+    given: Sequence[np.ndarray],
+    seed: int,
+    draws: int,
+    report: Callable[[float, str], None] = lambda share, name: None,
+) -> tuple[bool, list[Check]]:
+    """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.engine.lossless.verify` on it."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
-    checks = lossless.verify(target.model, load_drafter(folder, target.model.module), given, seed, draws, costs=costs)
-    return costs is not None, checks
+    drafter = load_drafter(folder, target.model.module)
+    return costs is not None, lossless.verify(target.model, drafter, given, seed, draws, costs=costs, report=report)
 
 
 def __getattr__(name: str) -> Any:
