@@ -1,7 +1,8 @@
 """Makes every write call of a small job fail, one after another, and checks what is left: started by test_faults.py and full.py.
 
 Usage: LD_PRELOAD=fault_shim.so RAMIFY_SHIM=fault_shim.so python faults.py FOLDER JOB FAULT EVERY [FIRST]. Every EVERY-th call is
-struck. The job runs in forked children, so that a fault costs milliseconds and not a start of Python. Prints one line of JSON.
+struck, by each fault of FAULT (several are joined by +). The job runs in forked children, so that a fault costs milliseconds and not a
+start of Python. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -119,8 +120,9 @@ def main(root: Path, name: str, fault: str, every: int, first: int = 1) -> None:
     wanted = job.digest(undisturbed)
     job.check(undisturbed, [])
     struck = range(first, total + 1, every)
-    for number in struck:
-        strike(job, root, before, number, fault, wanted)
+    for one in fault.split("+"):
+        for number in struck:
+            strike(job, root, before, number, one, wanted)
     print(json.dumps({"job": name, "fault": fault, "calls": total, "struck": len(struck)}))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ramify.base.errors import RamifyError
 from ramify.base.files import write_whole
+from ramify.cli.main import main
 from ramify.trace.db import Run
 from ramify.trace.node import make_node
 
@@ -30,6 +31,12 @@ def ramify(*words: object, folder: Path | None = None, out: str = "") -> subproc
         )
     done.stderr = done.stderr.decode("utf-8", "replace")
     return done
+
+
+def inside(capsys: pytest.CaptureFixture[str], *words: object) -> subprocess.CompletedProcess:
+    """The same command in this process: for many at once that are refused before they do anything."""
+    code = main([str(word) for word in words])
+    return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
 
 def refused(done: subprocess.CompletedProcess, code: int, words: str = "") -> str:
@@ -190,15 +197,15 @@ def test_names_as_long_as_they_can_be(tmp_path: Path, chats: Path, run: Path, na
 
 
 @pytest.mark.slow
-def test_names_that_are_too_long(tmp_path: Path, chats: Path, run: Path) -> None:
+def test_names_that_are_too_long(tmp_path: Path, chats: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for long in ("y" * 256, "y/" * 3000):  # one name, one path
-        refused(ramify("import", chats, "--run", tmp_path / long), 2)
-        refused(ramify("import", tmp_path / long, "--run", tmp_path / "new"), 2)
-        refused(ramify("export", run, tmp_path / f"{long}.jsonl"), 2)
-        refused(ramify("show", tmp_path / long), 2)
-        refused(ramify("show", run, "--html", tmp_path / long), 2)
-        refused(ramify("improve", "--out", tmp_path / long), 2)
-        refused(ramify("improve", "--config", tmp_path / long), 2)
+        refused(inside(capsys, "import", chats, "--run", tmp_path / long), 2)
+        refused(inside(capsys, "import", tmp_path / long, "--run", tmp_path / "new"), 2)
+        refused(inside(capsys, "export", run, tmp_path / f"{long}.jsonl"), 2)
+        refused(inside(capsys, "show", tmp_path / long), 2)
+        refused(inside(capsys, "show", run, "--html", tmp_path / long), 2)
+        refused(inside(capsys, "improve", "--out", tmp_path / long), 2)
+        refused(inside(capsys, "improve", "--config", tmp_path / long), 2)
     assert {path.name for path in tmp_path.iterdir()} == {"chats.jsonl", "run"}
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FAST = [("store", "full", 83), ("store", "kill", 71), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
+FAST = [("store", "full+kill", 71), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
 SLOW = [
-    *[("store", fault, 7) for fault in ("full", "io", "io-ever", "kill")],
-    *[("import", fault, 17) for fault in ("full", "io", "kill")],
-    *[(f"export-{form}", fault, 4) for form in ("jsonl", "parquet", "dot", "html") for fault in ("full", "kill")],
-    *[("checkpoint", fault, 5) for fault in ("full", "io", "kill")],
-    *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full", 211), ("improve", "kill", 197)],
+    ("store", "full+io+io-ever+kill", 7),
+    ("import", "full+io+kill", 17),
+    *[(f"export-{form}", "full+kill", 4) for form in ("jsonl", "parquet", "dot", "html")],
+    ("checkpoint", "full+io+kill", 5),
+    *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full+kill", 197)],
 ]
 
 
