@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import whole_file, write_whole
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
 from ramify.trace.path import text_between
@@ -76,10 +76,10 @@ def _finite(number: Any) -> bool:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write records as ``.parquet`` or JSON lines, whole or not at all. Raises UserError when the file cannot be written."""
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder")
-    temporary = path.with_name(f".part-{path.name}")
+    """Write records as ``.parquet`` or JSON lines, whole or not at all.
+
+    Raises UserError where the rows do not fit the format or the path is wrong, RamifyError where the disk refuses.
+    """
     try:
         if path.suffix == ".parquet":
             import pyarrow
@@ -89,17 +89,12 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 table = pyarrow.Table.from_pylist([dict(row) for row in rows])
             except pyarrow.ArrowException as error:
                 raise UserError(f"the steps do not fit one Parquet table ({error}); write JSON lines instead") from error
-            pyarrow.parquet.write_table(table, temporary)
+            with whole_file(path) as temporary:
+                pyarrow.parquet.write_table(table, temporary)
         else:
-            text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-            temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+            write_whole(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
     except UnicodeEncodeError as error:
         raise UserError(f"cannot write {path}: a text holds half a character ({error.object[error.start]!a})") from error
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str = "env") -> Columns:

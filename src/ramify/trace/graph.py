@@ -7,7 +7,6 @@ Everything is a flat array; memory is linear in N.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import whole_file
 from ramify.trace.keys import canonical
 
 
@@ -174,7 +174,7 @@ class StateGraph:
         return "\n".join([*lines, "}"]) + "\n"
 
     def write_graphml(self, path: Path, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Write GraphML, whole or not at all. Raises NeedsError without networkx, UserError when the file cannot be written."""
+        """Write GraphML, whole or not at all. Raises NeedsError without networkx, else like :func:`ramify.base.files.whole_file`."""
         try:
             import networkx
         except ImportError as error:
@@ -187,14 +187,8 @@ class StateGraph:
             graph.add_edge(
                 edge["source"], edge["target"], key=edge["key"], action=_attribute(edge["action"]), count=edge["count"]
             )
-        temporary = path.with_name(f".part-{path.name}")
-        try:
+        with whole_file(path) as temporary:
             networkx.write_graphml(graph, temporary)
-            os.replace(temporary, path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _of_task(self, task: Any) -> tuple[list[int], list[int]]:
         if task is None:

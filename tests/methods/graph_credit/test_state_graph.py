@@ -251,6 +251,12 @@ def test_bad_usage_is_one_sentence(args, sentence, file: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", ["advantages", "build"])
+def test_a_full_disk_is_no_mistake_of_the_user(verb, file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["graph-credit", verb, str(file), "--out", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "ramify: cannot write /dev/full: No space left on device\n"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
+from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json
 from ramify.methods.tree_rollouts.algorithm import is_mixed
 from ramify.trace.lines import read_lines
@@ -200,15 +200,8 @@ class GrownTree:
 
 
 def write_trees(path: Path, trees: Iterable[GrownTree]) -> None:
-    """Write one tree a line, whole or not at all. Raises UserError when the file cannot be written."""
-    temporary = path.with_name(f".part-{path.name}")
-    try:
-        temporary.write_text("".join(canonical_json(tree.to_json()) + "\n" for tree in trees), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write one tree a line, whole or not at all. Raises like :func:`ramify.base.files.write_whole`."""
+    write_whole(path, "".join(canonical_json(tree.to_json()) + "\n" for tree in trees))
 
 
 def read_trees(path: Path) -> list[GrownTree]:
