@@ -133,7 +133,7 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
     until(lambda: committed(tmp_path / "run") >= 3)
     workers = children(process.pid)
     process.send_signal(how)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=90)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     assert how == signal.SIGKILL or "what was done is kept: go on with `ramify resume" in said
     assert len(workers) == 2
@@ -145,7 +145,7 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
     assert sorted(lines(tmp_path / "run")) == sorted(undisturbed)
 
 
-def until(holds: Any, seconds: float = 30.0) -> None:
+def until(holds: Any, seconds: float = 90.0) -> None:
     """Wait for a fact."""
     end = time.monotonic() + seconds
     while not holds():
