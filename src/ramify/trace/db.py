@@ -64,13 +64,14 @@ _EACH: dict[type, tuple[str, str, Any]] = {
 class Run:
     """An open run. Use :meth:`create` or :meth:`open`, as a context manager or with :meth:`close`, which commits."""
 
-    def __init__(self, path: FilePath, db: sqlite3.Connection, lock: int | None) -> None:
+    def __init__(self, path: FilePath, db: sqlite3.Connection, lock: int | None, new: bool = False) -> None:
         self.folder = path
         self.blobs = Blobs(path / BLOBS)
         self._db = db
         self._lock = lock
         self._pending = 0
-        self._grouped = self._new = False
+        self._grouped = False
+        self._new = new
         self._broken = ""
         self._producers: dict[str, int] = {}
         self.meta: dict[str, Any] = {"schema": schema.SCHEMA}
@@ -99,9 +100,7 @@ class Run:
             db.executescript(schema.TABLES)
             db.executemany("INSERT INTO meta VALUES (?,?)", rows)
             db.execute("COMMIT")
-            run = cls(folder, db, lock)
-            run._new = True
-            return run
+            return cls(folder, db, lock, new=True)
         except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()

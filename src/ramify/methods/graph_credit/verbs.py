@@ -13,6 +13,7 @@ from pydantic import Field
 from ramify.base.command import TAKES_SETTINGS, SettingsCommand
 from ramify.base.config import load
 from ramify.base.errors import UserError
+from ramify.base.files import write_whole
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import MAKER, StateGraph, credit_group
 from ramify.render.terminal import emit, say, table
@@ -87,7 +88,7 @@ def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = F
     if out is not None and out.suffix == ".graphml":
         graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
     elif out is not None:
-        out.write_text(_drawing(graph, options.task, "dot" if out.suffix == ".dot" else "json"), encoding="utf-8")
+        write_whole(out, _drawing(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
     report = graph.report()
     shown = {name: report[name] for name in ("tasks", "attempts", "steps", "states", "singleton_share")}
     emit(shown | {"out": None if out is None else str(out)}, as_json, table(list(shown), [list(shown.values())]))
