@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.seeds import place_key
 from ramify.engine.rounds import Rounds, conditional_acceptance, joined
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
@@ -33,8 +34,9 @@ SEEDS = (0, 1)
 _PARALLEL = {"sequences": 2400, "steps": 3000}
 VARIANTS: dict[str, dict[str, Any]] = {
     "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
+    "DSpark, 5 layers": {"kind": "dspark", "layers": 5, "rank": 32, **_PARALLEL},
 }
-"""Other sizes and heads of DSpark."""
+"""Other sizes of DSpark."""
 DRAFTERS: dict[str, dict[str, Any]] = {
     "DSpark": {"kind": "dspark", "layers": 3, "rank": 32, **_PARALLEL},
     "DFlash": {"kind": "dflash", "layers": 3, **_PARALLEL},
@@ -305,6 +307,8 @@ def drafter_cell(size: dict[str, Any], seed: int, what: dict[str, Any]) -> dict[
 
 def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
     """Tokens a pass of what transformers has: rival -> domain -> value."""
+    import torch
+
     from ramify.methods.dspark.lab import GIVEN, Lab
     from ramify.methods.dspark.peers import peer
     from ramify.model.protocol import Sampling
@@ -316,6 +320,7 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
         run = peer(lab.folder, kind, drawn, helper, BLOCK)
         found[name] = {}
         for domain in DOMAINS:
+            torch.manual_seed(place_key(seed, "dspark", "rival", name, domain))  # what transformers draws by
             starts = prompts(domain, size["rivals"], GIVEN, seed, "test")
             found[name][domain] = size["rivals"] * size["tokens"] / run(starts, size["tokens"])[1]
     return found
