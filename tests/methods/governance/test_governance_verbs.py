@@ -17,6 +17,12 @@ def run(*words: object) -> int:
     return main(["governance", *map(str, words)])
 
 
+def test_the_grid_is_checked_before_an_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = "chat:m@http://127.0.0.1:9/v1?retries=0"
+    assert run("bench", "--out", tmp_path / "rows.jsonl", "--agent", nobody, "--tasks", "emial") == 2
+    assert "did you mean 'email'?" in capsys.readouterr().err
+
+
 def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     assert run("bench", "--out", out, "--tasks", "email,spend", "--reps", 1, "--dry-run", "--json") == 0

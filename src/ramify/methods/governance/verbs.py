@@ -54,6 +54,7 @@ def _players(names: list[str] | None) -> list[Player]:
 
 def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
     config = load(BenchConfig, flags=flags)
+    config.check()  # before an agent behind an endpoint is asked what it can do
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     return Bench(config, _players(agents) or [Player("reader", reader())], _players(summarizers), out)
