@@ -35,9 +35,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A further name that leads here: a proxy's, a service's; repeatable.")
     ] = None,
-    token: Annotated[
-        bool, typer.Option("--token", help="Ask clients for a token: RAMIFY_TOKEN, or one made up and printed once.")
-    ] = False,
+    token: Annotated[bool, typer.Option("--token", help="Ask for a token: RAMIFY_TOKEN, or one made up, printed once.")] = False,
     name: Annotated[str, typer.Option(help="What clients call the model; default: its own name.")] = "",
     drafter: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")
@@ -57,11 +55,7 @@ def serve(
     ] = 256,
     max_per_client: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Draws of one client (the request's 'user', else its address) that may run or wait; 0: half of all, or --max-rows if more.",
-            min=0,
-        ),
+        typer.Option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-rows.", min=0),
     ] = 0,
     kv_memory: Annotated[
         int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
@@ -77,9 +71,7 @@ def serve(
         list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Score replies with this scorer or monitor.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
-    drain: Annotated[
-        float, typer.Option(help="Seconds that open requests have to finish after Ctrl-C or SIGTERM.", min=0)
-    ] = 30.0,
+    drain: Annotated[float, typer.Option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0,
     as_json: Json = False,
 ) -> None:
     """Serve a model to OpenAI clients: chats, completions, streaming, tools, log-probs, seeds; health and Prometheus metrics.
@@ -99,8 +91,11 @@ def serve(
     inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
-    settings = {"model": model, "middleware": middleware or []}
-    recorder = _recorder(record, settings, getattr(inner, "template", None), redact) if record else None
+    recorder = (
+        _recorder(record, {"model": model, "middleware": middleware or []}, getattr(inner, "template", None), redact)
+        if record
+        else None
+    )
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting, max_per_client), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)

@@ -66,7 +66,8 @@ class Api:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        app = Starlette(routes=routes, exception_handlers=error_handlers())
+        handlers = error_handlers() | {GoneError: _gone, RamifyError: _failed}
+        app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return app
 
@@ -118,15 +119,18 @@ class Api:
 
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
         start = time.monotonic()
-        try:
-            body = read_json(await request.body())
-            form = await make(body)
-            CLIENT.set(client_of(body, request))
-            answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
-            if not form.request.stream:
-                return JSONResponse(await unless_gone(request.receive, answer.whole()))
-            return await begun(request.receive, answer.events())
-        except GoneError:
-            return Response(status_code=_GONE)
-        except RamifyError as error:
-            return error_answer(refusal(error))
+        body = read_json(await request.body())
+        form = await make(body)
+        CLIENT.set(client_of(body, request))
+        answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
+        if not form.request.stream:
+            return JSONResponse(await unless_gone(request.receive, answer.whole()))
+        return await begun(request.receive, answer.events())
+
+
+async def _gone(request: HttpRequest, error: Exception) -> Response:
+    return Response(status_code=_GONE)
+
+
+async def _failed(request: HttpRequest, error: Any) -> Response:
+    return error_answer(refusal(error))

@@ -29,12 +29,11 @@ from ramify.model.protocol import CLIENT, Draw, Message, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
 from ramify.trace.messages import message, plain
 from ramify.web.answers import refusal
-from ramify.web.draws import GoneError, begun, unless_gone
+from ramify.web.draws import begun, unless_gone
 from ramify.web.exchange import Exchange, Recorder
-from ramify.web.limits import Places, RefusedError, client_of, error_answer, read_json
+from ramify.web.limits import Places, RefusedError, client_of, read_json
 from ramify.web.metrics import Metrics
 
-_GONE = 499
 _DONE = "data: [DONE]\n\n"
 _AHEAD = 256 << 10
 """Bytes of a stream that wait for a client who reads slowly."""
@@ -64,18 +63,13 @@ class Gateway:
 
     async def _answer(self, request: Request, route: str, path: str) -> Response:
         start = time.monotonic()
-        try:
-            body = await request.body()
-            asked = read_json(body)
-            CLIENT.set(client_of(asked, request))
-            call = _Call(self, route, path, self._named(asked, body), asked, start)
-            if asked.get("stream"):
-                return await begun(request.receive, call.events())
-            return Response(await unless_gone(request.receive, call.whole()), media_type="application/json")
-        except GoneError:
-            return Response(status_code=_GONE)
-        except RamifyError as error:
-            return error_answer(refusal(error))
+        body = await request.body()
+        asked = read_json(body)
+        CLIENT.set(client_of(asked, request))
+        call = _Call(self, route, path, self._named(asked, body), asked, start)
+        if asked.get("stream"):
+            return await begun(request.receive, call.events())
+        return Response(await unless_gone(request.receive, call.whole()), media_type="application/json")
 
     def _named(self, asked: Mapping[str, Any], body: bytes) -> bytes:
         """The body to pass on, where the model that is asked for is this one. Raises RefusedError."""
