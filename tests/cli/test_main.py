@@ -118,3 +118,8 @@ def test_an_unwritable_place_is_a_sentence(capsys: pytest.CaptureFixture, tmp_pa
     code, _, err = run(capsys, "repro", "improve", "--out", str(tmp_path / "no" / "x.json"))
     assert code == 2
     assert "there is no folder" in err
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "ramify", "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("ramify ")
