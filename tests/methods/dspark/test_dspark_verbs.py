@@ -80,6 +80,7 @@ def test_a_profile_is_saved_and_says_where_drafting_pays(pair: tuple[str, Path],
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_bench_and_verification_run_on_the_pair(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
     code, text = call("bench", target, str(out), "--loads", "1", "--turns", "3", "--tokens", "8", "--n", "6", "--json")
