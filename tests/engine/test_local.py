@@ -336,3 +336,19 @@ def test_rows_are_scored_together_as_alone_and_certainty_is_the_divergence_from_
     uniform = 1 / p.shape[-1]
     wanted = (uniform * (uniform / p[:-1]).log()).sum(-1)
     assert together[0].certainty[1:] == pytest.approx(wanted.numpy(), abs=1e-5)  # type: ignore[index]
+
+
+def test_a_step_that_is_broken_off_leaves_no_draw_waiting() -> None:
+    """Ctrl-C is no Exception: it ends the loop, and who waits for a draw is told, too."""
+    model = LocalModel(tiny())
+
+    def step() -> bool:
+        raise KeyboardInterrupt
+
+    model._batch.step = step  # type: ignore[method-assign]
+    with asyncio.Runner() as runner:
+        waiting = runner.get_loop().create_task(model.sample(Prefix(tokens(4)), 2, Sampling(max_tokens=4), [1, 2]))
+        with pytest.raises(KeyboardInterrupt):
+            runner.get_loop().run_until_complete(waiting)
+        with pytest.raises(BoundaryError, match="KeyboardInterrupt"):
+            runner.get_loop().run_until_complete(waiting)

@@ -291,11 +291,15 @@ def test_damage_inside_is_named(tmp_path: Path) -> None:
 
 def test_a_mistake_before_the_first_node_leaves_no_run(tmp_path: Path) -> None:
     def stop(folder: Path, error: Exception, played: bool) -> bool:
-        with pytest.raises(type(error)), Run.create(folder, {}) as run:
-            if played:
-                run.add_tree("t", {})
-                run.add(make_node("t", None, 0, "user", "hello"))
-            raise error
+        def mistaken() -> None:
+            with Run.create(folder, {}) as run:
+                if played:
+                    run.add_tree("t", {})
+                    run.add(make_node("t", None, 0, "user", "hello"))
+                raise error
+
+        with pytest.raises(type(error)):
+            mistaken()
         return (folder / "run.sqlite").exists()
 
     assert not stop(tmp_path / "mistaken", UserError("wrong task"), played=False)

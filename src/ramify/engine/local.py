@@ -290,10 +290,13 @@ class LocalModel:
         while self._scheduler.busy:
             try:
                 finished = self._batch.step()
-            except Exception as error:  # the boundary: whatever broke becomes every waiting draw's failure
+            except BaseException as error:  # the boundary: whatever broke becomes every waiting draw's failure
+                failure = error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}" or type(error).__name__)
                 for job in self._scheduler.reset():
-                    job.done(job, error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}"))
-                return
+                    job.done(job, failure)
+                if isinstance(error, Exception):
+                    return
+                raise  # Ctrl-C is for the loop, too
             if finished or time.monotonic() - since > TURN:
                 await asyncio.sleep(0)
                 since = time.monotonic()
