@@ -352,3 +352,5 @@ def test_a_step_that_is_broken_off_leaves_no_draw_waiting() -> None:
             runner.get_loop().run_until_complete(waiting)
         with pytest.raises(BoundaryError, match="KeyboardInterrupt"):
             runner.get_loop().run_until_complete(waiting)
+    assert model._driver is not None
+    assert isinstance(model._driver.exception(), KeyboardInterrupt)
