@@ -13,7 +13,7 @@ from pathlib import Path
 #: Has loaded what takes seconds (torch's optimizers load torch._dynamo). Reads a job a line, which a child of its own runs as
 #: ``__main__``, ending as an interpreter does; the parent says how.
 SERVER = """
-import json, os, sys, types
+import json, os, sys, types, warnings
 import numpy, pydantic, scipy.stats, torch, torch._dynamo
 
 job = None
@@ -25,6 +25,9 @@ for line in sys.stdin:
 if job:
     for fd, name in enumerate((os.devnull, job["out"], job["err"])):
         os.dup2(os.open(name, os.O_RDWR), fd)
+    if not job["strict"]:
+        sys.warnoptions.clear()
+        warnings.resetwarnings()
     os.chdir(job["folder"])
     sys.argv, sys.path[0] = [job["file"] or "-"], os.path.dirname(job["file"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -35,15 +38,22 @@ if job:
 
 
 class Forks:
-    """Runs programs one at a time. Warnings are errors in them, as in the tests; torch has one thread."""
+    """Runs programs one at a time. Warnings are errors in them, as in the tests, where ``strict``; torch has one thread."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
 
-    def run(self, code: str, folder: Path, file: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, code: str, folder: Path, file: Path | None = None, strict: bool = True) -> subprocess.CompletedProcess[str]:
         """``code`` in ``folder``, as ``python file`` would run it, or, without a file, ``python -``."""
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            job = {"code": code, "folder": str(folder), "file": str(file or ""), "out": out.name, "err": err.name}
+            job = {
+                "code": code,
+                "folder": str(folder),
+                "file": str(file or ""),
+                "strict": strict,
+                "out": out.name,
+                "err": err.name,
+            }
             try:
                 status = int(self._ask(json.dumps(job)))
             except BaseException:  # a timeout, most likely: what runs must not answer the next question
