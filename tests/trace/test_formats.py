@@ -157,6 +157,7 @@ def test_logs_of_single_calls_grow_one_tree(tmp_path: Path) -> None:
     assert b"canary" not in stored
 
 
+@pytest.mark.usefixtures("tidy")
 def test_a_file_that_is_one_json_document(tmp_path: Path) -> None:
     chat = [USER, {"role": "assistant", "content": "a"}]
     for number, document in enumerate((chat, {"messages": chat}, [{"messages": chat}, {"messages": chat}])):
