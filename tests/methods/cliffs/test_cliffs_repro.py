@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,3 +75,9 @@ def test_training_cells_move_the_model(cache: None) -> None:
     found = repro.policy_cell(RECIPE, 0, 1.0, 1e-3, 5, 5)
     assert found["updates"] == 1
     assert found["tokens"] == pytest.approx(300, abs=180)
+
+
+@pytest.mark.slow
+def test_the_quick_size_passes(tmp_path: Path) -> None:
+    checks = repro.reproduce("quick", Cells(tmp_path))
+    assert [check.name for check in checks if check.status == "miss"] == []

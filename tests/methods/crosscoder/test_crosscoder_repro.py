@@ -85,3 +85,9 @@ def test_sizes() -> None:
     assert repro._block("10 %, sum L1", False) == (">=", 5.0)
     assert repro._block("5 %, mean L1", False) == ("<=", 5.0)
     assert repro._block("plain", False) == ("report", None)
+
+
+@pytest.mark.slow
+def test_the_quick_size_holds() -> None:
+    checks = repro.reproduce("quick", Cells())
+    assert [check.name for check in checks if check.status == "miss"] == []
