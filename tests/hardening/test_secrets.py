@@ -63,11 +63,19 @@ class Echo(BaseHTTPRequestHandler):
         """Nothing on the console: what is looked for there is ramify's."""
 
 
+class Quiet(ThreadingHTTPServer):
+    """Says nothing of a client that hangs up with an answer unread, as one may on a redirect it refuses to follow."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @pytest.fixture
 def echo() -> Iterator[str]:
     """The address of a server that says back what it is sent."""
     Echo.seen = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+    with Quiet(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
