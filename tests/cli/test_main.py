@@ -48,6 +48,11 @@ def test_every_verb_has_help_and_json(capsys: pytest.CaptureFixture, verb: str) 
     assert "--json" in out
 
 
+def test_help_lists_the_settings_of_a_verb_and_of_a_method(capsys: pytest.CaptureFixture) -> None:
+    for words, flag in ((("rollout",), "--model text"), (("graph-credit", "build"), "--anchor text\n        Field of a step")):
+        assert flag in run(capsys, *words, "--help")[1].partition("Settings (--NAME VALUE):\n")[2]
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

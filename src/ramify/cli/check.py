@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base import conformance, registry
+from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, NeedsError, RamifyError, UserError, nearest
-from ramify.cli.common import Json
 
 app = typer.Typer(add_completion=False)
 

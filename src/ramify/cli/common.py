@@ -13,7 +13,6 @@ RUNS = Path("runs")
 DATABASE = "run.sqlite"
 REPORT = "report.html"
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under ./runs.")]
 
 

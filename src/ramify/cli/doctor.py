@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base import plugins
+from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED
-from ramify.cli.common import RUNS, Json
+from ramify.cli.common import RUNS
 
 app = typer.Typer(add_completion=False)
 

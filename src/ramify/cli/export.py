@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
-from ramify.cli.common import Json, RunArgument, find_run
+from ramify.cli.common import RunArgument, find_run
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
-from ramify.cli.common import InterruptedRunError, Json, RunArgument, find_improved, find_run
+from ramify.cli.common import InterruptedRunError, RunArgument, find_improved, find_run
 from ramify.render import terminal
 
 app = typer.Typer(add_completion=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ramify.cli.common import Json
+from ramify.base.command import Json
 
 app = typer.Typer(add_completion=False)
 

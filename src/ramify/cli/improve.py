@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.errors import UserError
-from ramify.cli.common import DATABASE, REPORT, RUNS, InterruptedRunError, Json
+from ramify.cli.common import DATABASE, REPORT, RUNS, InterruptedRunError
 from ramify.cli.show import write_report
 from ramify.render.terminal import Bar, emit, progress, short, table
 
@@ -21,17 +21,13 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-class ImproveCommand(SettingsCommand):
-    """``ramify improve`` with the settings of the job as options."""
+def _settings() -> type[Config]:
+    from ramify.jobs.improve import ImproveConfig
 
-    def settings(self) -> type[Config]:
-        """The job's configuration."""
-        from ramify.jobs.improve import ImproveConfig
-
-        return ImproveConfig
+    return ImproveConfig
 
 
-@app.command(cls=ImproveCommand, context_settings=TAKES_SETTINGS)
+@app.command(**takes(_settings))
 def improve(
     context: typer.Context,
     config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="TOML file with settings; later files win.")] = None,

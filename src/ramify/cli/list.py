@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base import registry
+from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
-from ramify.cli.common import Json
 from ramify.cli.methods import summary
 
 app = typer.Typer(add_completion=False)

@@ -22,8 +22,9 @@ def summary(slug: str) -> str:
 def method_app(slug: str) -> Any:
     """The typer application with the method's verbs. Raises UserError for a method without verbs."""
     package = registry.get("method", slug).__name__
-    if importlib.util.find_spec(f"{package}.run") is not None:
-        app = getattr(importlib.import_module(f"{package}.run"), "app", None)
-        if app is not None:
-            return app
+    for module in ("verbs", "run"):
+        if importlib.util.find_spec(f"{package}.{module}") is not None:
+            app = getattr(importlib.import_module(f"{package}.{module}"), "app", None)
+            if app is not None:
+                return app
     raise UserError(f"the method '{slug}' has no verbs on the command line")

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from ramify.base import conformance, registry
+from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.cli.common import Json
 
 app = typer.Typer(add_completion=False)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from ramify.cli.common import Json, RunArgument, find_improved, find_run
+from ramify.base.command import Json
+from ramify.cli.common import RunArgument, find_improved, find_run
 from ramify.cli.improve import finish
 from ramify.cli.rollout import collected
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.errors import BudgetSpentError, UserError
-from ramify.cli.common import DATABASE, InterruptedRunError, Json
+from ramify.cli.common import DATABASE, InterruptedRunError
 from ramify.cli.improve import next_run
 from ramify.render.terminal import Bar, emit, progress, short, table
 
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-class RolloutCommand(SettingsCommand):
-    """``ramify rollout`` with the settings of the job as options."""
+def _settings() -> type[Config]:
+    from ramify.jobs.collect import RolloutConfig
 
-    def settings(self) -> type[Config]:
-        """The job's configuration."""
-        from ramify.jobs.collect import RolloutConfig
-
-        return RolloutConfig
+    return RolloutConfig
 
 
-@app.command(cls=RolloutCommand, context_settings=TAKES_SETTINGS)
+@app.command(**takes(_settings))
 def rollout(
     context: typer.Context,
     config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="TOML file with settings; later files win.")] = None,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.cli.common import RUNS, Json
+from ramify.cli.common import RUNS
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
-from ramify.cli.common import Json, RunArgument, find_run
+from ramify.cli.common import RunArgument, find_run
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
 

@@ -365,11 +365,3 @@ async def mass_under(examined: Sequence[Examined], forks: Any) -> list[dict[str,
         mass = cliff_mass(one.candidates, token, await forks.chances_of(one.trace, one.cliff.t - 1, inside))
         out.append({"trace_id": one.trace.id, "t": one.cliff.t, "cpm": one.mass, "cpm_other": mass, "delta": mass - one.mass})
     return out
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.cliffs.verbs import app
-
-        return app
-    raise AttributeError(name)

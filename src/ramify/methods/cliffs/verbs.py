@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
@@ -89,14 +89,6 @@ class PairOptions(Forking):
     """another model with the same tokenizer: does it step off there, too?"""
 
 
-def _taking(options: type[Config]) -> dict[str, Any]:
-    """What makes a command take the fields of ``options`` as flags."""
-    return {
-        "cls": type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options}),
-        "context_settings": TAKES_SETTINGS,
-    }
-
-
 class InterruptedScanError(RamifyError):
     """Ctrl-C; what was scanned is kept (exit code 130)."""
 
@@ -106,7 +98,6 @@ class InterruptedScanError(RamifyError):
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Find the tokens at which a chain of thought falls off, and confirm them."
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ramify cliffs scan` wrote.")]
 
 
@@ -138,7 +129,7 @@ def _same_forks(source: dict[str, Any], options: Forking) -> TokenForks:
     return forks
 
 
-@app.command("scan", **_taking(ScanOptions))
+@app.command("scan", **takes(ScanOptions))
 def scan_(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
@@ -249,7 +240,7 @@ def _report(report: dict[str, Any]) -> str:
     return text + (f"\n{report['unjudged']} traces got no verdict and are neither wrong nor right." if report["unjudged"] else "")
 
 
-@app.command("ablate", **_taking(AblateOptions))
+@app.command("ablate", **takes(AblateOptions))
 def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
     options = load(AblateOptions, flags=ctx.args)
@@ -277,7 +268,7 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     )
 
 
-@app.command("pairs", **_taking(PairOptions))
+@app.command("pairs", **takes(PairOptions))
 def pairs_(
     ctx: typer.Context,
     path: ScanPath,

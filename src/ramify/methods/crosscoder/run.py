@@ -258,11 +258,3 @@ def export(
         "metadata": {"made_by": "ramify crosscoder", "input": "the states of model a, then of model b, at one position"},
     }  # fmt: skip
     write_whole(folder / "cfg.json", json.dumps(cfg, indent=1) + "\n")
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.crosscoder.verbs import app
-
-        return app
-    raise AttributeError(name)

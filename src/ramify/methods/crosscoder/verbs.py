@@ -14,7 +14,7 @@ import numpy as np
 import typer
 from pydantic import Field
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import UserError
 from ramify.base.files import refusal, write_whole
@@ -54,7 +54,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Find what training changed inside a model as single features, and steer by them.",
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 StatesFolder = Annotated[Path, typer.Argument(metavar="STATES", help="A folder that `ramify crosscoder capture` wrote.")]
 DictionaryFolder = Annotated[Path, typer.Argument(metavar="DICTIONARY", help="A folder that `ramify crosscoder train` wrote.")]
 
@@ -132,14 +131,6 @@ class SteerOptions(Config):
     """decides which prompts choose, and the random directions"""
 
 
-def _taking(options: type[Config]) -> dict[str, Any]:
-    """What makes a command take the fields of ``options`` as flags."""
-    return {
-        "cls": type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options}),
-        "context_settings": TAKES_SETTINGS,
-    }
-
-
 def _template(models: Checkpoints, name: str, raw: bool) -> Any:
     """The chat template of the tuned model, None with ``raw`` or where it brings none."""
     if raw:
@@ -152,7 +143,7 @@ def _template(models: Checkpoints, name: str, raw: bool) -> Any:
     return template
 
 
-@app.command(**_taking(CaptureOptions))
+@app.command(**takes(CaptureOptions))
 def capture(
     ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="STATES", help="Folder to write.")], as_json: Json = False
 ) -> None:
@@ -173,7 +164,7 @@ def capture(
     emit(found, as_json, table(["number", "value"], list(found.items())))
 
 
-@app.command(**_taking(TrainOptions))
+@app.command(**takes(TrainOptions))
 def train(
     ctx: typer.Context,
     states: StatesFolder,
@@ -241,7 +232,7 @@ def _codes(made: Dictionary, kept: States) -> tuple[np.ndarray, np.ndarray]:
     return encode_rows(made, values[kept.tool]), encode_rows(made, values[~kept.tool])
 
 
-@app.command(**_taking(SteerOptions))
+@app.command(**takes(SteerOptions))
 def steer(
     ctx: typer.Context,
     dictionary: DictionaryFolder,

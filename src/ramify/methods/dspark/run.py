@@ -190,11 +190,3 @@ def verify(
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
     return costs is not None, lossless.verify(target.model, drafter, given, seed, draws, costs=costs, report=report)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.dspark.verbs import app
-
-        return app
-    raise AttributeError(name)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.engine import lossless
@@ -23,7 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Train a drafter for your model, calibrate it, see at which load it pays, and check that nothing changes but the speed.",
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 TargetName = Annotated[str, typer.Argument(metavar="TARGET", help="builtin, hf:FOLDER or a folder: the model to speed up.")]
 DrafterFolder = Annotated[Path, typer.Argument(metavar="DRAFTER", help="A folder that `ramify dspark train` wrote.")]
 Prompts = Annotated[
@@ -40,11 +39,6 @@ Tokens = Annotated[int, typer.Option(min=2, help="Tokens of a reply at most.")]
 Seed = Annotated[int, typer.Option(help="Decides every draw.")]
 
 
-class _TrainCommand(SettingsCommand):
-    def settings(self) -> type[TrainOptions]:
-        return TrainOptions
-
-
 def _rows(found: dict[str, Any]) -> list[list[Any]]:
     """Names and values for a table; lists as text."""
     return [[name, ", ".join(map(_short, value)) if isinstance(value, list) else value] for name, value in found.items()]
@@ -54,7 +48,7 @@ def _short(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-@app.command(cls=_TrainCommand, context_settings=TAKES_SETTINGS)
+@app.command(**takes(TrainOptions))
 def train(
     ctx: typer.Context,
     target: TargetName,

@@ -425,11 +425,3 @@ def bill(study: Study, config: ContinueConfig | OscillateConfig | None = None) -
         return {"traces": traces, "ratings": traces * len(config.judges), "answers_a_turn": 2 * config.answers}
     points = sum(bool(share) and not (way == "open" and share >= 1) for share in config.shares for way in config.ways)
     return {"prefixes": traces * points, "answers": traces * points * config.n}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.early_decision.verbs import app
-
-        return app
-    raise AttributeError(name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
@@ -37,20 +37,6 @@ from ramify.trace.lines import at_place, field, read_lines
 C = TypeVar("C", bound=Config)
 
 
-class RunCommand(SettingsCommand):
-    """A verb that takes the settings of rollouts."""
-
-    def settings(self) -> type[Config]:
-        """The settings."""
-        return RolloutConfig
-
-
-def _taking(options: Callable[[], type[Config]]) -> dict[str, Any]:
-    """What makes a command take the fields of a configuration as flags."""
-    command = type("OptionsCommand", (SettingsCommand,), {"settings": lambda self: options()})
-    return {"cls": command, "context_settings": TAKES_SETTINGS}
-
-
 def _probe_config() -> type[Config]:
     from ramify.methods.early_decision.states import ProbeConfig
 
@@ -66,7 +52,6 @@ def _valley_config() -> type[Config]:
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="When in a thinking trace was the outcome decided, and does the rest matter?"
 )
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the bill; draw nothing.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
 Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", help="Settings from a file; flags win.")]
@@ -105,7 +90,7 @@ def _panel(config: RolloutConfig, ties: bool = False) -> Panel:
     return find_panel(config.label, find_model, ties or config.ties == "yes")
 
 
-@app.command("run", cls=RunCommand, context_settings=TAKES_SETTINGS)
+@app.command("run", **takes(RolloutConfig))
 def run_(
     ctx: typer.Context,
     prompts: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
@@ -165,7 +150,7 @@ def _given(path: Path, known: set[str]) -> list[dict[str, Any]]:
     return rows
 
 
-@app.command("probe", **_taking(_probe_config))
+@app.command("probe", **takes(_probe_config))
 def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
     from ramify.methods.early_decision.states import ProbeConfig, probe_stage
@@ -193,7 +178,7 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     emit(found, as_json, table(columns, rows))
 
 
-@app.command("valley", **_taking(_valley_config))
+@app.command("valley", **takes(_valley_config))
 def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
     from ramify.methods.early_decision.states import ValleyConfig, valley_stage
@@ -211,7 +196,7 @@ def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     emit(record, as_json, table(["at", "J", "floor", "probe AUROC", "shuffled"], rows) + f"\n\n{depth}")
 
 
-@app.command("continue", **_taking(lambda: ContinueConfig))
+@app.command("continue", **takes(ContinueConfig))
 def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
     options = load(ContinueConfig, flags=ctx.args)
@@ -233,7 +218,7 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
     _warn(thinker, panel)
 
 
-@app.command("oscillate", **_taking(lambda: OscillateConfig))
+@app.command("oscillate", **takes(OscillateConfig))
 def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, as_json: Json = False) -> None:  # fmt: skip
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     options = load(OscillateConfig, flags=ctx.args)
@@ -260,7 +245,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     _warn(thinker, panel)
 
 
-@app.command("report", **_taking(lambda: ReportConfig))
+@app.command("report", **takes(ReportConfig))
 def report_(
     ctx: typer.Context,
     run: RunPath,

@@ -388,11 +388,3 @@ def report(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if not found:
         raise UserError("there is no row to report on")
     return summary(found)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.governance.verbs import app
-
-        return app
-    raise AttributeError(name)

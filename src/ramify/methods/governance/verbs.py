@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
@@ -20,22 +20,11 @@ from ramify.render.markdown import markdown
 from ramify.render.terminal import emit, progress, say, table
 from ramify.score import lost_rules
 
-
-class BenchCommand(SettingsCommand):
-    """A verb that takes the options of the grid."""
-
-    def settings(self) -> type[BenchConfig]:
-        """The options."""
-        return BenchConfig
-
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Measure which rules compaction drops, what agents do then, and keep the rules.",
 )
-_GRID: dict[str, Any] = {"cls": BenchCommand, "context_settings": TAKES_SETTINGS}
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Agents = Annotated[
     list[str] | None,
     typer.Option("--agent", help="chat:MODEL@URL, hf:FOLDER, ...; several make a crossing. Without one: a made-up reader."),
@@ -60,7 +49,7 @@ def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | 
     return Bench(config, _players(agents) or [Player("reader", reader())], _players(summarizers), out)
 
 
-@app.command(**_GRID)
+@app.command(**takes(BenchConfig))
 def bench(
     ctx: typer.Context,
     out: Rows,
@@ -88,7 +77,7 @@ def report_(rows: RowsArgument, out: Written = None, as_json: Json = False) -> N
     _tell(report(row for path in rows for row in read_rows(path)), as_json, out)
 
 
-@app.command(**_GRID)
+@app.command(**takes(BenchConfig))
 def attack(
     ctx: typer.Context,
     out: Rows,

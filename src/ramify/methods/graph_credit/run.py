@@ -222,11 +222,3 @@ def node_records(node: Node, value: Mapping[str, Any]) -> tuple[Mark, Stream]:
 
 def _plain(value: float) -> float | None:
     return None if value != value else value
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.graph_credit.verbs import app
-
-        return app
-    raise AttributeError(name)

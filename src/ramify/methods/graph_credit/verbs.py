@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
@@ -38,21 +38,11 @@ class Options(CreditConfig):
     """One task only (build, show, why)."""
 
 
-class GraphCommand(SettingsCommand):
-    """A verb that takes the options of the rule."""
-
-    def settings(self) -> type[Options]:
-        """The options."""
-        return Options
-
-
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Merge attempts by state and credit each step by its progress."
 )
-_TAKES_OPTIONS: dict[str, Any] = {"cls": GraphCommand, "context_settings": TAKES_SETTINGS}
 Source = Annotated[Path, typer.Argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def _keys(options: Options) -> Canonicaliser | None:
@@ -81,7 +71,7 @@ def _graph(source: Path, flags: list[str]) -> tuple[StateGraph, Options]:
     return graph, options
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = False) -> None:
     """Merge states; --out writes the graph as .json (node-link), .graphml or .dot."""
     graph, options = _graph(source, ctx.args)
@@ -94,7 +84,7 @@ def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = F
     emit(shown | {"out": None if out is None else str(out)}, as_json, table(list(shown), [list(shown.values())]))
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def advantages(
     ctx: typer.Context,
     source: Source,
@@ -108,7 +98,7 @@ def advantages(
     emit({"out": str(out), "steps": len(rows)}, as_json, f"{len(rows)} steps with their credit are in {out}")
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     """How much states repeat and where the credit comes from."""
     found = _graph(source, ctx.args)[0].report()
@@ -119,7 +109,7 @@ def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     emit(found, as_json, text)
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def show(
     ctx: typer.Context,
     source: Source,
@@ -130,7 +120,7 @@ def show(
     emit(graph.to_json(options.task), form == "json", _drawing(graph, options.task, form))
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def mark(
     ctx: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
@@ -158,7 +148,7 @@ def mark(
     )
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(Options))
 def why(
     ctx: typer.Context,
     source: Source,

@@ -246,11 +246,3 @@ def finite(values: np.ndarray, step: np.ndarray, tokens: np.ndarray, name: str, 
             f"token {cut + at} (id {int(tokens[at])}, step {int(step[at])}) has the log-prob {float(values[at])} under the {name}, "
             "so its ratio is no number"
         )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.implicit_advantage.verbs import app
-
-        return app
-    raise AttributeError(name)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
 from ramify.methods.implicit_advantage import report as reports
@@ -25,16 +25,7 @@ LISTED = 40
 """Attempts named one by one on the terminal."""
 
 
-class ScoreCommand(SettingsCommand):
-    """A verb that takes the options of the grading."""
-
-    def settings(self) -> type[AdvantageConfig]:
-        """The options."""
-        return AdvantageConfig
-
-
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Grade every action with a policy and its reference.")
-_TAKES_OPTIONS: dict[str, Any] = {"cls": ScoreCommand, "context_settings": TAKES_SETTINGS}
 Scores = Annotated[Path, typer.Option("--scores", help="Score records, as `score` writes them.")]
 Calibrate = Annotated[
     Path | None,
@@ -42,10 +33,9 @@ Calibrate = Annotated[
 ]
 Token = Annotated[TokenAgg | None, typer.Option(help="From tokens to a step; by default as the records were scored.")]
 Step = Annotated[StepAgg | None, typer.Option(help="From steps to the attempt; by default as the records were scored.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
-@app.command(**_TAKES_OPTIONS)
+@app.command(**takes(AdvantageConfig))
 def score(
     ctx: typer.Context,
     trajectories: Annotated[Path, typer.Option(help="Attempts as JSON lines, or the folder of a run.")],

@@ -70,11 +70,3 @@ def _on_labels(detector: Detector, labels: Path) -> dict[str, Any]:
     if faults:
         say(f"warning: {len(faults)} labelled traces could not be marked and are left out ({faults[0]})")
     return agreement([found for found, _ in pairs], [truth for _, truth in pairs])
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.maze_recovery.verbs import app
-
-        return app
-    raise AttributeError(name)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.env.star import NAMED, Maze
 from ramify.methods.maze_recovery.algorithm import REGIMES, growth, search_steps, train_exact
@@ -17,7 +18,6 @@ from ramify.score.steps import write_rows
 W = Annotated[int, typer.Option("--w", help="Branches.")]
 K = Annotated[int, typer.Option("--k", help="Diamonds a branch.")]
 L = Annotated[int, typer.Option("--l", help="Parallel edges a diamond.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def exact(w: W = 15, k: K = 15, l: L = 5, as_json: Json = False) -> None:  # noqa: E741

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from ramify.base.command import TAKES_SETTINGS, SettingsCommand
+from ramify.base.command import Json, takes
 from ramify.base.config import load as resolve
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import theory_verbs
@@ -46,22 +46,6 @@ class BuildOptions(Source, BuildConfig):
     """Read replies instead of states, as in audit."""
 
 
-class AuditCommand(SettingsCommand):
-    """Takes the options of the audit."""
-
-    def settings(self) -> type[AuditOptions]:
-        """The options."""
-        return AuditOptions
-
-
-class BuildCommand(SettingsCommand):
-    """Takes the options of the builder."""
-
-    def settings(self) -> type[BuildOptions]:
-        """The options."""
-        return BuildOptions
-
-
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure and teach recovery: how traces get out of their own wrong turns."
 )
@@ -70,10 +54,9 @@ app.command()(theory_verbs.train)
 Traced = Annotated[
     Path, typer.Argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
-@app.command(cls=AuditCommand, context_settings=TAKES_SETTINGS)
+@app.command(**takes(AuditOptions))
 def audit(
     ctx: typer.Context,
     source: Traced,
@@ -98,7 +81,7 @@ def audit(
     emit(found, as_json, _page(found))
 
 
-@app.command(cls=BuildCommand, context_settings=TAKES_SETTINGS)
+@app.command(**takes(BuildOptions))
 def build(
     ctx: typer.Context,
     source: Traced,

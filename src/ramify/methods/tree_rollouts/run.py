@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ramify.trace.path import Path as TracePath
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def to_rows(
