@@ -41,8 +41,9 @@ def scorers(checks: dict[str, dict[str, Any]]) -> str:
     for j, text in enumerate(("without nuisance language (N0)", "with it (N5)")):
         body.append(tag("circle", cx=LEFT + 230 * j, cy=14, r=4.0, stroke=COLOURS[j], fill=COLOURS[j] if j else "none"))
         body.append(label(LEFT + 10 + 230 * j, 18, text, ""))
+    body.append(label(x(0.55), bottom + 34, "AUROC against success", "soft mid"))
     title = "How well scorers rank another model's attempts"
-    return frame(WIDTH, bottom + 28, title, "AUROC against success, mean and 95 % interval over seeds", "".join(body))
+    return frame(WIDTH, bottom + 44, title, "AUROC against success, mean and 95 % interval over seeds", "".join(body))
 
 
 def rounds(checks: dict[str, dict[str, Any]]) -> str:

@@ -53,8 +53,9 @@ def drops(checks: dict[str, dict[str, Any]]) -> str:
     for j, text in enumerate(("drop as detected", "true drop, or drop of fresh forks")):
         body.append(tag("circle", cx=LEFT + 170 * j, cy=14, r=4.0, stroke=COLOURS[j], fill=COLOURS[j] if j else "none"))
         body.append(label(LEFT + 10 + 170 * j, 18, text, ""))
+    body.append(label(x(MOST / 2), bottom + 34, "mean drop of the potential", "soft mid"))
     title = "What is left of a detected drop, by class"
-    return frame(WIDTH, bottom + 28, title, "mean drop of the potential at detected cliffs, with 95 % intervals", "".join(body))
+    return frame(WIDTH, bottom + 44, title, "mean drop of the potential at detected cliffs, with 95 % intervals", "".join(body))
 
 
 async def reply(seed: int, index: int) -> tuple[Scanned, Lab]:

@@ -82,12 +82,9 @@ def fork() -> str:
             body += arrow(330, y, 372, y - 14 + 14 * k)
         body += box(376, y - 17, 150, marks, BLUE) + note(536, y + 4, ("6 of 8", "2 of 8")[row])
     body += note(376, 112, "difference 0.50, with its interval")
-    body += note(
-        10,
-        215,
-        "Same place, same state of the world, n continuations each. Draws are keyed by place, so both arms can be repeated.",
-    )
-    return frame(WIDTH, 228, "Fork", "An edited arm and a control arm from one prefix", body)
+    body += note(10, 210, "Same place, same state of the world, n continuations each.")
+    body += note(10, 228, "Draws are keyed by place, so both arms can be repeated.")
+    return frame(WIDTH, 240, "Fork", "An edited arm and a control arm from one prefix", body)
 
 
 def verdicts() -> str:
@@ -118,7 +115,7 @@ def budget() -> str:
         490, 30, 84, "attempt 6", PALE, dash=True
     )
     body += tag("path", d="M482 14V86", stroke="#b0413e", stroke_width=2, fill="none") + note(
-        488, 100, "budget spent: exit code 3, results kept"
+        466, 100, "budget spent: exit code 3, results kept"
     )
     body += note(10, 100, "spent so far: the ledger, by category") + note(
         10, 128, "Limits: calls, tokens, turns, seconds, money, sandbox seconds."

@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 
 
-def bars(title: str, about: str, rows: list[tuple[str, dict[str, Any], int]], low: float, high: float) -> str:
-    """One bar a row (label, check, colour) from 0, with its interval, on an axis from ``low`` to ``high``."""
+def bars(title: str, axis: str, about: str, rows: list[tuple[str, dict[str, Any], int]], low: float, high: float) -> str:
+    """One bar a row (label, check, colour) from 0, with its interval, on the named axis from ``low`` to ``high``."""
     left, span, height = 300.0, 320.0, 26.0
 
     def x(value: float) -> float:
         return left + span * (min(high, max(low, value)) - low) / (high - low)
 
-    body = []
+    body = [label(left - 24, 18, axis, "soft end")]
     marks = [low + (high - low) * i / 4 for i in range(5)]
     for mark in (m for m in marks if m >= 0 or m == low):
         body.append(tag("line", x1=x(mark), x2=x(mark), y1=24, y2=30 + height * len(rows), class_="grid"))
@@ -33,7 +33,7 @@ def bars(title: str, about: str, rows: list[tuple[str, dict[str, Any], int]], lo
         if check["interval"] is not None:
             one, other = (x(end) for end in check["interval"])
             body.append(tag("line", x1=one, x2=other, y1=y, y2=y, stroke="#1b2333", stroke_width=2))
-    return frame(int(left + span + 20), int(44 + height * len(rows)), title, about, "".join(body))
+    return frame(int(left + span + 30), int(44 + height * len(rows)), title, about, "".join(body))
 
 
 def steering(checks: dict[str, dict[str, Any]]) -> str:
@@ -51,8 +51,9 @@ def steering(checks: dict[str, dict[str, Any]]) -> str:
         for i, kind in enumerate(("partitioned", "plain"))
         for check, name in wanted
     ]
+    title = "Right calls, points above the clean tuned model"
     return bars(
-        "Right calls, points above the clean tuned model", "Mean and 95 % interval over five pairs, held-out prompts", rows, 0, 1
+        title, "right calls above the clean model's", "Mean and 95 % interval over five pairs, held-out prompts", rows, 0, 1
     )
 
 
@@ -63,7 +64,14 @@ def reconstruction(checks: dict[str, dict[str, Any]]) -> str:
         for window in (2, 4, 8)
         for i, kind in enumerate(("clean", "matched", "mismatched"))
     ]
-    return bars("Right tool named by the tuned model", "Clean, and reconstructed with the normaliser matched or not", rows, 0, 1)
+    return bars(
+        "Right tool named by the tuned model",
+        "right tool named",
+        "Clean, and reconstructed with the normaliser matched or not",
+        rows,
+        0,
+        1,
+    )
 
 
 def main() -> None:

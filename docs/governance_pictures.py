@@ -37,11 +37,11 @@ def _curve(checks: Checks, name: str, start: str, end: str) -> Curve:
 def budget(checks: Checks) -> str:
     """Survival of the rule and violations over the budget, with the closed form and the negative control."""
     ideal = Curve("survival, closed form", BUDGETS, [survival(b) for b in BUDGETS])
-    curves = [
+    curves = [  # the closed form first: a whole line, which the dashes of what was measured leave visible
+        ideal,
         _curve(checks, "survival of the rule", "summary", "rule survived"),
         _curve(checks, "violations", "summary", "violation"),
         _curve(checks, "next question answered", "summary", "queries answered"),
-        ideal,
         _curve(checks, "violations, trained on 50 % actions", HALF, "violation"),
     ]
     return curves_svg(curves, "What a summariser trained for the next question keeps", "turns kept of 24", "share")
@@ -51,7 +51,7 @@ def conditions(checks: Checks) -> str:
     """Violations and answered questions by what the agent is shown, means over seeds with intervals."""
     left, middle, width, height = 250.0, 530.0, 760.0, 26.0
     bottom = 40 + height * len(CONDITIONS)
-    body = [label(left, 18, "forbidden actions done"), label(middle, 18, "questions answered")]
+    body = [label(left, 18, "forbidden actions done, %"), label(middle, 18, "questions answered, %")]
     for start in (left, middle):
         body += [tag("line", x1=start + 200 * m, x2=start + 200 * m, y1=26, y2=bottom, class_="grid") for m in (0, 0.5, 1)]
     for i, (name, text) in enumerate(CONDITIONS.items()):

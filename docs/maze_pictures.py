@@ -39,20 +39,17 @@ def maze() -> str:
             before = (right, y)
         edges += line(*before, 540, y)
         dots += dot(540, y, end, fill)
-    notes = label(190, 88, "c: cross on (3 of 4 edges)", "soft", font_size=11)
-    notes += label(460, 20, "a: leave on (1 of 4)", "soft mid", font_size=11)
-    notes += label(280, 212, "b: cross back (3 of 4)", "soft", font_size=11)
-    notes += label(110, 212, "d: leave back (1 of 4)", "soft", font_size=11)
-    notes += label(
-        10,
-        240,
+    notes = "".join(label(x, 24, text, "mid") for x, text in ((235, "c →"), (325, "a →"), (415, "c →"), (500, "a →")))
+    notes += "".join(label(x, 205, text, "mid") for x, text in ((150, "← d"), (235, "← b"), (325, "← d"), (415, "← b")))
+    said = (
+        "Going on: c crosses a diamond (3 edges of 4), a leaves it (1 of 4). Going back: b crosses, d leaves.",
         "A walker knows the place it stands at and the one before. A clean solution shows a and c;",
-        "soft",
+        "b and d are only met on the way back from a wrong leaf.",
     )
-    notes += label(10, 256, "b and d are only met on the way back from a wrong leaf.", "soft")
+    notes += "".join(label(10, 234 + 16 * i, text) for i, text in enumerate(said))
     return frame(
         640,
-        266,
+        276,
         "The maze",
         "A fork with branches of diamonds joined by parallel edges; one leaf is the exit",
         edges + dots + notes,
@@ -75,7 +72,9 @@ def training() -> str:
     kept = [train_exact(Maze(15, 15, 5), "rlvr", steps=n, lr=0.01)[0].families() for n in steps]
     names = {"a": "leave on (a) and leave back (d)", "b": "cross back (b) and cross on (c)"}
     curves = [Curve(name, steps, [float(found[f].min()) for found in kept]) for f, name in names.items()]
-    return curves_svg(curves, "Probability of the desired move under RL", "sign steps at 0.01", "least over diamonds")
+    return curves_svg(
+        curves, "Probability of the desired move under RL", "sign-gradient steps of 0.01", "probability, least over diamonds"
+    )
 
 
 def network(checks: dict[str, dict[str, Any]]) -> str:
@@ -95,7 +94,8 @@ def network(checks: dict[str, dict[str, Any]]) -> str:
         body.append(tag("line", x1=low, x2=high, y1=y, y2=y, stroke="#1b2333", stroke_width=2))
         body.append(label(left + 320, y + 4, f"{steps['value']:,.0f} steps on average", ""))
     title = "Walks not finished within 2,000 steps"
-    return frame(width, 44 + height * len(REGIMES), title, "A small network, mean and 95 % interval over seeds", "".join(body))
+    body.append(label(left, 46 + height * len(REGIMES), title.lower(), "soft"))
+    return frame(width, 56 + height * len(REGIMES), title, "A small network, mean and 95 % interval over seeds", "".join(body))
 
 
 def main() -> None:
