@@ -121,37 +121,51 @@ def test_a_torn_cell_is_one_sentence(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from ramify.stats.checks import Cells
 
 def cell(x, folder):
     if x > 1:
         Path(folder, f"started-{x}").touch()
-        time.sleep(60)
+        time.sleep(600)
     return x
 
+def two_done(done, total, key):
+    if done == 2:
+        while len(list(Path(sys.argv[1]).glob("started-*"))) < 2:
+            time.sleep(0.05)
+        os.killpg(0, signal.SIGINT)
+
 if __name__ == "__main__":
-    folder = sys.argv[1]
-    Cells(folder + "/cells").map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
+    folder, told = sys.argv[1], two_done if sys.argv[2] == "busy" else None
+    Cells(folder + "/cells", told).map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path, sign: signal.Signals) -> None:
+@pytest.mark.parametrize("how", ["waiting", "busy", "killed"])
+def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path, how: str) -> None:
+    """While cells are waited for, or while a result is being handled; also the parent's sudden end."""
     script = tmp_path / "interrupted_experiment.py"
     script.write_text(INTERRUPTED)
-    child = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + 60
+    command = [sys.executable, str(script), str(tmp_path), how]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 100
     written = tmp_path / "cells"
-    while not ((tmp_path / "started-3").exists() and len(list(written.glob("*.json"))) == 2) and time.monotonic() < until:
-        time.sleep(0.05)
-    os.killpg(child.pid, sign) if sign == signal.SIGINT else child.kill()
-    assert child.wait(30) != 0
-    assert {json.loads(p.read_text())["key"] for p in (tmp_path / "cells").iterdir()} == {"x0", "x1"}
-    while time.monotonic() < until and _group_alive(child.pid):
-        time.sleep(0.05)
-    assert not _group_alive(child.pid)
+    try:
+        if how != "busy":  # where it interrupts itself
+            while not ((tmp_path / "started-3").exists() and len(list(written.glob("*.json"))) == 2) and time.monotonic() < until:
+                time.sleep(0.05)
+            os.killpg(child.pid, signal.SIGINT) if how == "waiting" else child.kill()
+        assert child.wait(100) != 0
+        assert {json.loads(p.read_text())["key"] for p in written.iterdir()} == {"x0", "x1"}
+        assert {p.name for p in tmp_path.glob("started-*")} == {"started-2", "started-3"}
+        while time.monotonic() < until and _group_alive(child.pid):
+            time.sleep(0.05)
+        assert not _group_alive(child.pid)
+    finally:
+        if _group_alive(child.pid):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _group_alive(group: int) -> bool:

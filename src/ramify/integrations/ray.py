@@ -13,7 +13,7 @@ import importlib
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -122,13 +122,13 @@ class RayBackend:
 
         return start, workers, finish
 
-    def cells(self, workers: int) -> tuple[Callable[..., Iterator[tuple[str, Any]]], Callable[[], None]]:
+    def cells(self, workers: int) -> tuple[Callable[..., Generator[tuple[str, Any], None, None]], Callable[[], None]]:
         """What runs the cells of a reproduction on the cluster (see :class:`ramify.stats.checks.Cells`), and what ends it."""
         ray, finish = connect()
         at_once, share = _share(ray, workers)
         task = ray.remote(num_cpus=share, max_retries=2)(_call)
 
-        def run(function: Callable[..., Any], missing: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        def run(function: Callable[..., Any], missing: Mapping[str, Any]) -> Generator[tuple[str, Any], None, None]:
             waiting, under_way = list(missing.items()), dict[Any, str]()
             failure: CellError | None = None
             while under_way or (waiting and failure is None):

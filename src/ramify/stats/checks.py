@@ -12,8 +12,8 @@ import operator
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class Cells:
         self,
         folder: str | Path | None = None,
         progress: Callable[[int, int, str], None] | None = None,
-        runner: Callable[[Callable[..., Any], Mapping[str, Any]], Iterator[tuple[str, Any]]] | None = None,
+        runner: Callable[[Callable[..., Any], Mapping[str, Any]], Generator[tuple[str, Any], None, None]] | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.progress = progress
@@ -137,16 +137,17 @@ class Cells:
                 results[key] = value
                 self._tell(len(results), len(cells), key)
         missing = {key: dict(kwargs) for key, kwargs in cells.items() if key not in results}
-        fresh: Iterator[tuple[str, Any]]
+        fresh: Generator[tuple[str, Any], None, None]
         if self.runner is not None:
             fresh = self.runner(function, missing)
         elif workers <= 1 or len(missing) <= 1:
             fresh = ((key, _run(key, function, kwargs)) for key, kwargs in missing.items())
         else:
             fresh = _run_in_processes(function, missing, min(workers, len(missing)))
-        for key, value in fresh:
-            results[key] = self._write(key, calls[key], value)
-            self._tell(len(results), len(cells), key)
+        with closing(fresh):  # at an interrupt, wherever it comes: else cells under way would be waited for, and others start
+            for key, value in fresh:
+                results[key] = self._write(key, calls[key], value)
+                self._tell(len(results), len(cells), key)
         return {key: results[key] for key in cells}
 
     def _tell(self, done: int, total: int, key: str) -> None:
@@ -215,7 +216,7 @@ def _run(key: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> A
 
 def _run_in_processes(
     function: Callable[..., Any], missing: Mapping[str, Mapping[str, Any]], workers: int
-) -> Iterator[tuple[str, Any]]:
+) -> Generator[tuple[str, Any], None, None]:
     """Yield (key, value) as cells finish. The first failure is raised after the cells under way have finished and been yielded."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
