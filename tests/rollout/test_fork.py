@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.env.worlds.household import HouseholdWorld, next_action
+from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.fork import Fork, check_edit, fork
 from ramify.rollout.run import Attempt, Episodes
 from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
+from ramify.trace.node import Node, Producer, Verdict
 from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
 
 TASK = TASKS[0]
@@ -108,6 +112,49 @@ def test_banning_the_first_token_with_the_engine(tmp_path: Path) -> None:
         assert np.isfinite(kept.kept_logprob)
 
 
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ({"append_tokens": [99_999]}, "token 99999 is out of range"),
+        ({"ban_tokens": [99_999]}, "holds token 99999"),
+        ({"state": {"layer": 9, "vector": [0.5]}}, "layer 9 does not exist"),
+        ({"state": {"layer": 1, "vector": [0.5]}}, "the model's width is 32"),
+    ],
+)
+def test_an_edit_that_the_model_refuses_leaves_nothing(tmp_path: Path, edit: Any, says: str) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, tiny_model())
+        attempt = first(made)
+        before = [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)]
+        with pytest.raises(UserError, match=says):
+            do(made, attempt, attempt.turns[1].node.id, n=2, edit=edit)
+        assert [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)] == before
+
+
+def test_an_edit_is_kept_where_the_model_fails_behind_it(tmp_path: Path) -> None:
+    calls = []
+
+    def fails_later(messages: Sequence[Message], key: int) -> str:
+        calls.append(key)
+        if len(calls) > 1:
+            raise BoundaryError("provider", "gone")
+        return "look"
+
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, ScriptedModel(fails_later, tokens=False), policy=FailurePolicy({}))
+        attempt = first(made)
+        assert len(attempt.turns) == 1
+        result = do(made, attempt, attempt.turns[0].answer.id, n=1, edit={"replace": "It is dark."})
+        assert [a.failure for a in result.arm.attempts] == ["provider: gone"]
+        assert run.node(result.arm.attempts[0].leaf).text == "It is dark."
+
+
+def test_a_token_that_the_tokenizer_cannot_spell_is_one_sentence(made: Episodes) -> None:
+    attempt = first(made)
+    with pytest.raises(UserError, match="edit 'append_tokens' holds a token that"):
+        do(made, attempt, attempt.turns[0].node.id, edit={"append_tokens": [(1 << 31) - 1]})
+
+
 def test_forks_share_the_prefix(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         model = tiny_model()
@@ -151,6 +198,7 @@ def test_text_only_agents_fork_at_messages(tmp_path: Path) -> None:
         ({"replace": "a\ud800"}, "no valid text"),
         ({"ban": ["a", "\ud800"]}, "no valid text"),
         ({"ban": ["a", ""]}, "takes a non-empty list of non-empty texts"),
+        ({"state": {"layer": 0, "vector": [10**400]}}, "the field 'vector' cannot be"),
     ],
 )
 def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:

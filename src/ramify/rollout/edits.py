@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +51,7 @@ EDITS: dict[str, tuple[type, ...]] = {
 }
 SHOWN = ("rule", "history")
 """Edits of what is shown that leave the history as it was."""
+_LARGEST = 3.4e38  # of a float32
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "sentence": {
         "at": lambda v: type(v) is int and v >= 0,
@@ -67,7 +67,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
     "state": {
         "layer": lambda v: type(v) is int and v >= 0,
-        "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) and math.isfinite(x) for x in v),
+        "vector": lambda v: isinstance(v, list) and v != [] and all(type(x) in (int, float) and abs(x) <= _LARGEST for x in v),
         "start": lambda v: type(v) is int,
         "stop": lambda v: v is None or type(v) is int,
         "replace": lambda v: isinstance(v, bool),

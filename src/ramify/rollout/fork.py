@@ -233,7 +233,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
     ((kind, value),) = edit.items()
     before = _said(episodes, node, offset)
     if kind in ("ban", "ban_tokens"):
-        ids = value if kind == "ban_tokens" else [_tokenizer(episodes).encode(text)[0] for text in value]
+        ids = value if kind == "ban_tokens" else [token for text in value for token in _tokenizer(episodes).encode(text)[:1]]
         return _Plan(node, change=Change(tuple(ids)))
     if kind == "state":
         return _Plan(node, change=Change(state=value))
@@ -252,8 +252,14 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         return _Plan(node)
     tokenizer = _tokenizer(episodes)
     tokens = value if kind == "append_tokens" else tokenizer.encode(value)
-    fields = {"tokens": tokens, "ends": tokenizer.ends(tokens), "opens": False, "data": {"edit": dict(edit)}}
-    added = make_node(node.tree, node.id, offset, "assistant", tokenizer.decode(tokens), **fields)
+    try:
+        text, ends = tokenizer.decode(tokens), tokenizer.ends(tokens)
+    except (ValueError, IndexError, OverflowError):
+        raise UserError(
+            f"edit '{kind}' holds a token that the tokenizer of '{episodes.agent.model.identity.name}' has not"
+        ) from None
+    fields = {"tokens": tokens, "ends": ends, "opens": False, "data": {"edit": dict(edit)}}
+    added = make_node(node.tree, node.id, offset, "assistant", text, **fields)
     return _Plan(node, added, diff=diff(before, as_messages([*episodes.shown(node, offset), (added, 0, len(added))])))
 
 

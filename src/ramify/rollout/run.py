@@ -56,6 +56,8 @@ class _Place:
     """Text of the reply begun already, when a fork goes on inside it."""
     shown: list[Part] | None = None
     """What the model is shown where that is not the path: something was compacted."""
+    insert: Node | None = None
+    """The parent where it is an edit, which is stored with what is drawn behind it: one that the model refuses leaves nothing."""
 
 
 class Episodes:
@@ -117,8 +119,8 @@ class Episodes:
 
         async def go(env: Env, _: Node) -> Attempt:
             if insert is not None:
-                self._add(insert)
-                place = self._place_at(insert)
+                self.trees[tree].add(insert)
+                place = replace(self._place_at(insert), insert=insert)
             elif node.role == "assistant" and offset == 0:
                 place = self._place_at(self.trees[tree].node(str(node.parent)))
             else:
@@ -367,6 +369,8 @@ class Episodes:
     ) -> Attempt:
         """The attempt, and its verdict stored at its end."""
         leaf = end.parent.id
+        if start.insert is not None:
+            self._add(start.insert)
         evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
         value = None if failure else end.reward
         self.run.add(Verdict(leaf, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.world.name)}))
@@ -396,7 +400,6 @@ class Episodes:
         if change is not None:
             sampling = replace(sampling, ban_first=change.ban)
             producer = replace(producer, settings=self.agent.settings(sampling), edit=change.stored())
-            self.run.add(producer)
         after = place.messages[-1].role if place.messages else ""
         pieces = list(place.tokens)
         if template is not None and place.begun is None:
@@ -404,6 +407,10 @@ class Episodes:
         prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages), tuple(tools_of(self.world)))
         key = place_key(self.seed, place.parent.id, place.offset, index)
         draw = await self.policy.call(lambda: draw_one(self.agent.model, prefix, sampling, key, change))
+        if place.insert is not None:
+            self._add(place.insert)
+        if change is not None:
+            self.run.add(producer)
 
         opens = place.begun is None
         fields: dict[str, Any] = {"text": draw.text}
