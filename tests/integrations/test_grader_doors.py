@@ -143,7 +143,7 @@ for scorer in (AdvantageGrader(Pair(model, model), chat_layout(template)), Advan
 @pytest.mark.slow
 def test_it_scores_samples_of_inspect(tmp_path: Path) -> None:
     pytest.importorskip("inspect_ai")
-    done = subprocess.run([sys.executable, "-c", EVALUATION, tmp_path], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", EVALUATION, tmp_path], capture_output=True, text=True, timeout=300)
     grades, unscored, exact = done.stdout.splitlines()
     assert grades == "success 0.0 0.0"  # a model against itself
     assert unscored == "success nan nan"  # text, and no layout for it: no zero

@@ -49,7 +49,7 @@ eval(Task([Sample(input=sys.argv[2], id="one")], solver=forgets()), model=model,
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs")
     subprocess.run(
-        [sys.executable, "-c", CODE, str(folder), f"Sort the mail. {RULE}"], check=True, capture_output=True, timeout=100
+        [sys.executable, "-c", CODE, str(folder), f"Sort the mail. {RULE}"], check=True, capture_output=True, timeout=300
     )
     return next(folder.glob("*.eval"))
 

@@ -37,7 +37,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Real evaluations with inspect's mock model and a tool: one that went well, in both formats, and one that failed."""
     folder = tmp_path_factory.mktemp("logs")
     code = Path(__file__).with_name("inspect_eval.py")
-    subprocess.run([sys.executable, str(code), str(folder)], check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, str(code), str(folder)], check=True, capture_output=True, timeout=300)
     return {name: next(folder.joinpath(name).iterdir()) for name in ("eval", "json", "failed")}
 
 

@@ -258,7 +258,7 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
         "print(play(model, world, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
     )
     for which in ("world", "make"):
-        shell = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "timeout": 60}
+        shell = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "timeout": 110}
         code = run.replace("WHICH", which) + first.replace("'run'", f"'{which}'")
         begun = subprocess.run([sys.executable, "-P", "-c", code], **shell)
         assert begun.returncode == 0, begun.stderr

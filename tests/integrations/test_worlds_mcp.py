@@ -39,7 +39,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def world(settings: str = "timeout=20", flags: str = "", **more: Any) -> McpWorld:
+def world(settings: str = "timeout=60", flags: str = "", **more: Any) -> McpWorld:
     return McpWorld(f"{settings} {SERVER} {flags}", tasks=Panel.of([TASK]), **more)
 
 
@@ -91,7 +91,7 @@ def test_no_secret_of_the_environment_reaches_a_server(monkeypatch: pytest.Monke
 
 
 def test_a_server_of_another_make_conforms() -> None:
-    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
     made.actions = lambda task, snapshot: [call("add", amount=1), call("add"), "3"]  # type: ignore[attr-defined]
     assert check_env(made, tasks=1, turns=3) == []
 
@@ -102,7 +102,7 @@ def script(messages: Any, key: int) -> str:
 
 
 def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
-    model, made = ScriptedModel(script, tokens=False), world("timeout=20 at_once=3")
+    model, made = ScriptedModel(script, tokens=False), world("timeout=60 at_once=3")
     attempts = play(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
     assert {a.failure for a in attempts} == {None}
     assert {a.outcome for a in attempts} == {True, False}
@@ -111,8 +111,13 @@ def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
     assert done.arm.scored == 3
 
 
-@pytest.mark.parametrize(("tool", "said"), [("die", "fails in 'die': MCPError: Connection closed"), ("hang", "no answer in 3 s")])
-def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(tmp_path: Path, tool: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("tool", "seconds", "said"),
+    [("die", 60, "fails in 'die': MCPError: Connection closed"), ("hang", 10, "no answer in 10 s")],
+)
+def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
+    tmp_path: Path, tool: str, seconds: int, said: str
+) -> None:
     pids: list[int] = []
 
     def reply(messages: Any, key: int) -> str:
@@ -121,7 +126,7 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(tmp_
             pids.append(int(messages[-1].text))
         return [call("pid"), call(tool) if len(pids) % 2 else call("add", amount=3), "3"][turn]
 
-    made = McpWorld(f"timeout=3 at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpWorld(f"timeout={seconds} at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
     attempts = play(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
     failed = [a for a in attempts if a.failure]
     assert len(failed) == 3, "siblings go on"
@@ -138,7 +143,7 @@ def test_the_first_servers_of_a_process_may_start_at_once() -> None:
         "import sys, threading; from ramify.integrations import mcp\n"
         "ready, told = threading.Barrier(8), []\n"
         "def count():\n"
-        "    ready.wait(); server = mcp.Server(sys.argv[1:], 20)\n"
+        "    ready.wait(); server = mcp.Server(sys.argv[1:], 60)\n"
         "    told.append([server.call('add', {'amount': 1}).content[0].text for _ in range(4)]); server.close()\n"
         "threads = [threading.Thread(target=count) for _ in range(8)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
@@ -146,7 +151,7 @@ def test_the_first_servers_of_a_process_may_start_at_once() -> None:
         "assert sum(t.name == 'ramify-mcp' for t in threading.enumerate()) == 1\n"
     )
     command = [sys.executable, "-c", code, sys.executable, *shlex.split(BARE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -172,7 +177,7 @@ def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
     ],
 )
 def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, said: str) -> None:
-    made = McpWorld(f"timeout={2 if 'broken' not in command else 20} {command}", tasks=Panel.of([TASK]))
+    made = McpWorld(f"timeout={2 if 'broken' not in command else 60} {command}", tasks=Panel.of([TASK]))
     (attempt,) = play(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
     assert attempt.turns == ()
     with pytest.raises(BoundaryError, match=said):
@@ -187,7 +192,7 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
     noisy.write_text(
         f"(while sleep 0.05; do echo 'this is {{not JSON'; echo; echo '{{\"jsonrpc\": 1}}'; done) &\nexec {SERVER}\n"
     )
-    made = McpWorld(f"timeout=20 sh {shlex.quote(str(noisy))}", tasks=Panel.of([TASK])).make()
+    made = McpWorld(f"timeout=60 sh {shlex.quote(str(noisy))}", tasks=Panel.of([TASK])).make()
     made.reset(TASK, 0)
     assert [made.step(call("add", amount=1)).text for _ in range(10)] == [str(i) for i in range(1, 11)]
     pid = int(made.step(call("pid")).text)
@@ -205,7 +210,7 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
     ],
 )
 def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -> None:
-    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK])).make()
+    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK])).make()
     made.reset(TASK, 0)
     with pytest.raises(BoundaryError) as caught:
         made.step(call(tool))
@@ -217,7 +222,7 @@ def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -
 
 
 def test_a_server_whose_answers_or_state_are_not_its_own_is_found_out(tmp_path: Path) -> None:
-    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
     made.actions = lambda task, snapshot: [call("pid")]  # type: ignore[attr-defined]
     found = check_env(made, tasks=1, turns=2)
     assert {p.check for p in found} >= {"reset", "sharing"}, found
@@ -226,7 +231,7 @@ def test_a_server_whose_answers_or_state_are_not_its_own_is_found_out(tmp_path: 
     text = shared.read_text().replace("count = 0\n", f"FILE = {str(tmp_path / 'count')!r}\ncount = 0\n", 1)
     keep = "def next_count():\n    with open(FILE, 'a+') as file:\n        file.write('x')\n        return file.tell()\n\n\n"
     shared.write_text(text.replace("def answer", keep + "def answer", 1))
-    made = McpWorld(f"timeout=20 {shlex.quote(sys.executable)} {shlex.quote(str(shared))}", tasks=Panel.of([TASK]))
+    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {shlex.quote(str(shared))}", tasks=Panel.of([TASK]))
     made.actions = lambda task, snapshot: [call("add", amount=1)]  # type: ignore[attr-defined]
     assert {p.check for p in check_env(made, tasks=1, turns=2)} >= {"reset", "sharing"}
 
@@ -246,8 +251,8 @@ def test_servers_end_with_the_process_that_started_them() -> None:
         "env = McpWorld(sys.argv[1], tasks=Panel.of([task])).make(); env.reset(task, 0)\n"
         "print(env.step(sys.argv[2]).text)\n"
     )
-    command = [sys.executable, "-c", code, f"timeout=20 {SERVER} --stubborn", call("pid")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code, f"timeout=60 {SERVER} --stubborn", call("pid")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert not alive(int(done.stdout))
 
@@ -268,7 +273,7 @@ def test_the_tasks_file_and_the_grader(tmp_path: Path, monkeypatch: pytest.Monke
         "def grade(task, answer, calls):\n    return calls[-1]['text'] == str(task.data['want']) and calls[-1]['name'] == 'add'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: Any = find_world(f"mcp:tasks={tasks} grade=own_grade:grade timeout=20 {SERVER}")
+    made: Any = find_world(f"mcp:tasks={tasks} grade=own_grade:grade timeout=60 {SERVER}")
     task = next(iter(made.panel("train", 1)))
     env = made.make()
     env.reset(task, 0)

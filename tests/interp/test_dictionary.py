@@ -273,6 +273,8 @@ def test_a_sum_over_active_features_is_the_product_with_all() -> None:
     from ramify.interp.dictionary import SPARSE, _mix
 
     d = Dictionary(DictionaryConfig(width=4, features=2 * SPARSE, k=2))
-    values, where = torch.rand(5, 2), torch.stack([torch.randperm(2 * SPARSE)[:2] for _ in range(5)])
+    seeded = torch.Generator().manual_seed(0)
+    values = torch.rand(5, 2, generator=seeded)
+    where = torch.stack([torch.randperm(2 * SPARSE, generator=seeded)[:2] for _ in range(5)])
     dense = torch.zeros(5, 2 * SPARSE).scatter(1, where, values)
     assert torch.allclose(_mix(d, where, values), dense @ d.decoder.flatten(1) + d.decoder_bias.flatten(), atol=1e-6)

@@ -146,10 +146,12 @@ class FaultyServer:
         self._loop.close()
 
     def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(100)
 
     async def _stop(self) -> None:
         self._server.close()
+        for _ in range(5):  # what was just accepted starts a task of its own
+            await asyncio.sleep(0)
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()

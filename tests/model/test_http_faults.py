@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faulty_server import FAULTS, MODEL, TOKEN_FAULTS, FaultyServer, chat, completion, good, http
 
 HELLO = Prefix(messages=(Message("user", "hello"),))
-QUICK = Limits(connect=2, read=2, total=2, retries=0, max_bytes=200_000)
+ONCE = Limits(connect=60, read=60, total=60, retries=0, max_bytes=200_000)
 
 
 class Still(Clock):
@@ -49,7 +49,7 @@ class Still(Clock):
 
 def model(server: FaultyServer, mode: str = "chat", **options: Any) -> HttpModel:
     """Past its look at the server: what follows meets the plans."""
-    options = {"limits": QUICK, "clock": Still(), **options}
+    options = {"limits": ONCE, "clock": Still(), **options}
     if mode == "completions":
         options["tokenizer"] = model_folder("builtin")
     made = HttpModel(server.url, MODEL, mode, **options)
@@ -124,12 +124,12 @@ def test_hostile_words_of_a_server_are_one_short_printable_line() -> None:
 def test_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        made = HttpModel(f"http://127.0.0.1:{free.getsockname()[1]}/v1", MODEL, limits=QUICK)
+        made = HttpModel(f"http://127.0.0.1:{free.getsockname()[1]}/v1", MODEL, limits=ONCE)
         with pytest.raises(ProviderError, match=r"no connection to 127\.0\.0\.1") as caught:
             _ = made.capabilities
     assert caught.value.kind == "connection"
     with pytest.raises(ProviderError) as caught:
-        _ = HttpModel("http://no-such-host.invalid/v1", MODEL, limits=QUICK).capabilities
+        _ = HttpModel("http://no-such-host.invalid/v1", MODEL, limits=ONCE).capabilities
     assert caught.value.kind == "connection"
 
 
@@ -142,14 +142,17 @@ def test_a_server_that_hangs() -> None:
 
 def test_a_drip_feed_ends_with_the_total_time() -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
-            while True:
-                writer.write(b" ")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-        writer.close()
-        gone.set()
+        begun.set()
+        try:
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+                while True:
+                    writer.write(b" ")
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+        finally:
+            writer.close()
+            gone.set()
 
     async def play() -> ProviderError:
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
@@ -157,11 +160,12 @@ def test_a_drip_feed_ends_with_the_total_time() -> None:
         transport = Transport(Endpoint.parse(url), Limits(read=5, total=0.2, retries=0))
         with pytest.raises(ProviderError) as caught:
             await transport.get("/models")
-        await gone.wait()
+        if begun.is_set():  # a machine that stood still may have used the time up before the connection
+            await gone.wait()
         server.close()
         return caught.value
 
-    gone = asyncio.Event()
+    begun, gone = asyncio.Event(), asyncio.Event()
     assert asyncio.run(play()).kind == "timeout"
 
 
@@ -217,8 +221,8 @@ def test_ways_to_ask_for_a_wait() -> None:
     assert asked_wait({"retry-after": "2"}) == 2
     assert asked_wait({"retry-after": "1.5"}) == 1.5
     assert asked_wait({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
-    later = email.utils.formatdate(time.time() + 100, usegmt=True)
-    assert 90 < (asked_wait({"retry-after": later}) or 0) <= 100
+    later = email.utils.formatdate(time.time() + 1000, usegmt=True)
+    assert 900 < (asked_wait({"retry-after": later}) or 0) <= 1000
     assert asked_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     for nonsense in ("", "soon", "-3", "1e999", "nan", "99999-99-99", "\u0663"):
         assert asked_wait({"retry-after": nonsense}) in (None, 3.0)
@@ -234,13 +238,16 @@ def test_the_rate_spaces_requests() -> None:
 
 
 def test_at_most_so_many_requests_are_open_at_once() -> None:
-    open_now, most = 0, 0
+    open_now, most, full = 0, 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal open_now, most
         await reader.readuntil(b"\r\n\r\n")
         open_now += 1
         most = max(most, open_now)
+        if open_now == 3:
+            full.set()
+        await asyncio.wait_for(full.wait(), 60)  # three are open at once, however slowly they come
         await asyncio.sleep(0.01)
         open_now -= 1
         writer.write(http(chat()))
@@ -305,7 +312,7 @@ def test_options_of_the_url_and_what_is_sent_along() -> None:
 
 def test_a_probe_says_what_is_there_and_raises_nothing() -> None:
     with FaultyServer(lambda _: http({"data": [{"id": "a"}, {"id": 3}, "x", {"id": "b"}]})) as server:
-        found = probe(server.url)
+        found = probe(server.url, timeout=60)
     assert (found["reachable"], found["ok"], found["models"]) == (True, True, ["a", "b"])
     assert found["latency_s"] >= 0
     for fault in FAULTS:

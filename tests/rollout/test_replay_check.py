@@ -6,6 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
 
 TASK = Task("climb", {"goal": 4})
+COUNTING = threading.Lock()
 
 
 class Climb:
@@ -40,9 +42,10 @@ class Climb:
 
     def __init__(self) -> None:
         self.count, self.goal = 0, 0
-        Climb.opened += 1
-        Climb.open_now += 1
-        Climb.most_open = max(Climb.most_open, Climb.open_now)
+        with COUNTING:
+            Climb.opened += 1
+            Climb.open_now += 1
+            Climb.most_open = max(Climb.most_open, Climb.open_now)
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.count, self.goal = 0, task.data["goal"]
@@ -76,8 +79,9 @@ class Climb:
         return None
 
     def close(self) -> None:
-        Climb.closed += 1
-        Climb.open_now -= 1
+        with COUNTING:
+            Climb.closed += 1
+            Climb.open_now -= 1
 
 
 class ClimbWorld:
@@ -316,7 +320,7 @@ def test_a_fork_in_a_new_process_replays_what_was_only_in_memory(tmp_path: Path,
     here = fork_run(tmp_path / "run", node, n=2, model=model, world=ClimbWorld())
     assert here.arm.successes == 2
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(Path(__file__).parent), node]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.stdout.split(maxsplit=2) == ["3", "3", "{3}\n"], done.stderr
 
 

@@ -31,8 +31,11 @@ def walker() -> ScriptedModel:
 
 
 def slow_walker() -> ScriptedModel:
+    """Takes SLOW seconds a reply, except where a conversation begins with QUICK."""
+
     def slow(messages: Any, key: int) -> str:
-        time.sleep(float(os.environ.get("SLOW", "0")))
+        if messages[0].text != os.environ.get("QUICK"):
+            time.sleep(float(os.environ.get("SLOW", "0")))
         return step(messages, key)
 
     return ScriptedModel(slow)

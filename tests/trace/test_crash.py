@@ -59,7 +59,7 @@ finally:
 def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, limit: int) -> None:
     Run.create(tmp_path / "run", {}).close()
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "run"), str(limit)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FULL, str(tmp_path / "run"), str(limit)], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -90,6 +90,6 @@ with Run.open(sys.argv[1], write=True) as run:
 
 def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", {}).close()
-    done = subprocess.run([sys.executable, "-c", BLOB, str(tmp_path / "run")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", BLOB, str(tmp_path / "run")], capture_output=True, text=True, timeout=110)
     assert done.stdout.startswith("cannot store a blob of 1000000 bytes"), done.stderr
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "blobs" in path.parts] == []

@@ -218,7 +218,7 @@ def test_one_writer(run: Run) -> None:
     out = context.Queue()
     child = context.Process(target=_try_to_write, args=(str(run.folder), out))
     child.start()
-    assert "is being written by another process" in out.get(timeout=60)
+    assert "is being written by another process" in out.get(timeout=110)
     child.join()
     with pytest.raises(UserError, match="is being written by another process"):
         Run.create(run.folder, {})
