@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +87,10 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+LINES = 30.0
+"""Least seconds between two lines of progress where standard error is no terminal: shorter work says nothing there."""
+
+
 class Bar:
     """A progress bar's handle; does nothing where the bar is silent."""
 
@@ -103,15 +108,49 @@ class Bar:
             self._live.update(self._task, completed=done, note=sanitize(note, flatten=True))
 
 
+class _Lines(Bar):
+    """Progress for a log: a plain line now and then, and one at the end where there were others."""
+
+    def __init__(self, title: str, total: float, done: float, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._title, self._total, self._done, self._note, self._clock = title, total, done, "", clock
+        self._start = self._told = clock()
+
+    def begin(self, total: float, done: float = 0) -> None:
+        self._total, self._done = total, done
+
+    def at(self, done: float, note: str = "") -> None:
+        self._done, self._note = done, note
+        if self._clock() - self._told >= LINES:
+            self._tell()
+
+    def end(self) -> None:
+        if self._told > self._start:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = self._clock()
+        share = self._done / self._total if self._total else 1.0
+        line = f"{self._title}: {share:.0%} after {(self._told - self._start) / 60:.1f} min"
+        say(sanitize(f"{line}, {self._note}" if self._note else line, flatten=True))
+
+
 @contextmanager
-def progress(title: str, total: float, unit: str, as_json: bool = False, done: float = 0) -> Iterator[Bar]:
+def progress(
+    title: str, total: float, unit: str, as_json: bool = False, done: float = 0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Bar]:
     """A progress bar on standard error with the rate, and the budget left in ``unit``.
 
-    Silent with ``as_json`` or where standard error is no terminal. ``done`` is what an earlier, interrupted call did already; it does
-    not count towards the rate.
+    Where standard error is no terminal, a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. ``done`` is
+    what an earlier, interrupted call did already; it does not count towards the rate.
     """
-    if as_json or not sys.stderr.isatty():
+    if as_json:
         yield Bar()
+        return
+    if not sys.stderr.isatty():
+        lines = _Lines(title, total, done, clock)
+        yield lines
+        lines.end()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
