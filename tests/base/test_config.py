@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -161,6 +162,24 @@ def test_plain_data_round_trips_and_names_its_source() -> None:
         check(Job, {"modes": "fast"}, "run.sqlite")
     with pytest.raises(UserError, match="the configuration lacks 'name'"):
         load(Required)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Train(lr="fast"), "'lr' in Train: must be a valid number, not 'fast'"),
+        (lambda: Train(lr=float("nan")), "'lr' in Train: must be a finite number, not nan"),
+        (lambda: Job(train={"steps": 1.5, "lr": "x"}), "'train.lr' in Job: must be a valid number, not 'x'"),
+        (lambda: Job(mod="slow"), "unknown key 'mod' in Job (did you mean 'mode'?)"),
+        (lambda: Job(compare=True, cap=0), "Job: compare needs a cap above 0"),
+        (lambda: Required(), "the configuration Required lacks 'name'"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_in_python_is_one_sentence(make: Callable[[], Config], sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        make()
+    assert str(found.value) == sentence
+    assert isinstance(found.value, ValueError)
 
 
 def test_describe_lists_nested_settings_with_help() -> None:

@@ -83,10 +83,11 @@ def test_short_work_says_nothing_without_a_terminal(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_long_work_says_a_line_now_and_then_without_a_terminal(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
-    now = 0.0
-    with progress("work\x1b[2J", 1, "tokens", as_json, clock=lambda: now) as bar:
+    now = [0.0]
+    with progress("work\x1b[2J", 1, "tokens", as_json, clock=lambda: now[0]) as bar:
         bar.begin(200, 50)
-        for now, done, note in ((29.0, 60, "a"), (30.0, 100, "update 3"), (59.0, 120, "b"), (90.0, 150, ""), (93.0, 200, "all")):
+        for then, done, note in ((29.0, 60, "a"), (30.0, 100, "update 3"), (59.0, 120, "b"), (90.0, 150, ""), (93.0, 200, "all")):
+            now[0] = then
             bar.at(done, note)
     told = "work: 50% after 0.5 min, update 3\nwork: 75% after 1.5 min\nwork: 100% after 1.6 min, all\n"
     assert capsys.readouterr() == ("", "" if as_json else told)

@@ -21,10 +21,26 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.secrets import redact
 
 
+class ConfigError(UserError, ValueError):
+    """A configuration made in Python of a value it cannot have, as one sentence."""
+
+
 class Config(BaseModel):
-    """Base of every typed configuration record: frozen, unknown keys refused, no infinite numbers."""
+    """Base of every typed configuration record: frozen, unknown keys refused, no infinite numbers.
+
+    Calling it raises ConfigError with the first mistake, where pydantic's own error would be several lines.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def __init__(self, /, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ConfigError(_sentence(type(self), error.errors()[0], type(self).__name__)) from None
+
+    # as pydantic marks its own: data is validated past it (:func:`check` names other sources), nested records too
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def to_json(self) -> dict[str, Any]:
         """The resolved configuration as JSON, secrets redacted: what a run stores first."""
