@@ -256,15 +256,16 @@ class Source(Config):
         return with_history(self.history, scrub(*self.scrub) if self.scrub else exact)
 
 
-def load(source: Path, settings: Source | None = None) -> Traces:
+def load(source: Path, settings: Source | None = None, form: str | None = None) -> Traces:
     """Traces of a run's folder, of a file with a whole trace a line (``{"task_id", "steps", "success"}``), or of any that can be imported.
 
-    Raises UserError naming the file, line and field that is wrong.
+    ``form`` names the format of a file that is to be imported, by default it is told from the content. Raises UserError naming the
+    file, line and field that is wrong.
     """
     c = settings or Source()
     keys = c.keys()
     if not (source / "run.sqlite").is_file():
-        first = None if source.is_dir() else first_record(source)[1]
+        first = None if form is not None or source.is_dir() else first_record(source)[1]
         if first is not None and "steps" in first and "kind" not in first:
             records = ((f"{source}:{number}", record) for number, record in read_lines(source))
             return Traces(from_records(records, c.state_field, c.task_field), keys)
@@ -272,12 +273,13 @@ def load(source: Path, settings: Source | None = None) -> Traces:
             raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "run"
-            read_run(source, place)
+            read_run(source, place, form)
             try:
                 return load(place, settings)
             except UserError as error:
                 raise UserError(str(error).replace(str(place), str(source))) from error
-    if c.state_field is not None:
-        raise UserError(f"{source} is a run, whose states are its own, so --state-field has nothing to name")
+    for option, given in (("--state-field", c.state_field), ("--from", form)):
+        if given is not None:
+            raise UserError(f"{source} is a run, whose states are its own, so {option} has nothing to name")
     with Run.open(source) as run:
         return Traces(from_run(run, c.group, c.scorer, texts=keys is not None), keys)

@@ -147,6 +147,30 @@ def test_chats_are_read_by_what_they_say(tmp_path: Path, capsys: pytest.CaptureF
     assert 0 < sum(label >= 0 for label in row["labels"]) < len(row["labels"])
 
 
+def test_logs_of_other_tools_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Seen from the content, or by the name of the reader; the file's own first record decides nothing then."""
+    said = [["up", "down", "east"], ["east"]]
+    seen = ["hall", "attic", "hall"]
+    chats = tmp_path / "chats.jsonl"
+    with chats.open("w", encoding="utf-8") as file:
+        for replies in said:
+            pairs = zip(seen, replies, strict=False)
+            messages = [m for s, a in pairs for m in ({"role": "user", "content": s}, {"role": "assistant", "content": a})]
+            file.write(json.dumps({"task": "lamp", "reward": 1, "messages": messages, "steps": len(replies)}) + "\n")
+    found = verb(capsys, "audit", chats, "--from", "chats")
+    assert (found["traces"], found["recoveries"], found["dead_end_list"][0]["state"]) == (2, 1, "attic")
+    out = tmp_path / "set.jsonl"
+    made = verb(capsys, "build", chats, "--from", "chats", "--out", out, "--mode", "success_raw", "--mask-mistakes")
+    assert (made["rows"], made["with_recovery"]) == (2, 1)
+    assert "has no field 'task_id'" in refused(capsys, "audit", chats)  # else it looks like whole traces
+    log = Path(__file__).parents[2] / "fixtures" / "verifiers-traces.jsonl"
+    named = verb(capsys, "audit", log, "--from", "verifiers", "--scorer", "correct")
+    assert named == verb(capsys, "audit", log, "--scorer", "correct")
+    assert named["success_share"]["k"] > 0
+    assert "unknown format 'verifier' (did you mean 'verifiers'" in refused(capsys, "audit", log, "--from", "verifier")
+    assert str(log) in refused(capsys, "audit", log, "--from", "steps")
+
+
 class Failing:
     """A detector that can read short texts only, as a judge whose reply is cut."""
 
@@ -182,6 +206,7 @@ def test_what_is_refused(walks: Path, stored: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "set.jsonl"
     assert "has no field 'sate'" in refused(capsys, "audit", walks, "--state-field", "sate")
     assert "is a run" in refused(capsys, "audit", stored, "--state-field", "obs")
+    assert "--from has nothing to name" in refused(capsys, "build", stored, "--out", out, "--from", "chats")
     assert "did you mean '--mode'" in refused(capsys, "build", walks, "--out", out, "--mod", "golden")
     assert "--rho" in refused(capsys, "build", walks, "--out", out, "--rho", "2")
     assert "--min-examples" in refused(capsys, "audit", walks, "--min-examples", "0")

@@ -54,18 +54,23 @@ app.command()(theory_verbs.train)
 Traced = Annotated[
     Path, typer.Argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
 ]
+Form = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help="Format of a file to import; by default it is told from the content."),
+]
 
 
 @app.command(**takes(AuditOptions))
 def audit(
     ctx: typer.Context,
     source: Traced,
+    form: Form = None,
     out: Annotated[Path | None, typer.Option(help=".jsonl or .parquet: one row a trace.")] = None,
     as_json: Json = False,
 ) -> None:
     """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
     options = resolve(AuditOptions, flags=ctx.args)
-    traces = load(source, options)
+    traces = load(source, options, form)
     detector = find_detector(options.detector, traces)
     if options.labels is not None and detector is None:
         raise UserError("--labels measures a detector: name one with --detector")
@@ -86,6 +91,7 @@ def build(
     ctx: typer.Context,
     source: Traced,
     out: Annotated[Path, typer.Option(help=".jsonl or .parquet to write.")],
+    form: Form = None,
     as_json: Json = False,
 ) -> None:
     """Write a set for supervised training (TRL's SFTTrainer and others) that keeps recoveries, or a control without them."""
@@ -97,7 +103,7 @@ def build(
         from ramify.engine.checkpoints import chat_template
 
         template = chat_template(options.checkpoint)
-    traces = load(source, options)
+    traces = load(source, options, form)
     detector = find_detector(options.detector, traces)
     marks = None if detector is None else mark(traces, detector)
     chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
