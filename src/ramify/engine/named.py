@@ -5,7 +5,7 @@ from __future__ import annotations
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.model.chat import ChatTemplate, template_of
-from ramify.model.protocol import Model
+from ramify.model.protocol import Model, Tokenizer
 
 
 def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
@@ -14,17 +14,32 @@ def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
     With it the template that lays chats out as tokens for it, None where it takes messages. Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret.
     """
-    kind, colon, argument = spec.partition(":")
-    if kind in ("builtin", "hf"):
+    if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
 
         return load_model(model_folder(spec))
+    model = _registered(spec)
+    return model, template_of(model)
+
+
+def check_model(spec: str) -> None:
+    """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no server is asked."""
+    if spec.partition(":")[0] in ("builtin", "hf"):
+        from ramify.engine.checkpoints import model_folder
+
+        model_folder(spec)
+    else:
+        _registered(spec)
+
+
+def _registered(spec: str) -> Model:
+    kind, colon, argument = spec.partition(":")
     try:
         make = registry.get("model", kind)
     except UserError:
         raise UserError(f"unknown model '{kind}' ({nearest(kind, ['builtin', 'hf', *registry.names('model')])})") from None
     model: Model = make(argument) if colon else make()
-    return model, template_of(model)
+    return model
 
 
 def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
@@ -44,3 +59,19 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         return model, template_of(model) if kind == "completions" else chat_template(folder)
     except NeedsError:
         return model, None
+
+
+def find_drawn(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
+    """As :func:`find_continuing`, with the tokenizer that reads what is drawn.
+
+    Raises NeedsError on a chat endpoint, before anything is asked of it, and on a model without a tokenizer.
+    """
+    if spec.partition(":")[0] == "chat":
+        raise NeedsError(
+            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
+        )
+    model, template = find_continuing(spec)
+    tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise NeedsError(f"'{model.identity.name}' has no tokenizer, so replies cannot be read")
+    return model, tokenizer, template

@@ -55,6 +55,14 @@ def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
     return named.find_model(spec)
 
 
+def check_model(spec: str) -> None:
+    """Raises UserError where :func:`find_model` would know no such name; nothing is loaded and no server is asked."""
+    if spec.startswith("factory:"):
+        find_attribute(spec.removeprefix("factory:"))
+    else:
+        named.check_model(spec)
+
+
 def _made(path: str, kind: type, has: str) -> Any:
     """What the callable at ``MODULE:ATTRIBUTE`` returns. Raises UserError where it fails, or returns nothing of the protocol ``kind``."""
     make = find_attribute(path)

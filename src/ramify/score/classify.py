@@ -60,6 +60,14 @@ def by_model(model: Model, template: ChatTemplate | None, what: str) -> Says:
     return says
 
 
+def behaviour_kind(spec: str) -> tuple[str, str]:
+    """Kind and argument of a behaviour's name, as in :func:`find_behaviour`. Raises UserError on one that is none."""
+    kind, _, argument = spec.partition(":")
+    if kind not in KINDS or (kind in ("regex", "call", "judge", "factory") and not argument):
+        raise UserError(f"unknown behaviour '{spec}' ({nearest(kind, KINDS)}; regex, call, judge and factory take an argument)")
+    return kind, argument
+
+
 def find_behaviour(spec: str, judge: tuple[Model, ChatTemplate | None] | None = None) -> Behaviour:
     """A grader of whole runs by its name.
 
@@ -68,9 +76,7 @@ def find_behaviour(spec: str, judge: tuple[Model, ChatTemplate | None] | None = 
     ``factory:MODULE:ATTRIBUTE``: a function of your own of the messages, each with ``role``, ``text`` and ``data``, that returns True,
     False, or None for an invalid run. Raises UserError on any other.
     """
-    kind, _, argument = spec.partition(":")
-    if kind not in KINDS or (kind in ("regex", "call", "judge", "factory") and not argument):
-        raise UserError(f"unknown behaviour '{spec}' ({nearest(kind, KINDS)}; regex, call, judge and factory take an argument)")
+    kind, argument = behaviour_kind(spec)
     if kind == "judge":
         if judge is None:
             raise UserError(f"the behaviour '{spec}' needs a model as judge")

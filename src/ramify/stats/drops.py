@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
@@ -26,6 +28,13 @@ class Counts:
     def __post_init__(self) -> None:
         if not 0 <= self.k <= self.n or self.missing < 0 or self.truncated < 0:
             raise ValueError(f"{self.k} right of {self.n} ({self.missing} missing, {self.truncated} truncated) is not a count")
+
+    @classmethod
+    def of(cls, verdicts: Iterable[bool | None]) -> Self:
+        """Verdicts counted: True is right, False is not, None is missing."""
+        given = list(verdicts)
+        graded = [verdict for verdict in given if verdict is not None]
+        return cls(sum(graded), len(graded), len(given) - len(graded))
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.k + other.k, self.n + other.n, self.missing + other.missing, self.truncated + other.truncated)
