@@ -269,6 +269,40 @@ def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds runs of another case (temperature was 1.0, is 0.5)" in refused(capsys, "run", case)
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "says"),
+    [
+        ("env", "zzz", "unknown env 'zzz'"),
+        ("model", "zzz", "unknown model 'zzz'"),
+        ("model", "hf:nowhere", "there is no folder nowhere"),
+        ("model", "factory:nowhere:x", "names nothing that can be imported"),
+        ("behavior", "zzz", "unknown behaviour 'zzz'"),
+        ("behavior", "judge:", "unknown behaviour 'judge:'"),
+        ("behavior", "regex:(", "no regular expression"),
+        ("judge", "zzz", "unknown model 'zzz'"),
+    ],
+)
+def test_names_of_nothing_are_refused_by_the_first_verb_that_meets_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture, option: str, name: str, says: str
+) -> None:
+    new = tmp_path / "new"
+    named = {"env": "tedious-repair"} | {option: name}
+    if option != "judge":
+        assert says in refused(capsys, "init", new, *(word for key, value in named.items() for word in (f"--{key}", value)))
+        assert not new.exists()
+    new.mkdir()
+    (new / "case.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in named.items()))
+    assert says in refused(capsys, "plan", new)
+
+
+def test_a_case_may_name_its_judge_later(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    new = tmp_path / "new"
+    assert main(["forensics", "init", str(new), "--env", "tedious-repair", "--behavior", "judge:it cut a corner"]) == 0
+    capsys.readouterr()
+    assert "needs a model as judge" in refused(capsys, "run", new)
+    assert "did you mean 'errors'" in refused(capsys, "vary", folder(tmp_path), "erors")
+
+
 def test_a_model_that_takes_messages_does_behavioural_tests_only(tmp_path: Path) -> None:
     config = load_case(folder(tmp_path)).model_copy(update={"n": 10})
     with Case(tmp_path / "case", config, model=organisms.agent(organisms.confused, tokens=False)) as case:

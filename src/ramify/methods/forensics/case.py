@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Task, World, close
 from ramify.methods.forensics.ach import BENIGN, STANDARD, Hypothesis
 from ramify.methods.forensics.algorithm import Move
+from ramify.rollout.parts import check_model, find_world
+from ramify.score.classify import behaviour_kind, find_behaviour
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]
@@ -100,6 +102,12 @@ class CaseConfig(Config):
         own = [Hypothesis(name, h.statement, h.predicts, h.overturned_by) for name, h in self.hypotheses.items()]
         return own or list(STANDARD.values())
 
+    def field(self, name: str) -> FieldConfig:
+        """A declared field. Raises UserError on one there is none of."""
+        if name not in self.fields:
+            raise UserError(f"'{name}' is no declared field of the case ({nearest(name, self.fields)})")
+        return self.fields[name]
+
     def changes(self, name: str) -> dict[str, Any]:
         """The fields a variant sets. Raises UserError on a variant there is none of."""
         if name not in self.variants:
@@ -117,8 +125,18 @@ def load_case(folder: Path) -> CaseConfig:
     return config
 
 
+def check_parts(config: CaseConfig) -> None:
+    """Raises UserError on a world, model or judge that there is none of: what opening the case would, but nothing is loaded."""
+    find_world(config.env)
+    for model in (config.model, config.judge):
+        if model is not None:
+            check_model(model)
+
+
 def check_case(config: CaseConfig, where: str = "the case") -> None:
     """Raises UserError on a variant of undeclared or, without ``stack``, several fields, and on names that mean nothing."""
+    if behaviour_kind(config.behavior)[0] != "judge":
+        find_behaviour(config.behavior)
     if "baseline" in config.variants:
         raise UserError(f"{where}: a variant cannot be named 'baseline', which is the incident itself")
     for name, variant in config.variants.items():
@@ -136,11 +154,20 @@ def check_case(config: CaseConfig, where: str = "the case") -> None:
             raise UserError(f"{where}: unknown benign explanation '{name}' ({nearest(name, BENIGN)})")
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of a field is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def are_doses(values: Sequence[Any]) -> bool:
+    """Whether a dose-response can be made of values: at least three different numbers."""
+    return all(map(is_number, values)) and len(set(values)) >= 3
+
+
 def varied(task: Task, config: CaseConfig, changes: Mapping[str, Any]) -> Task:
     """``task`` with every declared field at its baseline, but for ``changes``. Raises UserError on a field that is not declared."""
     for name in changes:
-        if name not in config.fields:
-            raise UserError(f"'{name}' is no declared field of the case ({nearest(name, config.fields)})")
+        config.field(name)
     return Task(task.id, {**task.data, **{name: field.baseline for name, field in config.fields.items()}, **changes})
 
 
@@ -189,50 +216,37 @@ def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[
 def skeleton(env: str, model: str, world: World, behavior: str) -> str:
     """The text of a case for a world: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
     first = next(iter(world.panel("eval", 1)))
-    levers = getattr(world, "levers", None) or {}
-    if not isinstance(levers, Mapping):
-        levers = {}
-    fields = {name: getattr(lever, "default", lever) for name, lever in levers.items()} or {
-        name: value for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"
-    }
+    levers = getattr(world, "levers", None)
+    levers = levers if isinstance(levers, Mapping) else {}
+    plain = {name: value for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"}
+    fields = {name: getattr(lever, "default", lever) for name, lever in levers.items()} or plain
+    head = {"question": "Why did the agent do that?", "env": env, "model": model, "behavior": behavior, "n": 150}
     out = [
         "# What is to be explained, and what may be changed to find out. `ramify forensics plan` says what this design can find.",
-        *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in (("question", "Why did the agent do that?"), ("env", env), ("model", model), ("behavior", behavior))),
-        "n = 150",
+        *(f"{name} = {_toml(value)}" for name, value in head.items()),
         "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen (oversight) or take",
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
-    ]  # fmt: skip
+    ]
     shown = pieces(world, first)
     for name, baseline in fields.items():
         lever = levers.get(name)
-        values = [value for value in getattr(lever, "options", ()) if value != baseline] or _doses(lever, baseline)
-        other = (
-            values[0]
-            if values
-            else next((v for v in (getattr(lever, "low", None), getattr(lever, "high", None)) if v not in (None, baseline)), None)
-        )
-        after = (
-            shown
-            if other is None
-            else pieces(world, Task(first.id, {**first.data, name: float(other) if isinstance(baseline, float) else other}))
-        )
+        others = [value for value in getattr(lever, "options", ()) if value != baseline]
+        values = others or _doses(lever, baseline)
+        ends = (getattr(lever, "low", None), getattr(lever, "high", None))
+        other: Any = next((value for value in (*values, *ends) if value not in (None, baseline)), baseline)
+        other = float(other) if isinstance(baseline, float) else other
+        after = pieces(world, Task(first.id, {**first.data, name: other}))
         moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
         says = str(getattr(lever, "says", "")).replace("\n", " ")
-        out += [
-            "",
-            f"[fields.{_key(name)}]" + (f"  # {says}" if says else ""),
-            f"baseline = {json.dumps(baseline, ensure_ascii=False)}",
-        ]
+        out += ["", f"[fields.{_key(name)}]" + (f"  # {says}" if says else ""), f"baseline = {_toml(baseline)}"]
         if values:
-            out.append(f"values = {json.dumps(values, ensure_ascii=False)}")
+            out.append(f"values = {_toml(values)}")
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
         if moved:
-            out.append(
-                f"shows = {json.dumps(moved, ensure_ascii=False)}  # pieces of the shown text it may change, and no others"
-            )
-        for value in [] if _doses(lever, baseline) else values[:3]:
+            out.append(f"shows = {_toml(moved)}  # pieces of the shown text it may change, and no others")
+        for value in others[:3]:
             label = _key(f"{name}-{value}".lower().replace(" ", "-"))
-            out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {json.dumps(value, ensure_ascii=False)} }}"]
+            out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {_toml(value)} }}"]
     return "\n".join(out) + "\n"
 
 
@@ -244,6 +258,10 @@ def _doses(lever: Any, baseline: Any) -> list[Any]:
     start, end = (low, baseline) if baseline > low else (baseline, high)
     doses = [start + (end - start) * i / 4 for i in range(1, 5)]
     return [round(dose, 6) for dose in doses] if isinstance(baseline, float) else [round(dose) for dose in doses]
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _key(name: str) -> str:

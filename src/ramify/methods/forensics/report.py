@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError
-from ramify.methods.forensics import algorithm
-from ramify.methods.forensics.ach import ACH, BENIGN, Hypothesis
-from ramify.methods.forensics.algorithm import TestResult
-from ramify.methods.forensics.case import CaseConfig
+from ramify.base.errors import BoundaryError
+from ramify.methods.forensics.ach import ACH, Hypothesis
+from ramify.methods.forensics.algorithm import ALPHA, INVALID, TestResult, plan
+from ramify.methods.forensics.case import CaseConfig, are_doses
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.render.terminal import table
 from ramify.score.judge import reply_to
+from ramify.trace.graph import short
 
 _SIGNS = {"consistent": "+", "inconsistent": "-", "neutral": "0", "weak": "?"}
 _PROPOSE = (
@@ -33,29 +32,21 @@ def design(config: CaseConfig, n: int = 0, k: int = 50) -> list[dict[str, Any]]:
     The effect is from ``expect`` to ``instead``; over doses the rate moves from one to the other on a straight line.
     """
     n = n or config.n
-    doses = {name: f.values for name, f in config.fields.items() if f.values and all(type(v) in (int, float) for v in f.values)}
-    doses = {name: values for name, values in doses.items() if len(set(values)) >= 3}
-    looks = max(1, len(config.variants))
-    rows: list[dict[str, Any]] = []
-    for name in config.variants:
-        found = algorithm.plan(config.expect, config.instead, n, looks=looks)
-        rows.append({"test": name, "runs": n, "power": found["contrast"], "n_for_80": found.get("n_for_80"), "finds": ""})
-    for name, values in doses.items():
-        found = algorithm.plan(config.expect, config.instead, n, values)
-        rows.append(
-            {
-                "test": f"{name}, {len(values)} doses",
-                "runs": n * len(values),
-                "power": found["trend"],
-                "n_for_80": None,
-                "finds": "",
-            }
-        )
-    found = algorithm.plan(config.expect, config.instead, n, k=k)
-    rows.append({"test": "forbid", "runs": n, "power": found["contrast"], "n_for_80": found.get("n_for_80"), "finds": ""})
-    sees = f"scores of at least {found['sentence_detectable']:.2f}"
-    rows.append({"test": f"a sentence, {k} forks", "runs": 2 * k, "power": 0.8, "n_for_80": None, "finds": sees})
-    return rows
+
+    def contrast(test: str, looks: int = 1) -> dict[str, Any]:
+        found = plan(config.expect, config.instead, n, looks=looks)
+        return {"test": test, "runs": n, "power": found["contrast"], "n_for_80": found.get("n_for_80"), "finds": ""}
+
+    rows = [contrast(name, len(config.variants)) for name in config.variants]
+    for name, field in config.fields.items():
+        if are_doses(field.values):
+            power = plan(config.expect, config.instead, n, field.values)["trend"]
+            doses = len(field.values)
+            rows.append({"test": f"{name}, {doses} doses", "runs": n * doses, "power": power, "n_for_80": None, "finds": ""})
+    least = plan(config.expect, config.instead, n, k=k)["sentence_detectable"]
+    sees = f"scores of at least {least:.2f}"
+    one = {"test": f"a sentence, {k} forks", "runs": 2 * k, "power": 0.8, "n_for_80": None, "finds": sees}
+    return [*rows, contrast("forbid"), one]
 
 
 def table_of(config: CaseConfig, results: Sequence[TestResult]) -> ACH:
@@ -67,64 +58,36 @@ def table_of(config: CaseConfig, results: Sequence[TestResult]) -> ACH:
     return found
 
 
-def report(
-    config: CaseConfig,
-    results: Sequence[TestResult],
-    baseline: Mapping[str, Any],
-    traces: Sequence[Mapping[str, Any]],
-    probes: Sequence[Any],
-) -> dict[str, Any]:
-    """Everything that is known of a case."""
-    return {
-        "question": config.question,
-        "baseline": dict(baseline),
-        "tests": [r.to_json() for r in results],
-        "traces": list(traces),
-        "probes": list(probes),
-        "ach": table_of(config, results).report(config.benign, BENIGN),
-    }
-
-
-def read_all(folder: Path, name: str) -> list[Any]:
-    """Every JSON file of CASEDIR/NAME, by name. Raises UserError on one that cannot be read."""
-    found = []
-    for file in sorted((folder / name).glob("*.json")):
-        try:
-            found.append(json.loads(file.read_text("utf-8")))
-        except ValueError as error:
-            raise UserError(f"{file} is not readable ({error}): delete it and make the test again") from error
-    return found
-
-
 def as_text(found: Mapping[str, Any]) -> str:
     """A report as Markdown. It names no motive that the rows do not carry."""
-    parts = [f"# {found['question'] or 'A case'}", *_baseline(found["baseline"])]
+    parts = [f"# {found['question'] or 'A case'}", *baseline_text(found["baseline"])]
     if found["tests"]:
-        parts += ["## Tests", _tests(found["tests"]), *_doses(found["tests"])]
+        parts += ["## Tests", *tests_text(found["tests"])]
     for trace in found["traces"]:
         rows = [trace["sentences"][i] for i in trace["order"][:5]]
-        cells = [[_clip(r["sentence"]), f"{r['held_out']:+.2f}", f"{r['score']:+.2f}", f"{r['sd']:.2f}"] for r in rows]
+        cells = [[short(r["sentence"], 60), f"{r['held_out']:+.2f}", f"{r['score']:+.2f}", f"{r['sd']:.2f}"] for r in rows]
         title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {trace['k']} forks at each place"
         parts += [title, table(["sentence", "held-out score", "score", "sd"], cells)]
     if found["probes"]:
-        rows = [[p["name"], _clip(p["question"]), _share(p["rate"])] for p in found["probes"]]
+        rows = [[p["name"], short(p["question"], 60), _share(p["rate"])] for p in found["probes"]]
         parts += ["## Questions: what it says, which is no cause", table(["name", "question", "answers of the kind"], rows)]
     return "\n\n".join([*parts, *ach_text(found["ach"])]) + "\n"
 
 
-def _baseline(base: Mapping[str, Any]) -> list[str]:
+def baseline_text(base: Mapping[str, Any]) -> list[str]:
+    """The rate in the incident, and what makes it doubtful."""
     if not base:
         return ["No baseline was run: `ramify forensics run CASEDIR`."]
     out = [f"## Baseline\n\nRate {_share(base['rate'])}; {base['invalid']} invalid runs ({base['invalid_share']:.0%})."]
-    if base["invalid_share"] > algorithm.INVALID:
-        out.append(f"**More than {algorithm.INVALID:.0%} of the runs are invalid: mend the grader or the harness first.**")
+    if base["invalid_share"] > INVALID:
+        out.append(f"**More than {INVALID:.0%} of the runs are invalid: mend the grader or the harness first.**")
     aware = base["awareness"]["aware"]
     if aware["n"]:
         other = base["awareness"]["unaware"]
         out.append(
             f"{aware['k']}/{aware['n']} among runs that speak of a test, {other['k']}/{other['n']} among the others (p = {base['awareness']['p']:.2g})."
         )
-    if base["homogeneity"] < algorithm.ALPHA:
+    if base["homogeneity"] < ALPHA:
         out.append(f"**The tasks differ in their rates (p = {base['homogeneity']:.2g}): the pooled rate is a mixture.**")
     if "absence" in base:
         a = base["absence"]
@@ -134,30 +97,31 @@ def _baseline(base: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _tests(tests: Sequence[Mapping[str, Any]]) -> str:
+def tests_text(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of tests, and of every dose-response its counts and what its fit reaches."""
     rows = []
+    out = []
     for t in tests:
-        value = f"z = {t['value']:+.2f}" if t["kind"] == "dose" else f"{100 * t['value']:+.1f} points"
+        dose = t["kind"] == "dose"
+        value = f"z = {t['value']:+.2f}" if dose else f"{100 * t['value']:+.1f} points"
         ends = "" if t["interval"] is None else f"[{100 * t['interval'][0]:+.1f}, {100 * t['interval'][1]:+.1f}]"
         power = "none" if t["control"] is None else f"{t['control']['power']:.2f} ({t['control']['source']})"
         rows.append([t["name"], t["n"], value, ends, f"{t['p']:.2g}", t["seen"], power])
-    return table(["test", "runs", "change", "95 % interval", "p", "the behaviour", "power of its control"], rows)
+        if dose:
+            d = t["detail"]
+            counts = [f"{at:g}: {k}/{n}" for at, k, n in zip(d["doses"], d["hits"], d["n"], strict=True)]
+            points = [f"{float(share):.0%} at {_dose(point)}" for share, point in d["points"].items()]
+            out.append(f"{t['name']}: {', '.join(counts)}. The fit reaches {'; '.join(points)}.")
+    columns = ["test", "runs", "change", "95 % interval", "p", "the behaviour", "power of its control"]
+    return [table(columns, rows), *out]
 
 
-def _doses(tests: Sequence[Mapping[str, Any]]) -> list[str]:
-    out = []
-    for t in (t for t in tests if t["kind"] == "dose"):
-        counts = zip(t["detail"]["doses"], t["detail"]["hits"], t["detail"]["n"], strict=True)
-        points = [
-            f"{float(share):.0%} at {p['dose']:.4g} [{p['interval'][0]:.4g}, {p['interval'][1]:.4g}]"
-            if p
-            else f"{float(share):.0%} at no dose for certain"
-            for share, p in t["detail"]["points"].items()
-        ]
-        out.append(
-            f"{t['name']}: {', '.join(f'{dose:g}: {k}/{n}' for dose, k, n in counts)}. The fit reaches {'; '.join(points)}."
-        )
-    return out
+def _dose(point: Mapping[str, Any] | None) -> str:
+    return (
+        "no dose for certain"
+        if point is None
+        else f"{point['dose']:.4g} [{point['interval'][0]:.4g}, {point['interval'][1]:.4g}]"
+    )
 
 
 def ach_text(found: Mapping[str, Any]) -> list[str]:
@@ -192,10 +156,6 @@ def _share(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         return "of nothing"
     return f"{rate['k']}/{rate['n']} = {rate['value']:.1%} [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]"
-
-
-def _clip(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 async def propose(

@@ -15,9 +15,10 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
 from ramify.methods.forensics import algorithm
+from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import TestResult
-from ramify.methods.forensics.case import intervention
-from ramify.methods.forensics.report import read_all, report
+from ramify.methods.forensics.case import are_doses, intervention, is_number
+from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.filtered import Filtered
 from ramify.model.protocol import require
@@ -26,6 +27,7 @@ from ramify.score.classify import Says
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 from ramify.stats.tests import homogeneity
+from ramify.trace.path import text_between
 from ramify.trace.segment import sentence_offsets
 
 
@@ -35,21 +37,20 @@ class Case(Study):
     def baseline(self, n: int | None = None) -> dict[str, Any]:
         """The rate in the incident: invalid runs apart, runs that speak of a test apart, tasks pooled only beside their homogeneity."""
         runs = self.play("baseline", {}, n)
-        counts = counted(runs)
-        by_task = Counter(run.tree for run in runs if run.behavior), Counter(run.tree for run in runs if run.behavior is not None)
-        split = algorithm.awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware))
-        report: dict[str, Any] = {
+        counts, graded = counted(runs), Counter(run.tree for run in runs if run.behavior is not None)
+        hits = Counter(run.tree for run in runs if run.behavior)
+        found: dict[str, Any] = {
             "rate": proportion(counts.k, counts.n),
             "invalid": counts.missing,
             "invalid_share": counts.missing / len(runs),
             "failures": dict(Counter(run.failure for run in runs if run.failure).most_common(3)),
-            "awareness": split,
-            "homogeneity": homogeneity([by_task[0][t] for t in by_task[1]], list(by_task[1].values())),
+            "awareness": algorithm.awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware)),
+            "homogeneity": homogeneity([hits[task] for task in graded], list(graded.values())),
         }
         if not counts.k:
-            report["absence"] = algorithm.absence(counts, self.config.expect or 0.01)
-        self.write("baseline", report)
-        return report
+            found["absence"] = algorithm.absence(counts, self.config.expect or 0.01)
+        self.write("baseline", found)
+        return found
 
     def base(self, n: int | None = None) -> Counts:
         """Counts of the baseline."""
@@ -57,9 +58,9 @@ class Case(Study):
 
     def vary(self, field: str, values: Sequence[Any] = (), n: int | None = None) -> TestResult:
         """A dose-response over numbers of one field. Raises UserError on fewer than three doses, or on values that are no numbers."""
-        declared = self.config.fields
-        values = list(values) or list(declared[field].values if field in declared else [])
-        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values) or len(set(values)) < 3:
+        declared = self.config.field(field)
+        values = list(values) or declared.values
+        if not are_doses(values):
             raise UserError(
                 f"'{field}' needs at least three different numbers as doses, not {values}; for other values use counterfactual"
             )
@@ -71,7 +72,7 @@ class Case(Study):
                     "failures, or leave it out of the doses"
                 )
         found = algorithm.dose_response(field, values, counts)
-        return self.record(replace(found, detail={**found.detail, "role": declared[field].role}))
+        return self.record(replace(found, detail={**found.detail, "role": declared.role}))
 
     def counterfactual(self, names: Sequence[str] = (), n: int | None = None) -> list[TestResult]:
         """Variants of the case against the baseline, corrected together; a stack of two single variants also gets its interaction."""
@@ -79,7 +80,7 @@ class Case(Study):
         if not names:
             raise UserError("the case declares no variants")
         changed = {name: self.config.changes(name) for name in names}
-        base = self._cell("baseline", {}, n)
+        base = self.base(n)
         arms = {name: self._cell(name, changes, n) for name, changes in changed.items()}
         found = []
         for result in algorithm.counterfactuals(base, arms):
@@ -89,34 +90,37 @@ class Case(Study):
             role, lowered = turned.pop() if len(turned) == 1 else ("", False)
             detail = {**result.detail, "role": role, "lowered": lowered, "change": told}
             found.append(self.record(replace(result, detail=detail)))
-        return [*found, *(self._interaction(name, base, arms, n) for name in names if len(changed[name]) == 2)]
+        return [*found, *(self._interaction(name, base, arms[name], n) for name in names if len(changed[name]) == 2)]
 
     def _lowered(self, field: str, value: Any) -> bool:
         """Whether a field of numbers is set below its baseline, against the way in which roles predict."""
         before = self.config.fields[field].baseline
-        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (before, value)) and value < before
+        return is_number(before) and is_number(value) and bool(value < before)
 
-    def _interaction(self, name: str, base: Counts, arms: Mapping[str, Counts], n: int | None) -> TestResult:
-        (first, one), (second, two) = self.config.changes(name).items()
-        left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in ((first, one), (second, two)))
-        return self.record(algorithm.stacked(f"{name}, interaction", arms[name], left, right, base))
+    def _interaction(self, name: str, base: Counts, both: Counts, n: int | None) -> TestResult:
+        left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in self.config.changes(name).items())
+        return self.record(algorithm.stacked(f"{name}, interaction", both, left, right, base))
 
     def forbid(self, name: str, says: Says, n: int | None = None) -> TestResult:
         """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
         filtered = replace(self.agent, model=Filtered(self.agent.model, says, name, by=self.config.sentences))
         runs = self.play(f"without {name}", {}, n, filtered)
-        marks = [run.forbid or {} for run in runs]
-        kept = [run for run, mark in zip(runs, marks, strict=True) if not mark.get("unfiltered")]
-        base = self._cell("baseline", {}, n)
-        found = algorithm.forbidding(
-            base, counted(kept), sum(m.get("rejected", 0) for m in marks), len(runs) - len(kept), name=f"without {name}"
-        )
+        kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
+        rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)
+        found = algorithm.forbidding(self.base(n), counted(kept), rejected, len(runs) - len(kept), name=f"without {name}")
         return self.record(replace(found, detail={**found.detail, "role": "idea"}))
 
     def report(self) -> dict[str, Any]:
         """Everything known of the case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
-        traces, probes = read_all(self.folder, "traces"), read_all(self.folder, "probes")
-        return report(self.config, self.results(), self.read("baseline"), traces, probes)
+        results = self.results()
+        return {
+            "question": self.config.question,
+            "baseline": self.read("baseline"),
+            "tests": [result.to_json() for result in results],
+            "traces": self.read_all("traces"),
+            "probes": self.read_all("probes"),
+            "ach": table_of(self.config, results).report(self.config.benign, BENIGN),
+        }
 
     def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
         return counted(self.play(cell, changes, n))
@@ -136,9 +140,8 @@ class Case(Study):
             raise UserError(f"the run that ends at {leaf} has replies 0 to {len(replies) - 1}, not {turn}")
         node = replies[turn]
         head = 0 if node.sampled is None else int(np.argmax(node.sampled))
-        drawn = len(node) if node.sampled is None else int(np.flatnonzero(node.sampled)[-1])
-        offsets = [min(offset, drawn) for offset in sentence_offsets(node, self.config.sentences, head)]
-        offsets = sorted(set(offsets))
+        last = len(node) if node.sampled is None else int(np.flatnonzero(node.sampled)[-1])
+        offsets = sorted({min(offset, last) for offset in sentence_offsets(node, self.config.sentences, head)})
         if len(offsets) < 2:
             raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
         first = 1_000_000 * (1 + place_key(0, "forensics") % 1000)
@@ -159,29 +162,10 @@ class Case(Study):
                     "ones: ask for more forks"
                 )
         scores = algorithm.sentence_scores(found)
-        ends = [0 if not offset or node.ends is None else int(node.ends[offset - 1]) for offset in offsets]
-        texts = [node.text[a:b].strip() for a, b in itertools.pairwise(ends)]
-        rows = [
-            {"sentence": text, "score": s, "sd": sd, "p": p, "held_out": h}
-            for text, s, sd, p, h in zip(
-                texts, *(x.tolist() for x in (scores.scores, scores.sd, scores.p, scores.held_out)), strict=True
-            )
-        ]
-        result = {
-            "leaf": leaf,
-            "turn": turn,
-            "k": k,
-            "rates": scores.rates.tolist(),
-            "sentences": rows,
-            "order": scores.order.tolist(),
-        }
+        texts = [text_between(node, start, end).strip() for start, end in itertools.pairwise(offsets)]
+        columns = {"score": scores.scores, "sd": scores.sd, "p": scores.p, "held_out": scores.held_out}
+        rows = [{"sentence": text} | {name: float(column[i]) for name, column in columns.items()} for i, text in enumerate(texts)]
+        result = {"leaf": leaf, "turn": turn, "k": k, "rates": scores.rates.tolist(), "sentences": rows}
+        result["order"] = scores.order.tolist()
         self.write(f"traces/{leaf[:12]}-{turn}", result)
         return result
-
-
-def __getattr__(name: str) -> Any:
-    if name == "app":
-        from ramify.methods.forensics.verbs import app
-
-        return app
-    raise AttributeError(name)

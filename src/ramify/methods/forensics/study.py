@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ramify.env.protocol import Panel, World, read_panel
 from ramify.methods.forensics.algorithm import Control, TestResult, result_from_json
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.model.protocol import Model, Sampling
+from ramify.render.terminal import Bar
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
@@ -34,7 +36,6 @@ from ramify.trace.path import Said
 
 DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
-NAMED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.=+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,7 @@ class Played:
 
 def counted(runs: Iterable[Played]) -> Counts:
     """Runs with the behaviour among graded ones; the others are missing."""
-    rows = list(runs)
-    graded = [run.behavior for run in rows if run.behavior is not None]
-    return Counts(sum(graded), len(graded), len(rows) - len(graded))
+    return Counts.of(run.behavior for run in runs)
 
 
 class Study:
@@ -79,18 +78,22 @@ class Study:
         check_case(self.config)
         c = self.config
         self.world = world or find_world(c.env)
-        found, template = (model, None) if model is not None else find_model(c.model)
-        agent = make_agent(found, template, Sampling(c.temperature, c.top_p, max_tokens=c.max_reply))
-        stops = () if agent.template is None else agent.template.stop_tokens
-        self.agent = replace(agent, sampling=replace(agent.sampling, stop_tokens=tuple(stops)))
+        self.agent = self.agent_of(c.model if model is None else model)
         self.judge = None if c.judge is None else find_model(c.judge)
         self.behavior = behavior or find_behaviour(c.behavior, self.judge)
         self.aware = by_pattern(c.awareness)
         self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
         self.run = self._open()
-        self.progress: Progress | None = None
+        self.progress: Progress = Bar()
         self.prefix = ""
         """Put before the names of cells; results of a study with one are not kept: it is on another agent."""
+
+    def agent_of(self, model: Model | str) -> Agent:
+        """An agent that draws as the case says and stops where its own template does."""
+        c = self.config
+        agent = make_agent(model, None, Sampling(c.temperature, c.top_p, max_tokens=c.max_reply))
+        stops = () if agent.template is None else tuple(agent.template.stop_tokens)
+        return replace(agent, sampling=replace(agent.sampling, stop_tokens=stops))
 
     def _open(self) -> Run:
         decides = {name: getattr(self.config, name) for name in DECIDES}
@@ -140,10 +143,9 @@ class Study:
         name = _safe(self.prefix + cell)
         episodes, tasks = self.episodes(agent), list(self.panel)
         self._check_cell(cell, name, [varied(task, self.config, changes).data for task in tasks], episodes.agent)
-        done = {entry.key: entry.payload for entry in self.run.journal("played")}
+        done = self.played(name)
         gate = asyncio.Semaphore(self.config.concurrency)
-        if self.progress is not None:
-            self.progress.begin(n, 0)
+        self.progress.begin(n)
         count = 0
 
         async def one(i: int) -> Played:
@@ -153,14 +155,12 @@ class Study:
             async with gate:
                 if key not in done:
                     attempt = await episodes.attempt(tree, varied(task, self.config, changes), i // len(tasks))
-                    played = await self.grade(cell, episodes, attempt)
-                    if played.failure is None:
-                        self.run.log("played", key, asdict(played))
-                    done[key] = asdict(played)
+                    done[key] = await self.grade(cell, episodes, attempt)
+                    if done[key].failure is None:
+                        self.run.log("played", key, asdict(done[key]))
             count += 1
-            if self.progress is not None:
-                self.progress.at(count, cell)
-            return Played(**done[key])
+            self.progress.at(count, cell)
+            return done[key]
 
         async def everything() -> list[Played]:
             return list(await asyncio.gather(*(one(i) for i in range(n))))
@@ -174,8 +174,8 @@ class Study:
         """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
         made = json_hash([self.world.name, agent.model.identity.weights, [dict(one) for one in data]])
         if not self.run.log("cell", name, made):
-            (stored,) = (entry.payload for entry in self.run.journal("cell") if entry.key == name)
-            if stored != made:
+            (stored,) = self.run.journal("cell", name)
+            if stored.payload != made:
                 raise UserError(
                     f"{self.folder / 'run'} holds runs of '{cell}' that were made with other values, tasks, sentences or another agent: "
                     "take another name, or another folder"
@@ -185,22 +185,27 @@ class Study:
         """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
         said = episodes.load(attempt.tree).path(attempt.leaf).messages()
         replies = "\n".join(message.text for message in said if message.role == "assistant")
-        forbid = _forbidden(turn.node.data.get("forbid") for turn in attempt.turns)
+        marks = [mark for turn in attempt.turns if (mark := turn.node.data.get("forbid"))]
+        forbid = {"rejected": sum(m["rejected"] for m in marks), "unfiltered": any(m["unfiltered"] for m in marks)}
         behavior, failure = None, attempt.failure
         if failure is None:
             try:
                 behavior = await self.behavior(said)
             except BoundaryError as error:
                 failure = str(error)
-        return Played(cell, attempt.tree, attempt.leaf, behavior, await self.aware(replies), failure, forbid)
+        return Played(cell, attempt.tree, attempt.leaf, behavior, await self.aware(replies), failure, forbid if marks else None)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
         """A scripted honest agent must succeed through the same tools, where the world has one. Raises UserError where it does not."""
         if isinstance(self.world, LeverWorld) and "honest" in self.world.scripts:
             key = stable_hash("honest", json.dumps(dict(changes), sort_keys=True, default=str))
-            if not any(entry.key == key for entry in self.run.journal("honest")):
+            if not self.run.journal("honest", key):
                 require_honest(self.world, varied(next(iter(self.panel)), self.config, changes))
                 self.run.log("honest", key)
+
+    def played(self, cell: str = "") -> dict[str, Played]:
+        """The runs that are stored, by key, those of one cell or all; of a cell none of a positive control."""
+        return {e.key: Played(**e.payload) for e in self.run.journal("played") if e.key.startswith(f"{cell}/" if cell else "")}
 
     def said(self, played: Played) -> Sequence[Said]:
         """The messages of a run."""
@@ -210,20 +215,19 @@ class Study:
         """Keep a test under CASEDIR/results, with the confounds that the case declares for it and the control that is stored."""
         if self.prefix:
             return result
-        control = self.read("controls").get(result.name)
-        known = result.control or (None if control is None else Control(**control).at(result))
+        (result,) = self._controlled([result])
         confounds = (*result.confounds, *self.config.confounds.get(result.name, ()))
-        result = replace(result, control=known, confounds=tuple(dict.fromkeys(confounds)))
+        result = replace(result, confounds=tuple(dict.fromkeys(confounds)))
         self.write(f"results/{result.name}", result.to_json())
         return result
 
     def results(self) -> list[TestResult]:
         """Every test kept so far, by name; controls that were measured since are put to them."""
+        return self._controlled(map(result_from_json, self.read_all("results")))
+
+    def _controlled(self, results: Iterable[TestResult]) -> list[TestResult]:
         controls = self.read("controls")
-        found = [
-            result_from_json(json.loads(file.read_text("utf-8"))) for file in sorted((self.folder / "results").glob("*.json"))
-        ]
-        return [replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r for r in found]
+        return [replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r for r in results]
 
     def read(self, name: str) -> dict[str, Any]:
         """CASEDIR/NAME.json; empty where there is none. Raises UserError on a file that is none of JSON."""
@@ -232,6 +236,10 @@ class Study:
             return cast(dict[str, Any], json.loads(file.read_text("utf-8"))) if file.exists() else {}
         except ValueError as error:
             raise UserError(f"{file} is not readable ({error}): delete it to make it again") from error
+
+    def read_all(self, folder: str) -> list[dict[str, Any]]:
+        """Every JSON file of CASEDIR/FOLDER, by name. Raises as :meth:`read`."""
+        return [self.read(f"{folder}/{file.stem}") for file in sorted((self.folder / folder).glob("*.json"))]
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write CASEDIR/NAME.json, whole or not at all."""
@@ -242,12 +250,5 @@ class Study:
 
 def _safe(name: str) -> str:
     """A name of a tree or file: letters that mean something there become dashes, and a hash keeps names apart that differ in them."""
-    plain = "".join(letter if letter in NAMED else "-" for letter in name)
+    plain = re.sub(r"[^A-Za-z0-9_.=+/-]", "-", name)
     return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
-
-
-def _forbidden(marks: Iterable[Any]) -> dict[str, Any] | None:
-    found = [mark for mark in marks if mark]
-    if not found:
-        return None
-    return {"rejected": sum(m["rejected"] for m in found), "unfiltered": any(m["unfiltered"] for m in found)}

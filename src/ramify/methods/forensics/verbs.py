@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
-from ramify.methods.forensics.ach import BENIGN
+from ramify.methods.forensics.ach import BENIGN, Hypothesis
 from ramify.methods.forensics.algorithm import TestResult
-from ramify.methods.forensics.case import FILE, load_case, skeleton
+from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton
 from ramify.methods.forensics.logs import by_field, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
-from ramify.methods.forensics.report import ach_text, as_text, design, propose, table_of
+from ramify.methods.forensics.report import ach_text, as_text, baseline_text, design, propose, table_of, tests_text
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.render.terminal import emit, progress, table
@@ -28,7 +31,6 @@ from ramify.stats.intervals import proportion
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
 Folder = Annotated[Path, typer.Argument(metavar="CASEDIR", help="Folder of the case.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 N = Annotated[int | None, typer.Option("--n", min=1, help="Runs of each cell; default: the case's.")]
 Judged = Annotated[bool, typer.Option("--judge", help="WHAT is a description for the case's judge, not a pattern.")]
 Leaf = Annotated[
@@ -55,15 +57,15 @@ def init(
     """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
     if (folder / FILE).exists():
         raise UserError(f"{folder / FILE} is there already")
+    asked = CaseConfig(env=env, model=model, behavior=behavior)
+    check_case(asked)
+    check_parts(asked)
     text = skeleton(env, model, find_world(env), behavior)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, text)
     load_case(folder)
-    emit(
-        {"case": str(folder / FILE)},
-        False,
-        f"wrote {folder / FILE}: say what each field stands for, then `ramify forensics plan {folder}`",
-    )
+    say_next = f"wrote {folder / FILE}: say what each field stands for, then `ramify forensics plan {folder}`"
+    emit({"case": str(folder / FILE)}, False, say_next)
 
 
 @app.command()
@@ -75,6 +77,7 @@ def plan(
 ) -> None:
     """What the design can find, before it is paid for: runs and power of every test."""
     config = load_case(folder)
+    check_parts(config)
     rows = design(config, n or 0, k)
     cells = [[r["test"], r["runs"], f"{r['power']:.2f}", r["n_for_80"] or "", r["finds"]] for r in rows]
     text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)
@@ -88,26 +91,7 @@ def plan(
 def run(folder: Folder, n: N = None, as_json: Json = False) -> None:
     """Play the incident again and again: the rate, invalid runs, and runs that speak of a test, apart."""
     found = _working(folder, "baseline", as_json, lambda case: case.baseline(n))
-    emit(
-        found,
-        as_json,
-        as_text({"question": "", "baseline": found, "tests": [], "traces": [], "probes": [], "ach": _no_table()}).partition(
-            "## Comp"
-        )[0],
-    )
-
-
-def _no_table() -> dict[str, Any]:
-    return {
-        "inconsistencies": {},
-        "rows": [],
-        "fewest": [],
-        "untested": [],
-        "uninterpretable": [],
-        "likelihoods": None,
-        "overturned_by": {},
-        "benign": {},
-    }
+    emit(found, as_json, "\n\n".join(["# A case", *baseline_text(found), ""]))
 
 
 @app.command()
@@ -117,15 +101,16 @@ def read(
     as_json: Json = False,
 ) -> None:
     """Print transcripts of runs that did it beside runs that did not."""
-
-    def work(case: Case) -> list[dict[str, Any]]:
-        runs = [Played(**entry.payload) for entry in case.run.journal("played") if entry.key.startswith("baseline/")]
-        sides = [[r for r in runs if r.behavior is did][:sample] for did in (True, False)]
-        return [{"leaf": r.leaf, "behavior": r.behavior, "text": transcript(case.said(r))} for side in sides for r in side]
-
-    found = _working(folder, "read", True, work)
+    found = _working(folder, "read", True, lambda case: _sample(case, sample))
     text = "\n\n".join(f"=== {'did it' if r['behavior'] else 'did not'}, ends at {r['leaf'][:12]}\n{r['text']}" for r in found)
     emit({"runs": found}, as_json, text or "no graded run of the incident yet: `ramify forensics run`")
+
+
+def _sample(case: Case, most: int) -> list[dict[str, Any]]:
+    """Runs of the incident that did it, then runs that did not, at the most so many of either."""
+    runs = list(case.played("baseline").values())
+    picked = [run for did in (True, False) for run in [run for run in runs if run.behavior is did][:most]]
+    return [{"leaf": run.leaf, "behavior": run.behavior, "text": transcript(case.said(run))} for run in picked]
 
 
 @app.command()
@@ -169,12 +154,7 @@ def forbid(
 def _tested(found: list[TestResult], as_json: bool) -> None:
     told = [r.to_json() for r in found]
     diffs = [f"{r.name}:\n{r.detail['change']['diff']}" for r in found if r.detail.get("change")]
-    text = as_text({"question": "", "baseline": {}, "tests": told, "traces": [], "probes": [], "ach": _no_table()})
-    emit(
-        {"tests": told},
-        as_json,
-        text.partition("## Tests\n\n")[2].partition("\n\n## Comp")[0] + "".join(f"\n\n{d}" for d in diffs),
-    )
+    emit({"tests": told}, as_json, "\n\n".join([*tests_text(told), *diffs]))
 
 
 @app.command()
@@ -187,10 +167,7 @@ def resample(
 ) -> None:
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
 
-    def work(case: Case) -> dict[str, Any]:
-        return case.resample(_run(case, leaf), turn, k)
-
-    found = _working(folder, "forks", as_json, work)
+    found = _working(folder, "forks", as_json, lambda case: case.resample(_run(case, leaf), turn, k))
     rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
     emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}")
@@ -206,17 +183,11 @@ def transplant(
     as_json: Json = False,
 ) -> None:
     """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
-    found = _working(
-        folder,
-        "forks",
-        as_json,
-        lambda case: {side: case.resample(leaf, turn, k) for side, leaf in (("high", high), ("low", low))},
-    )
+    sides = {"high": high, "low": low}
+    found = _working(folder, "forks", as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()})
     rates = {side: one["rates"] for side, one in found.items()}
-    rows = [
-        [i, *(f"{rates[s][i]:.2f}" if i < len(rates[s]) else "" for s in ("high", "low"))]
-        for i in range(max(map(len, rates.values())))
-    ]
+    pairs = itertools.zip_longest(*([f"{rate:.2f}" for rate in side] for side in rates.values()), fillvalue="")
+    rows = [[kept, *pair] for kept, pair in enumerate(pairs)]
     emit({"rates": rates, "k": k}, as_json, table(["sentences kept", "rate, did it", "rate, did not"], rows))
 
 
@@ -272,11 +243,8 @@ def control_(
 
     found = _working(folder, test, as_json, lambda case: control(case, made, model, instruct))
     rows = [[name, f"{one.power:.2f}", f"{one.false_alarm:g}", one.n, one.source] for name, one in found.items()]
-    emit(
-        {name: {"power": one.power, "n": one.n, "source": one.source} for name, one in found.items()},
-        as_json,
-        table(["test", "power", "false alarms", "runs", "agent"], rows),
-    )
+    record = {name: {"power": one.power, "n": one.n, "source": one.source} for name, one in found.items()}
+    emit(record, as_json, table(["test", "power", "false alarms", "runs", "agent"], rows))
 
 
 @app.command("log")
@@ -288,9 +256,7 @@ def log_(
 ) -> None:
     """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
     runs = read_log(file, find_behaviour(behavior))
-    counts = Counts(
-        sum(did is True for _, did in runs), sum(did is not None for _, did in runs), sum(did is None for _, did in runs)
-    )
+    counts = Counts.of(did for _, did in runs)
     found = [one for name in by or [] for one in by_field(runs, name)]
     rate = proportion(counts.k, counts.n)
     text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
@@ -309,19 +275,23 @@ def propose_(
 ) -> None:
     """Let a model propose hypotheses from transcripts; append the text it prints to case.toml. Without one the standard battery stands."""
 
-    def work(case: Case) -> list[Any]:
-        runs = [Played(**entry.payload) for entry in case.run.journal("played") if entry.key.startswith("baseline/")]
-        shown = [r for did in (True, False) for r in [r for r in runs if r.behavior is did][:sample]]
+    def work(case: Case) -> list[Hypothesis]:
+        shown = _sample(case, sample)
         if not shown:
             raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
-        return asyncio.run(propose(*find_model(proposer), case.config, [(r.behavior, transcript(case.said(r))) for r in shown]))
+        return asyncio.run(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
 
-    found = _working(folder, "propose", True, work)
+    record = {h.name: asdict(h) for h in _working(folder, "propose", True, work)}
     lines = []
-    for h in found:
-        predicts = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in h.predicts.items())
-        lines += [f"[hypotheses.{h.name}]", f"statement = {json.dumps(h.statement)}", f"predicts = {{ {predicts} }}", f"overturned_by = {json.dumps(h.overturned_by)}", ""]  # fmt: skip
-    record = {h.name: {"statement": h.statement, "predicts": dict(h.predicts), "overturned_by": h.overturned_by} for h in found}
+    for name, h in record.items():
+        del h["name"]
+        predicts = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in h["predicts"].items())
+        said = {
+            "statement": json.dumps(h["statement"]),
+            "predicts": f"{{ {predicts} }}",
+            "overturned_by": json.dumps(h["overturned_by"]),
+        }
+        lines += [f"[hypotheses.{name}]", *(f"{key} = {value}" for key, value in said.items()), ""]
     emit({"hypotheses": record}, as_json, "\n".join(lines))
 
 
@@ -354,14 +324,13 @@ def _numbers(text: str) -> list[float]:
 
 def _run(case: Case, leaf: str) -> Played:
     """The run that ends at ``leaf``; without one the first of the incident that did it, which is none of a positive control."""
-    runs = {entry.key: Played(**entry.payload) for entry in case.run.journal("played")}
     if leaf:
         name = case.run.find(leaf)
-        found = next((r for r in runs.values() if r.leaf == name), None)
+        found = next((run for run in case.played().values() if run.leaf == name), None)
         if found is None:
             raise UserError(f"no run of the case ends at node {name}; `ramify forensics read` names some")
         return found
-    found = next((r for key, r in runs.items() if r.behavior and key.startswith("baseline/")), None)
+    found = next((run for run in case.played("baseline").values() if run.behavior), None)
     if found is None:
         raise UserError("no run of the incident did it yet: name one with --run, or play more")
     return found
