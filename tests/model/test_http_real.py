@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -43,14 +44,21 @@ def make_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def free_port() -> int:
+    """A port below those that the system hands out, so that no connection takes it in the seconds before the server does."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """URL of ``transformers serve`` and the checkpoint, which is the model's name there."""
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     cache = tmp_path_factory.mktemp("hub")  # without the folder its list of models is a 500
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         str(Path(sys.executable).parent / "transformers"),
         "serve",
@@ -66,7 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         process = subprocess.Popen([*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}/v1"
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while not probe(url)["reachable"]:
             if process.poll() is not None or time.monotonic() > deadline:
                 said = (cache / "log").read_text(errors="replace")
@@ -77,7 +85,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield url, folder
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(100)
 
 
 def test_a_chat_with_transformers_serve(served: tuple[str, Path], tmp_path: Path) -> None:

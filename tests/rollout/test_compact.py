@@ -318,12 +318,12 @@ class RulelessWorld(CorridorWorld):
 
 
 def test_what_a_template_puts_in_front_counts_where_another_message_comes_first(tmp_path: Path) -> None:
-    for window in range(25, 60):
-        with Run.create(tmp_path / str(window), {}) as run:
+    with Run.create(tmp_path / "run", {}) as run:
+        for window in range(25, 60):
             model = Recorder()
             template = Begins(model.tokenizer)
             sampling = Sampling(max_tokens=40, stop_tokens=template.stop_tokens)
             made = Episodes(Agent(model, template, sampling, DropOldest(1.0), window), RulelessWorld(), run, seed=5)
-            attempt = play(made)
+            attempt = asyncio.run(made.attempt(str(window), TASK, 0))
             assert all(len(prefix.tokens) <= window for prefix in model.prefixes.values())
             assert attempt.failure is None or attempt.failure.startswith("compactor: ")

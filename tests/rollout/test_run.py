@@ -98,22 +98,22 @@ def test_same_seed_same_tree_whatever_the_concurrency(tmp_path: Path) -> None:
     found = []
     for workers in (1, 2, 8):
         with Run.create(tmp_path / str(workers), {}) as run:
-            attempts = play(episodes(run, tiny_model(workers)), at_once=workers)
+            attempts = play(episodes(run, tiny_model(workers), HouseholdWorld(6)), 2, at_once=workers)
             found.append((hashes(run), [a.leaf for a in attempts]))
     assert found[0] == found[1] == found[2]
 
 
 def test_an_interrupted_run_ends_as_the_undisturbed_one_and_draws_nothing_twice(tmp_path: Path) -> None:
     with Run.create(tmp_path / "whole", {}) as run:
-        play(episodes(run, tiny_model()))
+        play(episodes(run, tiny_model()), attempts=1)
         whole = hashes(run)
     with Run.create(tmp_path / "cut", {}) as run:
-        play(episodes(run, tiny_model(), budget=Budget({"turns": 25})))
+        play(episodes(run, tiny_model(), budget=Budget({"turns": 25})), attempts=1)
         assert hashes(run) != whole
         stored = len(run)
     with Run.open(tmp_path / "cut", write=True) as run:
         model = tiny_model()
-        play(episodes(run, model))
+        play(episodes(run, model), attempts=1)
         assert hashes(run) == whole
         with Run.open(tmp_path / "whole") as other:
             drawn_before = sum(node.drawn for info in other.trees() for node in other.tree(info.name).nodes.values())

@@ -169,11 +169,11 @@ def test_a_foreign_checkpoint_is_refused(blob: bytes) -> None:
 def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
     said: list[str] = []
-    small = recipes.Recipe(name="household", demonstrations=40, steps=120, rows=8, width=32, layers=1, vocab=300)
+    small = recipes.Recipe(name="household", demonstrations=40, steps=51, rows=8, lr=1e-2, width=32, layers=1, vocab=300)
     folder = recipes.cached("household", small, said.append)
     losses = [float(line.split()[3]) for line in said if line.startswith("step")]
     assert losses[-1] < 0.6 * losses[0]
-    assert json.loads((folder / "recipe.json").read_text())["steps"] == 120
+    assert json.loads((folder / "recipe.json").read_text())["steps"] == 51
     assert TinyLM.load(folder).config.width == 32
     said.clear()
     assert recipes.cached("household", small, said.append) == folder
