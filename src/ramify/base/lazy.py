@@ -8,11 +8,18 @@ from typing import Any
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in."""
+    """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in, or, with dots, which other module."""
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        home = homes[name]
+        return getattr(importlib.import_module(home if "." in home else f"{package}.{home}"), name)
 
     return load
+
+
+def public(method: str, names: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """``__all__`` and ``__getattr__`` of a method's package: its ``NEEDS``, and the public ``names`` of each module, apart by spaces."""
+    homes = {name: module for module, listed in names.items() for name in listed.split()}
+    return ["NEEDS", *homes], loader(method, homes)

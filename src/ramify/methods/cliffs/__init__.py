@@ -6,28 +6,16 @@ continues token ids, so a chat endpoint is refused.
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
 
-_HOMES = {
-    "ZTest": "algorithm",
-    "Cliff": "algorithm",
-    "detect": "algorithm",
-    "confirm": "algorithm",
-    "ScanConfig": "run",
-    "scan": "run",
-    "ablate": "run",
-    "examine": "run",
-    "pairs": "run",
-    "mass_under": "run",
-    "summary": "report",
-    "ablation_table": "report",
-    "picture": "report",
-    "read_scan": "report",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "ZTest Cliff detect confirm",
+        "run": "ScanConfig scan ablate examine pairs mass_under",
+        "report": "summary ablation_table picture read_scan",
+    },
+)

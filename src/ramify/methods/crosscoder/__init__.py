@@ -6,24 +6,15 @@ read from the two and patched in one of them, which no endpoint offers.
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
 
-_HOMES = {
-    "Ranked": "algorithm",
-    "rank_features": "algorithm",
-    "Cell": "algorithm",
-    "search": "algorithm",
-    "confirm": "algorithm",
-    "Checkpoints": "run",
-    "States": "run",
-    "capture": "run",
-    "Scores": "run",
-    "export": "run",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "Ranked rank_features Cell search confirm",
+        "run": "Checkpoints States capture Scores export",
+    },
+)

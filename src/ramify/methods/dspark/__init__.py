@@ -6,23 +6,16 @@ the target's weights here: drafters read its hidden states. What comes out follo
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
 
-_HOMES = {
-    "StepCosts": "algorithm",
-    "sequential_temperatures": "algorithm",
-    "simulate": "algorithm",
-    "TrainOptions": "run",
-    "Target": "run",
-    "calibrate": "run",
-    "train": "run",
-    "verify": "run",
-    "compare": "bench",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "StepCosts sequential_temperatures simulate",
+        "run": "TrainOptions Target calibrate train verify",
+        "bench": "compare",
+    },
+)

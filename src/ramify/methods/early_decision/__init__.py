@@ -6,42 +6,18 @@ continues token ids, so a chat endpoint is refused.
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs; hidden states need ``taps`` as well."""
 
-_HOMES = {
-    "continuation_variance": "algorithm",
-    "unbiased_variance": "algorithm",
-    "continuation_point": "algorithm",
-    "thinking_effect": "algorithm",
-    "chunk_spans": "algorithm",
-    "segments": "algorithm",
-    "transitions": "algorithm",
-    "settle": "algorithm",
-    "judge_cuts": "algorithm",
-    "defence": "algorithm",
-    "RolloutConfig": "run",
-    "ContinueConfig": "run",
-    "OscillateConfig": "run",
-    "Study": "run",
-    "rollout": "run",
-    "adopt": "run",
-    "continuations": "run",
-    "oscillations": "run",
-    "ProbeConfig": "states",
-    "ValleyConfig": "states",
-    "capture": "states",
-    "probe_stage": "states",
-    "valley_stage": "states",
-    "ReportConfig": "report",
-    "build": "report",
-    "html": "report",
-    "separability_svg": "report",
-    "continuation_svg": "report",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "continuation_variance unbiased_variance continuation_point thinking_effect chunk_spans segments "
+        "transitions settle judge_cuts defence",
+        "run": "RolloutConfig ContinueConfig OscillateConfig Study rollout adopt continuations oscillations",
+        "states": "ProbeConfig ValleyConfig capture probe_stage valley_stage",
+        "report": "ReportConfig build html separability_svg continuation_svg",
+    },
+)

@@ -6,19 +6,16 @@ models with one tokenizer give to the tokens of finished attempts; no labels, no
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
 """Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
 
-_HOMES = {
-    "AdvantageConfig": "algorithm",
-    "blame": "algorithm",
-    "AdvantageScorer": "run",
-    "Scored": "run",
-    "Monitor": "monitor",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "AdvantageConfig blame",
+        "run": "AdvantageScorer Scored",
+        "monitor": "Monitor",
+    },
+)

@@ -6,24 +6,18 @@ Learning, arXiv 2605.05262. Needs an environment that can be put back to an earl
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
 
-_HOMES = {
-    "UUCB": "algorithm",
-    "TreeConfig": "algorithm",
-    "Allocation": "algorithm",
-    "GrownTree": "record",
-    "read_trees": "record",
-    "write_trees": "record",
-    "TreeSampler": "sampler",
-    "BudgetAllocator": "allocator",
-    "to_rows": "run",
-    "report": "run",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "algorithm": "UUCB TreeConfig Allocation",
+        "record": "GrownTree read_trees write_trees",
+        "sampler": "TreeSampler",
+        "allocator": "BudgetAllocator",
+        "run": "to_rows report",
+    },
+)
