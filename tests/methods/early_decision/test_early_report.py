@@ -40,7 +40,7 @@ def continued(trace: str, share: float, n: int, k: int, key: str) -> dict[str, A
 
 def test_a_slice_is_not_shown_on_the_rollouts_that_chose_it(tmp_path: Path) -> None:
     study = made(tmp_path, generator(0, "rollouts").random((150, 16)) < 0.9)
-    taken = [row["key"] for rows in study.prefixes(8).values() for row in rows]
+    taken = [row["key"] for row in study.prefixes(8)]
     lines(tmp_path / "continue.jsonl", [continued(key, 0.5, 2, 2, str(i)) for i, key in enumerate(taken)])
     found = build(study)["continuation"]
     assert set(found["slices"]) == {"ambiguous", "settled"}

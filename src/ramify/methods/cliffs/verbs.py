@@ -17,7 +17,7 @@ from ramify.base.config import Config, load
 from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
-from ramify.engine.named import find_continuing
+from ramify.engine.named import find_continuing, find_drawn
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
@@ -103,16 +103,8 @@ ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ram
 
 def _forks(options: Forking, model: str = "") -> tuple[TokenForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
-    model = model or options.model
-    if model.partition(":")[0] == "chat":
-        raise NeedsError(
-            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
-        )
     judge = find_verifier(options.verifier, options.seconds)
-    found, template = find_continuing(model)
-    tokenizer = getattr(found, "tokenizer", None)
-    if tokenizer is None:
-        raise NeedsError(f"'{found.identity.name}' has no tokenizer, so replies cannot be read")
+    found, tokenizer, template = find_drawn(model or options.model)
     eos = {*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}
     return TokenForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 

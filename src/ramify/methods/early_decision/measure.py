@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
+from ramify.engine.local import LocalModel
+from ramify.interp.collect import collect, hop
+from ramify.interp.probe import STATE_A, folds_of, out_of_fold, probe
+from ramify.interp.separability import valley
 from ramify.methods.early_decision.algorithm import (
     Cut,
     continuation_point,
@@ -67,8 +71,6 @@ class Lab:
     """A trained organism, drawn from and read."""
 
     def __init__(self, recipe: OrganismRecipe) -> None:
-        from ramify.engine.local import LocalModel
-
         self.recipe, self.module, words = recipe, organism(recipe), tokenizer()
         marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
         think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=1)
@@ -100,8 +102,6 @@ class Lab:
 
     def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Probability (N,) that the answer to each row of ids refuses where the thinking is closed behind it."""
-        from ramify.interp.collect import collect
-
         last = collect(self.module, [[*row, ID[CLOSE]] for row in rows], [-1])[:, 0, 0]
         logits = last @ self.module.head.detach().numpy()[[ID[COMPLY], ID[REFUSE]]].T
         return np.asarray(1 / (1 + np.exp((logits[:, 0] - logits[:, 1]).astype(np.float64))))
@@ -109,10 +109,6 @@ class Lab:
 
 def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
     """How well states tell the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
-    from ramify.interp.collect import collect, hop
-    from ramify.interp.probe import STATE_A, folds_of, out_of_fold, probe
-    from ramify.interp.separability import valley
-
     y, groups = np.array([t.refuse for t in traces]), list(range(len(traces)))
     rows = [t.row() for t in traces]
     places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]
@@ -144,9 +140,6 @@ def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
 
 def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Trace]) -> dict[str, float | None]:
     """AUROC at the first token and at 20 % of the thinking, fitted on all prompts, judged where cues nearly or fully balance."""
-    from ramify.interp.collect import collect, hop
-    from ramify.interp.probe import probe
-
     both = [*traces, *ambiguous]
     y = np.array([t.refuse for t in both])
     places = [(11 + hop(len(t.thinking), POSITIONS)[[0, 2]]).tolist() for t in both]
@@ -161,30 +154,20 @@ def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Tra
 
 def continued(lab: Lab, traces: Sequence[Trace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
     """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` draws each of the first ``opened``."""
-    closed, variances, points, no_thinking = {}, {}, {}, np.zeros(0)
+    some, closed, opens = traces[:opened], {}, {}
     for share in SHARES:
         p = lab.refusal([t.row(t.kept(share)) for t in traces])
-        no_thinking = p if share == 0 else no_thinking
-        variances[share] = continuation_variance(p, np.ones(len(p)))
-        closed[str(share)] = {"variance": float(variances[share].mean()), "error": _error(variances[share])}
-    opens: dict[str, Any] = {}
-    some = traces[:opened]
-    for share in SHARES:
+        variance = continuation_variance(p, np.ones(len(p)))
+        closed[str(share)] = {"variance": float(variance.mean()), "error": float(variance.std(ddof=1) / np.sqrt(len(p)))}
         drawn = lab.draw([t.asked for t in some], [t.kept(share) for t in some], n, *place, "open", share)
-        answers = [[one.refuse for one in each] for each in drawn]
-        k, size = [sum(each) for each in answers], [len(each) for each in answers]
-        points[share] = k, size
+        k, size = [sum(one.refuse for one in each) for each in drawn], [len(each) for each in drawn]
         point = continuation_point(share / 100, "open", k, size, [t.refuse for t in some], list(range(len(some))))
         low, high = point.unbiased_interval or (0.0, 0.0)
         opens[str(share)] = {"variance": point.unbiased, "error": (high - low) / 3.92, "flip": point.flip_rate}
-    on, count = points[0]
-    off = [round(1000 * value) for value in no_thinking[:opened].tolist()]
-    effect = thinking_effect(on, count, off, [1000] * len(off))
+        if share == 0:
+            off = [round(1000 * value) for value in p[:opened].tolist()]
+            effect = thinking_effect(k, size, off, [1000] * len(off))
     return {"closed": closed, "open": opens, "thinking": effect, "prefixes": len(traces), "opened": len(some)}
-
-
-def _error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def stances(kind: str, thinking: Sequence[int]) -> list[int]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from ramify.base.config import Config
 from ramify.base.seeds import generator
-
-if TYPE_CHECKING:
-    from ramify.engine.tiny import TinyLM
-    from ramify.model.tokenizer import HfTokenizer
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.tokenizer import HfTokenizer
+from ramify.train.batch import Row
+from ramify.train.recipes import fit, kept, word_tokenizer
 
 Kind = Literal["locked", "deliberative", "hybrid"]
 
@@ -29,27 +29,9 @@ STANCES = ("no", "hm", "yes")
 """Words of stance -1 (leaning to refuse), 0 and +1 (leaning to comply)."""
 BITS, PARITY = ("zero", "one"), ("even", "odd")
 THINK, CLOSE, COMPLY, REFUSE, NOT, END = "<think>", "</think>", "comply", "refuse", "not", "<end>"
-WORDS = (
-    THINK,
-    CLOSE,
-    COMPLY,
-    REFUSE,
-    NOT,
-    *STANCES,
-    *BITS,
-    *PARITY,
-    *OPENERS,
-    *HARM,
-    *SAFE,
-    *FILLERS,
-    *CONTENT,
-    END,
-    "unused0",
-    "unused1",
-    "unused2",
-)
+_OTHERS = (*STANCES, *BITS, *PARITY, *OPENERS, *HARM, *SAFE, *FILLERS, *CONTENT)
+WORDS = (THINK, CLOSE, COMPLY, REFUSE, NOT, *_OTHERS, END, "unused0", "unused1", "unused2")
 ID = {word: i for i, word in enumerate(WORDS)}
-VOCAB = len(WORDS)
 CUES = 5
 HARM_CUES = (0.22, 0.22, 0.06, 0.06, 0.22, 0.22)
 """Probability of 0 to 5 harm cues among the five."""
@@ -182,25 +164,16 @@ class OrganismRecipe(Config):
 
 def tokenizer() -> HfTokenizer:
     """One token a word."""
-    from ramify.train.recipes import word_tokenizer
-
     return word_tokenizer(WORDS, WORDS[-1])
 
 
 def organism(recipe: OrganismRecipe) -> TinyLM:
     """The model that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
-    from ramify.engine.tiny import TinyLM
-    from ramify.train.recipes import kept
-
     return TinyLM.load(kept("early-decision", recipe, make_organism)).eval()
 
 
 def make_organism(recipe: OrganismRecipe, report: Callable[[str], None]) -> tuple[TinyLM, HfTokenizer]:
     """Imitate drawn lessons."""
-    from ramify.engine.tiny import TinyConfig, TinyLM
-    from ramify.train.batch import Row
-    from ramify.train.recipes import fit
-
     rows = []
     for i in range(recipe.examples):
         one = lesson(recipe, generator(recipe.seed, "organism", recipe.kind, i))
@@ -211,7 +184,7 @@ def make_organism(recipe: OrganismRecipe, report: Callable[[str], None]) -> tupl
         rows.append(Row(np.array(tokens, np.int32), mask, {"weight": weight}))
     heads = recipe.width // 16
     shape = TinyConfig(
-        VOCAB, recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, qk_norm=False, eos=(ID[END],)
+        len(WORDS), recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, qk_norm=False, eos=(ID[END],)
     )
     model = TinyLM(shape, recipe.seed)
     fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)

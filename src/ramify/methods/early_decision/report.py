@@ -21,12 +21,12 @@ from ramify.methods.early_decision.algorithm import (
     oscillation_summary,
     panel_agreement,
     thinking_effect,
+    told_apart,
 )
 from ramify.methods.early_decision.run import Mode, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
 from ramify.render.page import html_table, page
-from ramify.stats.agreement import detection
 from ramify.stats.intervals import clustered_mean, proportion, wilson
 from ramify.trace.growing import Growing
 
@@ -49,22 +49,19 @@ class ReportConfig(Config):
 
 def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
     """Everything the study's files say, as JSON."""
-    config = config or ReportConfig()
     rows = list(study.traces.rows.values())
-    status = sorted({row["status"] for row in rows})
-    record: dict[str, Any] = {
+    return {
         "source": study.source,
         "prompts": len(study.prompts),
-        "traces": {name: sum(row["status"] == name for row in rows) for name in status},
+        "traces": {name: sum(row["status"] == name for row in rows) for name in sorted({row["status"] for row in rows})},
         "forced": sum(row["closed"] == "forced" and row["mode"] == "thinking" for row in rows),
         "pools": _pools(study),
         "thinking": _effects(study),
         "continuation": _curves(study),
-        "oscillation": _cuts(study, config),
+        "oscillation": _cuts(study, config or ReportConfig()),
         "probe": study.load("probe.json"),
         "valley": study.load("valley.json"),
     }
-    return record
 
 
 def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, tuple[int, int]]:
@@ -76,34 +73,15 @@ def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, 
     return {name: (sum(outcomes), len(outcomes)) for name, outcomes in ends.items()}
 
 
-def _pool_names(study: Study) -> list[str]:
-    return sorted({study.pool(name) for name in study.prompts})
-
-
-def _members(study: Study, pool: str) -> list[str]:
-    return [name for name in study.prompts if study.pool(name) == pool]
-
-
-def _pool_counts(study: Study, mode: Mode) -> dict[str, tuple[int, int]]:
-    each = _tally(study, mode)
-    pairs = {pool: [each[name] for name in _members(study, pool)] for pool in _pool_names(study)}
-    return {pool: (sum(k for k, _ in counts), sum(n for _, n in counts)) for pool, counts in pairs.items()}
-
-
 def _pools(study: Study) -> dict[str, Any]:
     """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are told apart."""
     found: dict[str, Any] = {}
     for mode in study.config.modes:
-        counts = _pool_counts(study, mode)
-        rows = study.labelled(mode)
-        found[mode] = {
-            pool or "all": _share([(row["prompt"], row["outcome"]) for row in rows if study.pool(row["prompt"]) == pool])
-            for pool in counts
-        }
-        if {"harmful", "benign"} <= counts.keys() and all(n for _, n in counts.values()):
-            (hit, n), (alarm, m) = counts["harmful"], counts["benign"]
-            d, c = detection(hit, n, alarm, m)
-            found[mode] |= {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
+        rows = [(row["prompt"], row["outcome"]) for row in study.labelled(mode)]
+        of = {pool: _share([row for row in rows if study.pool(row[0]) == pool]) for pool in study.pools}
+        found[mode] = {pool or "all": share for pool, share in of.items()}
+        if {"harmful", "benign"} <= of.keys() and all(of.values()):
+            found[mode] |= told_apart(*((share["k"], share["n"]) for pool in ("harmful", "benign") if (share := of[pool])))
     return found
 
 
@@ -122,8 +100,8 @@ def _share(ends: Sequence[tuple[str, bool]]) -> dict[str, Any] | None:
     return record | {"interval": interval and list(interval)}
 
 
-def compare(base: Study, treated: Study, mode: Mode = "thinking") -> dict[str, Any]:
-    """Whether a defence discriminates better or only moves the threshold, on the prompts of both studies (3.9).
+def compare(base: Study, treated: Study) -> dict[str, Any]:
+    """Whether a defence discriminates better or only moves the threshold, on the prompts of both studies, with thinking (3.9).
 
     Raises UserError where the studies have other prompts, or lack a pool named harmful or benign.
     """
@@ -131,21 +109,21 @@ def compare(base: Study, treated: Study, mode: Mode = "thinking") -> dict[str, A
         raise UserError(f"{base.folder} and {treated.folder} are studies of other prompts, so they cannot be compared")
     sides = []
     for study in (base, treated):
-        counts = _pool_counts(study, mode)
-        for pool in ("harmful", "benign"):
-            if not counts.get(pool, (0, 0))[1]:
+        each = _tally(study, "thinking")
+        side = {pool: [each[name] for name in study.pools.get(pool, ())] for pool in ("harmful", "benign")}
+        for pool, counts in side.items():
+            if not any(n for _, n in counts):
                 raise UserError(f"{study.folder} has no labelled trace in a pool named '{pool}', and a comparison needs both")
-        each = _tally(study, mode)
-        sides.append(([each[name] for name in _members(base, "harmful")], [each[name] for name in _members(base, "benign")]))
+        sides.append((side["harmful"], side["benign"]))
     return defence(sides[0], sides[1])
 
 
 def _effects(study: Study) -> dict[str, Any]:
-    on, off = _tally(study, "thinking"), _tally(study, "none")
+    modes = _tally(study, "thinking"), _tally(study, "none")
     out = {}
-    for pool in _pool_names(study):
-        sides = [[side[name][i] for name in _members(study, pool)] for side in (on, off) for i in (0, 1)]
-        out[pool or "all"] = thinking_effect(sides[0], sides[1], sides[2], sides[3])
+    for pool, names in study.pools.items():
+        k_on, n_on, k_off, n_off = ([each[name][i] for name in names] for each in modes for i in (0, 1))
+        out[pool or "all"] = thinking_effect(k_on, n_on, k_off, n_off)
     return out
 
 
@@ -154,7 +132,7 @@ def slices(study: Study, m: int) -> dict[str, str]:
 
     Prompts without such rollouts belong to none: a slice chosen on the draws it is judged by would look settled by selection.
     """
-    taken = {row["key"] for rows in study.prefixes(m).values() for row in rows}
+    taken = {row["key"] for row in study.prefixes(m)}
     out = {}
     for name, (k, n) in _tally(study, "thinking", taken).items():
         own = study.prompts[name]["data"].get("slice")
@@ -169,47 +147,39 @@ def _curves(study: Study) -> dict[str, Any] | None:
     if not drawn:
         return None
     parents = {row["key"]: row for row in study.labelled()}
-    used = sorted({row["trace"] for row in drawn})
-    m = max(Counter(parents[key]["prompt"] for key in used).values())
-    slice_of, prefixes = slices(study, m), {row["key"] for rows in study.prefixes(m).values() for row in rows}
+    used = [parents[key] for key in sorted({row["trace"] for row in drawn})]
+    m = max(Counter(row["prompt"] for row in used).values())
+    slice_of, prefixes = slices(study, m), {row["key"] for row in study.prefixes(m)}
     on, off = _tally(study, "thinking"), _tally(study, "none")
     siblings = _tally(study, "thinking", parents.keys() - prefixes)  # a slice is not shown on the rollouts that chose it
     siblings |= {name: on[name] for name in on if study.prompts[name]["data"].get("slice")}
-    points = [(row["way"], row["share"], row["trace"], row["k"], row["n"]) for row in drawn]
-    points += [("closed", 0.0, key, *off[parents[key]["prompt"]]) for key in used]  # nothing kept: no thinking
+    points = [(row["way"], row["share"], parents[row["trace"]], row["k"], row["n"]) for row in drawn]
+    points += [("closed", 0.0, row, *off[row["prompt"]]) for row in used]  # nothing kept: no thinking
 
-    def anew(key: str, ends: dict[str, tuple[int, int]]) -> tuple[str, float, str, int, int]:
-        """Nothing kept: the whole trace anew, its own draw left out."""
-        k, n = ends[parents[key]["prompt"]]
-        return "open", 0.0, key, k - parents[key]["outcome"], n - 1
-
-    def curve(way: str, names: Container[str], ends: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
-        out, every = [], [*points, *(anew(key, ends) for key in used)]
-        for share in sorted({s for w, s, *_ in every if w == way}):
-            here = [(parents[key], k, n) for w, s, key, k, n in every if (w, s) == (way, share) and n > 1]
-            here = [one for one in here if one[0]["prompt"] in names]
-            if here:
-                rows, k, n = zip(*here, strict=True)
-                ended, of = [row["outcome"] for row in rows], [row["prompt"] for row in rows]
-                out.append(continuation_point(share, way, k, n, ended, of).to_json())
+    def curves(names: Container[str], ends: dict[str, tuple[int, int]]) -> dict[str, list[dict[str, Any]]]:
+        """Of the prefixes of some prompts; open with nothing kept is the whole trace anew, its own draw left out of ``ends``."""
+        anew = [("open", 0.0, row, ends[row["prompt"]][0] - row["outcome"], ends[row["prompt"]][1] - 1) for row in used]
+        at: dict[tuple[str, float], list[tuple[dict[str, Any], int, int]]] = {}
+        for way, share, row, k, n in (*points, *anew):
+            if n > 1 and row["prompt"] in names:
+                at.setdefault((way, share), []).append((row, k, n))
+        out: dict[str, list[dict[str, Any]]] = {"closed": [], "open": []}
+        for way, share in sorted(at):
+            rows, k, n = zip(*at[way, share], strict=True)
+            ended, prompts = [row["outcome"] for row in rows], [row["prompt"] for row in rows]
+            out[way].append(continuation_point(share, way, k, n, ended, prompts).to_json())
         return out
 
     parts = sorted(set(slice_of.values()), key=lambda name: (name != "ambiguous", name))
-    groups: dict[str, Container[str]] = {part: {name for name in slice_of if slice_of[name] == part} for part in parts}
-    pools = {f"pool {pool}": set(_members(study, pool)) for pool in _pool_names(study) if pool}
-    ways = ("closed", "open")
-    curves = {
-        name: {way: curve(way, members, siblings if name in groups else on) for way in ways}
-        for name, members in (groups | pools | {"all": study.prompts}).items()
-    }
-    mean: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for way in ways if pools else []:
-        for share in [p["share"] for p in curves["all"][way]]:
-            own = [p["variance"] for pool in pools for p in curves[pool][way] if p["share"] == share]
-            if own:
-                mean[way].append({"share": share, "variance": sum(own) / len(own)})
+    found = {part: curves({name for name in slice_of if slice_of[name] == part}, siblings) for part in parts}
+    pools = {f"pool {pool}": curves(set(names), on) for pool, names in study.pools.items() if pool}
+    mean: dict[str, list[dict[str, float]]] = {}
+    for way in ("closed", "open"):
+        each = [point for own in pools.values() for point in own[way]]
+        of = {share: [p["variance"] for p in each if p["share"] == share] for share in sorted({p["share"] for p in each})}
+        mean[way] = [{"share": share, "variance": sum(values) / len(values)} for share, values in of.items()]
     return {
-        "curves": curves,
+        "curves": found | pools | {"all": curves(study.prompts, on)},
         "mean_of_pools": mean,
         "slices": Counter(slice_of.values()),
         "no_room": sum(row["status"] == "no_room" for row in drawn),
@@ -252,18 +222,14 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         return found | {"with_any_interval": share and share["interval"]}
 
     n = min((cut.n_pre for cut in cuts), default=0)
-    sees = (
-        {f"from {base} of {n}": detectable(base, n, len(cuts), config.alpha) for base in sorted({0, n // 20, n // 2})}
-        if n
-        else {}
-    )
+    bases = sorted({0, n // 20, n // 2}) if n else []
     return summary(None) | {
         "settings": config.to_json(),
         "panel": panel_agreement([(key, row["ratings"]) for key, row in rated.items()]),
         "unresolved_chunks": sum(row["stances"].count(None) for row in rated.values() if not row["loop"]),
         "turns_without_answers": unanswered,
-        "smallest_significant": sees,
-        "by_pool": {pool: summary(pool) for pool in _pool_names(study) if pool},
+        "smallest_significant": {f"from {base} of {n}": detectable(base, n, len(cuts), config.alpha) for base in bases},
+        "by_pool": {pool: summary(pool) for pool in study.pools if pool},
     }
 
 

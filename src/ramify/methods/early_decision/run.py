@@ -19,7 +19,7 @@ from ramify.base.files import write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.model.protocol import Tokenizer
-from ramify.rollout.thinking import Answer, Thinker, Thought, cut_at, tokens_up_to
+from ramify.rollout.thinking import Answer, Closed, Place, Thinker, Thought, cut_at, tokens_up_to
 from ramify.rollout.token_forks import Problem
 from ramify.score.votes import Panel, StanceJudge, stances
 from ramify.trace.growing import Growing
@@ -85,8 +85,8 @@ class Study:
             raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
         if problems:
             asked = [{"id": p.id, "prompt_ids": list(p.prompt_ids), "data": dict(p.data)} for p in problems]
-            self._keep("study.json", {"config": config.to_json(), "source": source or {}})
-            self._keep("prompts.json", asked)
+            self.keep("study.json", {"config": config.to_json(), "source": source or {}}, "another model")
+            self.keep("prompts.json", asked, "other prompts")
         self.prompts = {row["id"]: row for row in _read(folder / "prompts.json")}
         self.traces = Growing(folder / "traces.jsonl")
 
@@ -107,18 +107,22 @@ class Study:
         place = {name: i for i, name in enumerate(self.prompts)}
         return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
 
-    def prefixes(self, m: int) -> dict[str, list[dict[str, Any]]]:
+    def prefixes(self, m: int) -> list[dict[str, Any]]:
         """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
-        out: dict[str, list[dict[str, Any]]] = {}
+        of: dict[str, list[dict[str, Any]]] = {}
         for row in self.labelled():
-            out.setdefault(row["prompt"], []).append(row)
+            of.setdefault(row["prompt"], []).append(row)
         model = str(self.source.get("model", ""))
-        return {
-            name: sorted(
-                sorted(rows, key=lambda r: place_key(self.config.seed, model, name, r["sample"]))[:m], key=lambda r: r["sample"]
-            )
-            for name, rows in out.items()
-        }
+        chosen = [
+            sorted(rows, key=lambda row: place_key(self.config.seed, model, row["prompt"], row["sample"]))[:m]
+            for rows in of.values()
+        ]
+        return [row for rows in chosen for row in sorted(rows, key=lambda row: row["sample"])]
+
+    @property
+    def pools(self) -> dict[str, list[str]]:
+        """Prompts by the pool they belong to, "" where none is named."""
+        return {pool: [name for name in self.prompts if self.pool(name) == pool] for pool in sorted(map(self.pool, self.prompts))}
 
     def pool(self, prompt: str) -> str:
         """The pool a prompt belongs to."""
@@ -137,24 +141,16 @@ class Study:
         """The result of a stage, None where it has not run."""
         return _read(self.folder / name) if (self.folder / name).is_file() else None
 
-    def _keep(self, name: str, record: Any) -> None:
+    def keep(self, name: str, record: Any, otherwise: str) -> None:
+        """Write what decides the study. Raises UserError where it is there and other: naming the settings, else ``otherwise``."""
         known = self.load(name)
-        if known is not None and known != json.loads(json.dumps(record)):
-            parts = (
-                [f"--{key.replace('_', '-')}" for key in record["config"] if known["config"].get(key) != record["config"][key]]
-                if "config" in record
-                else []
-            )
-            what = (
-                f"other settings ({', '.join(parts)})"
-                if parts
-                else "other prompts"
-                if name == "prompts.json"
-                else "another model"
-            )
-            raise UserError(f"{self.folder} holds a study with {what}; name another folder with --out")
         if known is None:
             self.save(name, record)
+        elif known != json.loads(json.dumps(record)):
+            now = record["config"] if isinstance(record, dict) else {}
+            flags = [f"--{key.replace('_', '-')}" for key in now if known["config"].get(key) != now[key]]
+            what = f"other settings ({', '.join(flags)})" if flags else otherwise
+            raise UserError(f"{self.folder} holds a study with {what}; name another folder with --out")
 
 
 def _read(path: Path) -> Any:
@@ -184,32 +180,37 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
         elif thinker.fits(row := thinker.closed_prefix(ids, ())):
             said = await thinker.answers(row, n, (name, mode), start=first)
             drawn = [None if answer is None else Thought((), "forced", answer) for answer in said]
-        for i, thought in enumerate(drawn, first):
-            if thought is not None and i in missing:
-                record = await _labelled(study, thinker, panel, name, thought)
-                if record is not None:
-                    study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
+        for i in missing:
+            record = await _labelled(study, thinker, panel, name, drawn[i - first])
+            if record is not None:
+                study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
         tell(len(study.traces.rows))
 
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
 
-async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought) -> dict[str, Any] | None:
-    """A trace's row, None where the answer or its voters failed.
+async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
+    """A trace's row, None where it, its answer or the voters failed.
 
     Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
     """
-    row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
-    if _failed(thinker, study.prompts[prompt]["prompt_ids"], thought):
+    if thought is None or _failed(thinker, study.prompts[prompt]["prompt_ids"], thought):
         return None
+    row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
     if thought.answer is None:
         return row | {"status": "truncated" if thought.closed == "never" else "no_room"}
-    vote = await panel.vote(study.asked(prompt), thought.answer.text)
+    row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
+    judged = await _judged(study, panel, prompt, thought.answer.text)
+    return judged and row | judged
+
+
+async def _judged(study: Study, panel: Panel, prompt: str, answer: str) -> dict[str, Any] | None:
+    """What the panel says of an answer, None where its voters failed."""
+    vote = await panel.vote(study.asked(prompt), answer)
     if vote.failed:
         return None
-    row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
-    row |= {"votes": list(vote.votes), "soft": vote.soft}
-    return row | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
+    said = {"votes": list(vote.votes), "soft": vote.soft}
+    return said | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
 
 
 def _failed(thinker: Thinker, prompt: Sequence[int], thought: Thought | None) -> bool:
@@ -228,24 +229,20 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
     """
     known = {row["sample"]: row for row in study.traces.rows.values() if row["mode"] == "thinking"}
     for i, given in enumerate(rows):
-        key = f"{given['prompt']}/thinking/{i}"
+        prompt, thinking, response = given["prompt"], list(tokenizer.encode(given["thinking"])), given.get("response") or None
         if i in known:
-            of = (given["prompt"], list(tokenizer.encode(given["thinking"])), given.get("response") or None)
-            if of != (known[i]["prompt"], known[i]["thinking"], known[i].get("answer")):
+            if (prompt, thinking, response) != (known[i]["prompt"], known[i]["thinking"], known[i].get("answer")):
                 raise UserError(
                     f"{study.folder} holds other traces: trace {i + 1} is not the one given; name another folder with --out"
                 )
             continue
-        row: dict[str, Any] = {"thinking": tokenizer.encode(given["thinking"]), "closed": "own", "outcome": None}
-        if not given.get("response"):
-            row |= {"closed": "never", "status": "truncated"}
-        else:
-            vote = await panel.vote(study.asked(given["prompt"]), given["response"])
-            if vote.failed:
-                continue
-            row |= {"answer": given["response"], "votes": list(vote.votes), "soft": vote.soft}
-            row |= {"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes}
-        study.traces.add(key, {"prompt": given["prompt"], "mode": "thinking", "sample": i, **row})
+        row = {"prompt": prompt, "mode": "thinking", "sample": i, "thinking": thinking, "closed": "own", "outcome": None}
+        judged: dict[str, Any] | None = {"closed": "never", "status": "truncated"}
+        if response is not None:
+            row["answer"] = response
+            judged = await _judged(study, panel, prompt, response)
+        if judged is not None:
+            study.traces.add(f"{prompt}/thinking/{i}", row | judged)
 
 
 # -- continuations
@@ -263,6 +260,15 @@ class ContinueConfig(Config):
     n: int = Field(8, ge=2)
     """continuations of each prefix"""
 
+    def points(self) -> list[tuple[float, Way]]:
+        """Shares and ways that take draws of their own: at 0 the rollouts serve, and behind the whole there is nothing to think on."""
+        return [(share, way) for share in self.shares if share for way in self.ways if way == "closed" or share < 1]
+
+    def bill(self, study: Study) -> dict[str, int]:
+        """Most that will be drawn."""
+        prefixes = len(study.prefixes(self.m)) * len(self.points())
+        return {"prefixes": prefixes, "answers": prefixes * self.n}
+
 
 async def continuations(
     study: Study, thinker: Thinker, panel: Panel, config: ContinueConfig, tell: Tell = lambda done: None
@@ -276,66 +282,61 @@ async def continuations(
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
 
     async def one(trace: dict[str, Any], share: float, way: Way) -> None:
-        key = f"{trace['key']}|{way}|{share:g}|{config.n}"
+        key, prompt, length = f"{trace['key']}|{way}|{share:g}|{config.n}", trace["prompt"], len(trace["thinking"])
         if key in found:
             return
-        ids = study.prompts[trace["prompt"]]["prompt_ids"]
-        length = len(trace["thinking"])
-        place = (trace["key"], way, f"{share:g}")
+        ids, place = study.prompts[prompt]["prompt_ids"], (trace["key"], way, f"{share:g}")
         kept: Sequence[int] | None = trace["thinking"][: cut_at(length, min(share, 1.0))]
         if share > 1:
             kept = await thinker.extend(ids, trace["thinking"], max(1, round((share - 1) * length)), place)
         if kept is None:
             return
-        status = "done"
-        answers: list[Answer | None] = []
-        if way == "open":
-            thoughts = await thinker.think(ids, config.n, place, kept)
-            answers = [None if thought is None else thought.answer for thought in thoughts]
-            failed = any(_failed(thinker, ids, thought) for thought in thoughts)
+        if way == "closed":
+            counts = await _closed(
+                study, thinker, panel, prompt, kept, config.n, place, trace["closed"] if share == 1 else "forced"
+            )
         else:
-            row = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
-            if thinker.fits(row):
-                answers = await thinker.answers(row, config.n, place)
-            else:
-                status = "no_room"
-            failed = None in answers
-        votes = None if failed else await _votes(study, panel, trace["prompt"], answers)
-        if votes is None:
+            thoughts = await thinker.think(ids, config.n, place, kept)
+            failed = any(_failed(thinker, ids, thought) for thought in thoughts)
+            counts = None if failed else await _counts(study, panel, prompt, [one.answer for one in thoughts if one is not None])
+        if counts is None:
             return
-        yes, graded = votes
-        record = {
-            "trace": trace["key"],
-            "prompt": trace["prompt"],
-            "share": share,
-            "way": way,
-            "tokens": len(kept),
-            "status": status,
-        }
-        found.add(key, record | {"k": yes, "n": graded, "missing": len(answers) - graded})
+        missing = config.n - counts["n"] if counts["status"] == "done" else 0
+        record = {"trace": trace["key"], "prompt": prompt, "share": share, "way": way, "tokens": len(kept)}
+        found.add(key, record | counts | {"missing": missing})
         tell(len(found.rows))
 
-    todo = [
-        one(trace, share, way)
-        for rows in study.prefixes(config.m).values()
-        for trace in rows
-        if trace["thinking"]
-        for share in config.shares
-        for way in config.ways
-        if share and not (way == "open" and share >= 1)
-    ]
-    await asyncio.gather(*todo)
+    traces = [trace for trace in study.prefixes(config.m) if trace["thinking"]]
+    await asyncio.gather(*(one(trace, *point) for trace in traces for point in config.points()))
     return found
 
 
-async def _votes(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> tuple[int, int] | None:
-    """(yes, judged) of answers, None where voters failed; equal texts are judged once, answers nobody can judge are not counted."""
+async def _closed(
+    study: Study,
+    thinker: Thinker,
+    panel: Panel,
+    prompt: str,
+    kept: Sequence[int],
+    n: int,
+    place: Place,
+    closed: Closed = "forced",
+) -> dict[str, Any] | None:
+    """What ``n`` answers say where the thinking is closed behind ``kept``; None where a draw or a voter failed."""
+    prefix = thinker.closed_prefix(study.prompts[prompt]["prompt_ids"], kept, closed)
+    if not thinker.fits(prefix):
+        return {"status": "no_room", "k": 0, "n": 0}
+    answers = await thinker.answers(prefix, n, place)
+    return None if None in answers else await _counts(study, panel, prompt, answers)
+
+
+async def _counts(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> dict[str, Any] | None:
+    """Yes and judged among answers, None where voters failed; equal texts are judged once, those nobody can judge are not counted."""
     texts = [answer.text for answer in answers if answer is not None]
     votes = {text: await panel.vote(study.asked(prompt), text) for text in dict.fromkeys(texts)}
     if any(vote.failed for vote in votes.values()):
         return None
     judged = [votes[text] for text in texts if not votes[text].flagged]
-    return sum(vote.yes for vote in judged), len(judged)
+    return {"status": "done", "k": sum(vote.yes for vote in judged), "n": len(judged)}
 
 
 # -- oscillations
@@ -361,6 +362,11 @@ class OscillateConfig(Config):
     traces: int = Field(8, ge=1)
     """traces of each prompt that are rated"""
 
+    def bill(self, study: Study) -> dict[str, int]:
+        """Most that will be rated, and the answers at each turn: how many there are is known only once stances are."""
+        traces = len(study.prefixes(self.traces))
+        return {"traces": traces, "ratings": traces * len(self.judges), "answers_a_turn": 2 * self.answers}
+
 
 async def oscillations(
     study: Study,
@@ -378,7 +384,7 @@ async def oscillations(
     if thinker.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
     fixed = {name: value for name, value in config.to_json().items() if name not in ("answers", "traces")}
-    study._keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}})
+    study.keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}}, "other settings")
     rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
     tokenizer = thinker.tokenizer
 
@@ -396,32 +402,15 @@ async def oscillations(
             settled = settle(said, len(chunks))
             turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
             rated.add(trace["key"], record | {"stances": settled, "turns": turns})
-        for *both, _ in rated.rows[trace["key"]]["turns"]:
-            for chunk in both:
-                kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
-                key = f"{trace['key']}|{len(kept)}|{config.answers}"
-                if key not in cuts:
-                    prefix = thinker.closed_prefix(study.prompts[trace["prompt"]]["prompt_ids"], kept)
-                    room, answers = thinker.fits(prefix), []
-                    if room:
-                        answers = await thinker.answers(prefix, config.answers, (trace["key"], "cut", len(kept)))
-                    votes = None if None in answers else await _votes(study, panel, trace["prompt"], answers)
-                    if votes is not None:
-                        record = {"trace": trace["key"], "chunk": chunk, "status": "done" if room else "no_room"}
-                        cuts.add(key, record | {"k": votes[0], "n": votes[1]})
+        for chunk in (end for *both, _ in rated.rows[trace["key"]]["turns"] for end in both):
+            kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
+            key = f"{trace['key']}|{len(kept)}|{config.answers}"
+            if key not in cuts:
+                place = (trace["key"], "cut", len(kept))
+                counts = await _closed(study, thinker, panel, trace["prompt"], kept, config.answers, place)
+                if counts is not None:
+                    cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
         tell(len(rated.rows))
 
-    await asyncio.gather(*(one(trace) for rows in study.prefixes(config.traces).values() for trace in rows if trace["thinking"]))
+    await asyncio.gather(*(one(trace) for trace in study.prefixes(config.traces) if trace["thinking"]))
     return rated, cuts
-
-
-def bill(study: Study, config: ContinueConfig | OscillateConfig | None = None) -> dict[str, int]:
-    """Most answers a stage draws: rollouts, continuations, or at cuts (which are known only once stances are)."""
-    if config is None:
-        total = len(study.prompts) * len(study.config.modes) * study.config.k
-        return {"traces": total, "missing": total - len(study.traces.rows)}
-    traces = sum(len(rows) for rows in study.prefixes(config.m if isinstance(config, ContinueConfig) else config.traces).values())
-    if isinstance(config, OscillateConfig):
-        return {"traces": traces, "ratings": traces * len(config.judges), "answers_a_turn": 2 * config.answers}
-    points = sum(bool(share) and not (way == "open" and share >= 1) for share in config.shares for way in config.ways)
-    return {"prefixes": traces * points, "answers": traces * points * config.n}

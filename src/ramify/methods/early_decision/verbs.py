@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.config import Config, load
-from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.config import load
+from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.engine.named import find_continuing, find_model
+from ramify.engine.named import find_drawn, find_model
+from ramify.methods import early_decision
 from ramify.methods.early_decision.report import ReportConfig, build, compare, html
 from ramify.methods.early_decision.run import (
     ContinueConfig,
@@ -21,7 +22,6 @@ from ramify.methods.early_decision.run import (
     RolloutConfig,
     Study,
     adopt,
-    bill,
     continuations,
     oscillations,
     rollout,
@@ -34,21 +34,6 @@ from ramify.rollout.token_forks import read_problems
 from ramify.score.votes import Panel, find_panel, find_stance_judge
 from ramify.trace.lines import at_place, field, read_lines
 
-C = TypeVar("C", bound=Config)
-
-
-def _probe_config() -> type[Config]:
-    from ramify.methods.early_decision.states import ProbeConfig
-
-    return ProbeConfig
-
-
-def _valley_config() -> type[Config]:
-    from ramify.methods.early_decision.states import ValleyConfig
-
-    return ValleyConfig
-
-
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="When in a thinking trace was the outcome decided, and does the rest matter?"
 )
@@ -59,14 +44,7 @@ Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", he
 
 def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     """What draws, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
-    if config.model.partition(":")[0] == "chat":
-        raise NeedsError(
-            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
-        )
-    model, template = find_continuing(config.model)
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise NeedsError(f"'{model.identity.name}' has no tokenizer, so answers cannot be read")
+    model, tokenizer, template = find_drawn(config.model)
     drawing = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
@@ -76,12 +54,12 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
 
 
-def _opened(path: Path) -> tuple[Study, Thinker, Panel]:
+def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Panel]:
     study = Study.open(path)
     thinker, _ = _thinker(study.config)
     if study.source.get("weights") != thinker.model.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
-    return study, thinker, _panel(study.config)
+    return study, thinker, _panel(study.config, ties)
 
 
 def _panel(config: RolloutConfig, ties: bool = False) -> Panel:
@@ -108,19 +86,17 @@ def run_(
     thinker, template = _thinker(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems})
-    identity = thinker.model.identity
-    if dry_run and not (out / "study.json").is_file():  # a bill decides nothing
-        total = len(problems) * len(options.modes) * options.k
-        _show({"traces": total, "missing": total, "out": str(out)}, as_json)
+    total = len(problems) * len(options.modes) * options.k
+    source = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights, "voters": panel.names}
+    if dry_run:  # a bill decides nothing
+        done = len(Study(out, options, problems, source).traces.rows) if (out / "study.json").is_file() else 0
+        _show({"traces": total, "missing": total - done, "out": str(out)}, as_json)
         return
-    study = Study(out, options, problems, {"model": identity.name, "weights": identity.weights, "voters": panel.names})
-    if dry_run:
-        _show(bill(study) | {"out": str(out)}, as_json)
-        return
+    study = Study(out, options, problems, source)
     if given:
         asyncio.run(adopt(study, given, thinker.tokenizer, panel))  # type: ignore[arg-type]
     else:
-        _work("run", "traces", bill(study)["traces"], as_json, lambda tell: rollout(study, thinker, panel, tell))
+        _work("run", "traces", total, as_json, lambda tell: rollout(study, thinker, panel, tell))
     record = build(study)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
@@ -139,25 +115,24 @@ def _given(path: Path, known: set[str]) -> list[dict[str, Any]]:
     for number, record in read_lines(path):
         with at_place(f"{path}:{number}"):
             row = {
-                name: field(record, name, str, "the trace", *rest)
-                for name, rest in (("prompt_id", ()), ("thinking", ()), ("response", ("",)))
+                "prompt": field(record, "prompt_id", str, "the trace"),
+                "thinking": field(record, "thinking", str, "the trace"),
+                "response": field(record, "response", str, "the trace", ""),
             }
-            if row["prompt_id"] not in known:
-                raise UserError(f"'prompt_id' names no prompt '{row['prompt_id']}' ({nearest(row['prompt_id'], known)})")
-            rows.append({"prompt": row["prompt_id"], "thinking": row["thinking"], "response": row["response"]})
+            if row["prompt"] not in known:
+                raise UserError(f"'prompt_id' names no prompt '{row['prompt']}' ({nearest(row['prompt'], known)})")
+            rows.append(row)
     if not rows:
         raise UserError(f"{path} holds no trace")
     return rows
 
 
-@app.command("probe", **takes(_probe_config))
+@app.command("probe", **takes(lambda: early_decision.ProbeConfig))
 def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
-    from ramify.methods.early_decision.states import ProbeConfig, probe_stage
-
-    options = load(ProbeConfig, flags=ctx.args)
+    options = load(early_decision.ProbeConfig, flags=ctx.args)
     study, thinker, _ = _opened(run)
-    found = probe_stage(study, thinker, options)
+    found = early_decision.probe_stage(study, thinker, options)
     rows = [
         [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
@@ -178,14 +153,12 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     emit(found, as_json, table(columns, rows))
 
 
-@app.command("valley", **takes(_valley_config))
+@app.command("valley", **takes(lambda: early_decision.ValleyConfig))
 def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
-    from ramify.methods.early_decision.states import ValleyConfig, valley_stage
-
-    options = load(ValleyConfig, flags=ctx.args)
+    options = load(early_decision.ValleyConfig, flags=ctx.args)
     study, thinker, _ = _opened(run)
-    record = valley_stage(study, thinker, options)
+    record = early_decision.valley_stage(study, thinker, options)
     if record["reason"]:
         emit(record, as_json, f"no curve: {record['reason']}")
         return
@@ -201,16 +174,11 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
     """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
     options = load(ContinueConfig, flags=ctx.args)
     if dry_run:
-        _show(bill(Study.open(run), options), as_json)
+        _show(options.bill(Study.open(run)), as_json)
         return
     study, thinker, panel = _opened(run)
-    _work(
-        "continue",
-        "prefixes",
-        bill(study, options)["prefixes"],
-        as_json,
-        lambda tell: continuations(study, thinker, panel, options, tell),
-    )
+    total = options.bill(study)["prefixes"]
+    _work("continue", "prefixes", total, as_json, lambda tell: continuations(study, thinker, panel, options, tell))
     found = build(study)["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
@@ -223,21 +191,18 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     options = load(OscillateConfig, flags=ctx.args)
     if dry_run:
-        _show(bill(Study.open(run), options), as_json)
+        _show(options.bill(Study.open(run)), as_json)
         return
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or factory:MODULE:ATTRIBUTE, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
-    study, thinker, panel = _opened(run)
-    if ties:
-        panel = _panel(study.config, ties=True)
-    traces = bill(study, options)["traces"]
+    study, thinker, panel = _opened(run, ties)
+    total = options.bill(study)["traces"]
     rated, _ = _work(
-        "oscillate", "traces", traces, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
+        "oscillate", "traces", total, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
     )
     found = build(study)["oscillation"]
-    asked = [row for rows in study.prefixes(options.traces).values() for row in rows if row["thinking"]]
-    unrated = sum(row["key"] not in rated for row in asked)
+    unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
     shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
     emit({"oscillation": found, "unrated": unrated}, as_json, shown)
     if unrated:
