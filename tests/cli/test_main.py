@@ -73,6 +73,26 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["improve", "--out", ""],
+        ["rollout", "--out="],
+        ["new", "env", "mine", "--out", ""],
+        ["cliffs", "scan", "--out", ""],
+        ["import", "x.jsonl", "--run", ""],
+        ["serve", "--record", ""],
+    ],
+)
+def test_an_empty_name_of_what_is_written_is_a_sentence(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flag = next(word.rstrip("=") for word in words if word.startswith("--"))
+    assert run(capsys, *words) == (2, "", f"ramify: {flag} takes a name, and the one given is empty\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def raising(error: BaseException) -> type:
     class Raises:
         @staticmethod

@@ -37,6 +37,10 @@ VERBS = {
 }
 
 
+#: Options that name what is made: an empty name, as of a variable that is not set, would be the current folder, or nothing.
+NAMED = ("--out", "--run", "--record")
+
+
 class LazyGroup(TyperGroup):
     """Lists verbs and methods without importing them; imports the one that is called."""
 
@@ -94,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
+        _check_named(args)
         code = typer.main.get_group(app).main(args=args, prog_name="ramify", standalone_mode=False)
         sys.stdout.flush()
     except RamifyError as error:
@@ -118,6 +123,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
         return _complain(explain().replace("Value error, ", ""), EXIT_USAGE)
     return code if isinstance(code, int) else EXIT_DONE
+
+
+def _check_named(args: Sequence[str]) -> None:
+    for i, word in enumerate(args):
+        flag, equals, value = word.partition("=")
+        if flag in NAMED and not value and (equals or "" in args[i + 1 : i + 2]):
+            raise UserError(f"{flag} takes a name, and the one given is empty")
 
 
 def _complain(sentence: str, code: int, more: str = "") -> int:
