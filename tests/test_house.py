@@ -6,8 +6,10 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,11 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src" / "ramify").rglob("*.py"))
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "_pickle", "copyreg"}
 UNSAFE_CALLS = {"exec", "eval", "compile", "__import__"}
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def dotted(node: ast.expr) -> str:
@@ -30,10 +27,10 @@ def dotted(node: ast.expr) -> str:
     return ".".join([node.id if isinstance(node, ast.Name) else "?", *reversed(parts)])
 
 
-def unsafe(tree: ast.AST) -> list[str]:
-    """What in ``tree`` could run code hidden in data: modules that unpickle, torch.load, exec, eval, numpy's allow_pickle."""
+def unsafe(nodes: Iterable[ast.AST]) -> list[str]:
+    """What in ``nodes`` could run code hidden in data: modules that unpickle, torch.load, exec, eval, numpy's allow_pickle."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [name for name in names if name.split(".")[0] in UNSAFE_MODULES]
@@ -47,9 +44,38 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
+def imported(nodes: Iterable[ast.AST]) -> list[str]:
+    """Names of modules, and what is taken out of modules near by; a function of another module may have the name of a file."""
+    words = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            words += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            words += [node.module or "", *([alias.name for alias in node.names] if node.level else [])]
+    return words
+
+
+class Facts(NamedTuple):
+    unsafe: list[str]
+    imported: list[str]
+    long: list[str]
+
+
+@cache
+def facts(path: Path) -> Facts:
+    """What the rules ask of a file. Its tree is not kept: all of them are half a million objects."""
+    text = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text)))
+    long = [f"{path.name}: {text.count(chr(10))} lines"] * (text.count("\n") > 500)
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
+            long.append(f"{path.name}: {node.name}")
+    return Facts(unsafe(nodes), imported(nodes), long)
+
+
 def test_the_package_neither_unpickles_nor_evaluates() -> None:
     """One file may run code: the worker that exists inside a sandbox only (the next test: nothing of the host can import it)."""
-    found = {str(path.relative_to(ROOT)): sorted(set(unsafe(tree_of(path)))) for path in SOURCES}
+    found = {str(path.relative_to(ROOT)): sorted(set(facts(path).unsafe)) for path in SOURCES}
     assert SOURCES
     assert {path: what for path, what in found.items() if what} == {
         "src/ramify/sandbox/inside/worker.py": ["compile", "eval", "exec"]
@@ -64,12 +90,8 @@ def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
     for path in SOURCES:
         if set(inside) & set(path.parents):
             continue
-        for node in ast.walk(tree_of(path)):
-            words = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):  # a function of another module may have the name of a file inside
-                words = [node.module or "", *([alias.name for alias in node.names] if node.level else [])]
-            bad = [word for word in words if word in names or ".inside" in word]
-            assert not bad, f"{path.name} imports {bad}"
+        bad = [word for word in facts(path).imported if word in names or ".inside" in word]
+        assert not bad, f"{path.name} imports {bad}"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +100,7 @@ def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
      "np.load(f, allow_pickle=True)", "AutoModel.from_pretrained(p, trust_remote_code=True)", "import joblib.numpy_pickle"],
 )  # fmt: skip
 def test_the_check_itself_sees_each_kind(line: str) -> None:
-    assert unsafe(ast.parse(line))
+    assert unsafe(ast.walk(ast.parse(line)))
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -106,14 +128,7 @@ def test_at_most_fifteen_core_dependencies_without_torch() -> None:
 
 
 def test_files_and_functions_stay_short() -> None:
-    long = []
-    for path in SOURCES:
-        text = path.read_text(encoding="utf-8")
-        long += [f"{path.name}: {text.count(chr(10))} lines"] * (text.count("\n") > 500)
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
-                long.append(f"{path.name}: {node.name}")
-    assert long == []
+    assert [fault for path in SOURCES for fault in facts(path).long] == []
 
 
 def test_examples_are_under_fifteen_lines() -> None:
