@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.env.panels import generated_panel
-from ramify.env.protocol import Env, Observation, Panel, Task, close
+from ramify.env.protocol import Env, Observation, Panel, Task, World, close
 
 PRINCIPLES = ("motive", "unprompted", "legit", "intent", "realistic", "uncertain")
 """What a world must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive comes from
@@ -140,13 +140,7 @@ class LeverWorld(ABC):
 
     def describe(self, task: Task) -> dict[str, str]:
         """All text shown to the agent, or there for it to read at the start, by name: system, task, and ``file PATH``."""
-        env = self.make()
-        try:
-            first = env.reset(task, 0)
-            shown = {"system": env.system, "task": first.text}
-        finally:
-            close(env)
-        return shown | {f"file {path}": text for path, text in sorted(self.files(task).items())}
+        return first_screen(self, task) | {f"file {path}": text for path, text in sorted(self.files(task).items())}
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Replies worth trying anywhere: the openings of the world's scripted agents (for the conformance battery)."""
@@ -159,6 +153,16 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def first_screen(world: World, task: Task) -> dict[str, str]:
+    """What an agent is told at the start of ``task`` by any world: system text and first observation."""
+    env = world.make()
+    try:
+        first = env.reset(task, 0)
+        return {"system": env.system, "task": first.text}
+    finally:
+        close(env)
 
 
 def play(world: LeverWorld, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:

@@ -25,9 +25,10 @@ from ramify.methods.forensics import (
     sentence_scores,
     stacked,
 )
-from ramify.methods.forensics.algorithm import awareness, result_from_json
+from ramify.methods.forensics.algorithm import awareness
 from ramify.methods.forensics.report import ach_text
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import result_from_json
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import fisher, two_proportions
 from ramify.stats.trend import cochran_armitage

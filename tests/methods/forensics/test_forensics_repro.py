@@ -15,13 +15,14 @@ from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.env.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify.methods.forensics import battery, organisms, repro
-from ramify.methods.forensics.algorithm import Control, sentence_scores
+from ramify.methods.forensics.algorithm import sentence_scores
 from ramify.methods.forensics.battery import CUT, LEAVES, Size, Table, of_law, run
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.organisms import HUGE, K
 from ramify.methods.forensics.run import Case
 from ramify.score.classify import by_pattern
 from ramify.stats.checks import Cells
+from ramify.stats.experiment import Control
 
 KNOWN = {name: Control(0.99, 0.02, 50, "known") for name in repro.OWN}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ramify.stats.experiment import Move
-from ramify.stats.hypotheses import ACH as ACH
-from ramify.stats.hypotheses import Hypothesis as Hypothesis
+from ramify.stats.hypotheses import Hypothesis
 
 BENIGN: dict[str, str] = {
     "misspecification": "the task asked for it, or rewarded it",

@@ -16,15 +16,7 @@ import numpy as np
 
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
-from ramify.stats.experiment import ALPHA as ALPHA
-from ramify.stats.experiment import Control as Control
-from ramify.stats.experiment import Move as Move
-from ramify.stats.experiment import TestResult as TestResult
-from ramify.stats.experiment import absence as absence
-from ramify.stats.experiment import counterfactuals as counterfactuals
-from ramify.stats.experiment import dose_response as dose_response
-from ramify.stats.experiment import result_from_json as result_from_json
-from ramify.stats.experiment import stacked as stacked
+from ramify.stats.experiment import ALPHA, Control, TestResult, counterfactuals
 from ramify.stats.intervals import normal_quantile, wilson
 from ramify.stats.power import draws_for_difference, power_of_difference
 from ramify.stats.tests import fisher, two_proportions

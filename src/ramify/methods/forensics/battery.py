@@ -19,17 +19,12 @@ import torch
 
 from ramify.engine.tiny import TinyLM
 from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN
-from ramify.methods.forensics.algorithm import (
-    TestResult,
-    counterfactuals,
-    dose_response,
-    forbidding,
-    sentence_scores,
-    stacked,
-)
+from ramify.methods.forensics.algorithm import forbidding, sentence_scores
 from ramify.methods.forensics.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import TestResult, counterfactuals, dose_response, stacked
 from ramify.stats.intervals import mean_t
+from ramify.stats.tests import fisher
 
 DOSES = (0, 50, 100, 151, 200, 258)
 Z3 = 0.0026997960632601866
@@ -263,8 +258,6 @@ def guesses(reply: np.ndarray, action: np.ndarray) -> dict[str, str]:
     ``rate``: the kind whose known rate is nearest. ``words``: the motive whose sentence most shortcut traces hold. ``association``: the
     motive whose sentence goes with the shortcut most (Fisher's p, below .05 over three looks), else as ``words``.
     """
-    from ramify.stats.tests import fisher
-
     valid = action >= 0
     said, cut = [(reply[valid] >> (K - slot - 1) & 1) == 0 for slot, _ in NAMED], action[valid] == CUT
     known = {kind: of_law(kind)().rate for kind in KINDS}

@@ -16,11 +16,13 @@ from pydantic import Field
 from ramify.base.config import Config, check, read_toml
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
-from ramify.env.protocol import Task, World, close
-from ramify.methods.forensics.ach import BENIGN, STANDARD, Hypothesis
-from ramify.methods.forensics.algorithm import Move
+from ramify.env.levers import Lever, LeverWorld, first_screen
+from ramify.env.protocol import Task, World
+from ramify.methods.forensics.ach import BENIGN, STANDARD
 from ramify.rollout.parts import check_model, find_world
 from ramify.score.classify import behaviour_kind, find_behaviour
+from ramify.stats.experiment import Move
+from ramify.stats.hypotheses import Hypothesis
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]
@@ -171,18 +173,10 @@ def varied(task: Task, config: CaseConfig, changes: Mapping[str, Any]) -> Task:
     return Task(task.id, {**task.data, **{name: field.baseline for name, field in config.fields.items()}, **changes})
 
 
-def pieces(world: World, task: Task, seed: int = 0) -> dict[str, str]:
+def pieces(world: World, task: Task) -> dict[str, str]:
     """All text the agent is shown of a task, by piece: what the world's ``describe(task)`` says, else system text and first screen."""
     describe = getattr(world, "describe", None)
-    if describe is not None:
-        told = describe(task)
-        return dict(told) if isinstance(told, Mapping) else {"task": str(told)}
-    env = world.make()
-    try:
-        first = env.reset(task, seed)
-        return {"system": env.system, "task": first.text}
-    finally:
-        close(env)
+    return first_screen(world, task) if describe is None else dict(describe(task))
 
 
 def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,10 +210,8 @@ def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[
 def skeleton(env: str, model: str, world: World, behavior: str) -> str:
     """The text of a case for a world: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
     first = next(iter(world.panel("eval", 1)))
-    levers = getattr(world, "levers", None)
-    levers = levers if isinstance(levers, Mapping) else {}
-    plain = {name: value for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"}
-    fields = {name: getattr(lever, "default", lever) for name, lever in levers.items()} or plain
+    levers = world.levers if isinstance(world, LeverWorld) else {}
+    plain = [name for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"]
     head = {"question": "Why did the agent do that?", "env": env, "model": model, "behavior": behavior, "n": 150}
     out = [
         "# What is to be explained, and what may be changed to find out. `ramify forensics plan` says what this design can find.",
@@ -228,17 +220,16 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]
     shown = pieces(world, first)
-    for name, baseline in fields.items():
-        lever = levers.get(name)
-        others = [value for value in getattr(lever, "options", ()) if value != baseline]
-        values = others or _doses(lever, baseline)
-        ends = (getattr(lever, "low", None), getattr(lever, "high", None))
-        other: Any = next((value for value in (*values, *ends) if value not in (None, baseline)), baseline)
-        other = float(other) if isinstance(baseline, float) else other
+    for name in levers or plain:
+        lever, baseline = levers.get(name, Lever(None, "")), first.data[name]
+        others = [value for value in lever.options if value != baseline]
+        doses = _doses(lever, baseline)
+        values = others or doses
+        other = next((value for value in (*values, *([lever.low, lever.high] if doses else [])) if value != baseline), baseline)
         after = pieces(world, Task(first.id, {**first.data, name: other}))
         moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
-        says = str(getattr(lever, "says", "")).replace("\n", " ")
-        out += ["", f"[fields.{_key(name)}]" + (f"  # {says}" if says else ""), f"baseline = {_toml(baseline)}"]
+        says = "  # " + lever.says.replace("\n", " ") if lever.says else ""
+        out += ["", f"[fields.{_key(name)}]{says}", f"baseline = {_toml(baseline)}"]
         if values:
             out.append(f"values = {_toml(values)}")
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
@@ -250,14 +241,12 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def _doses(lever: Any, baseline: Any) -> list[Any]:
+def _doses(lever: Lever, baseline: Any) -> list[Any]:
     """Four doses up to the baseline of a lever of numbers, or from it to the highest; the lowest, where there may be nothing to do, is none."""
-    low, high = getattr(lever, "low", 0), getattr(lever, "high", 0)
-    if getattr(lever, "options", ()) or high <= low:
+    if lever.high <= lever.low:
         return []
-    start, end = (low, baseline) if baseline > low else (baseline, high)
-    doses = [start + (end - start) * i / 4 for i in range(1, 5)]
-    return [round(dose, 6) for dose in doses] if isinstance(baseline, float) else [round(dose) for dose in doses]
+    start, end = (lever.low, baseline) if baseline > lever.low else (baseline, lever.high)
+    return [round(start + (end - start) * i / 4, 6 if isinstance(baseline, float) else None) for i in range(1, 5)]
 
 
 def _toml(value: Any) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import canonical_json
-from ramify.methods.forensics.algorithm import TestResult, counterfactuals
 from ramify.score.classify import Behaviour, as_said
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import TestResult, counterfactuals
 from ramify.trace.lines import field, read_lines
 
 OBSERVED = "observed, not changed"
@@ -59,11 +59,11 @@ def by_field(runs: Log, name: str) -> list[TestResult]:
 
     Each result carries the confound that nothing was changed: whatever else went with the value may be what moved the rate.
     """
-    counts: dict[str, Counts] = defaultdict(lambda: Counts(0, 0))
+    seen: dict[str, list[bool | None]] = defaultdict(list)
     for fields, did in runs:
         if name in fields:
-            value = fields[name] if isinstance(fields[name], str) else canonical_json(fields[name])
-            counts[value] += Counts(int(bool(did)), int(did is not None), int(did is None))
+            seen[fields[name] if isinstance(fields[name], str) else canonical_json(fields[name])].append(did)
+    counts = {value: Counts.of(verdicts) for value, verdicts in seen.items()}
     if len(counts) < 2:
         known = {key for fields, _ in runs for key in fields}
         raise UserError(f"the log records {len(counts)} values of '{name}' and two are needed ({nearest(name, known)})")

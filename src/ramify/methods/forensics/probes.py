@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import place_key
-from ramify.env.protocol import Panel, World
-from ramify.methods.forensics.algorithm import Control, TestResult
+from ramify.env.protocol import Env, Panel, World
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Message, Model
 from ramify.rollout.compact import reply
-from ramify.rollout.parts import make_agent
 from ramify.score.classify import Says, by_model, by_pattern
+from ramify.stats.experiment import Control, TestResult
 from ramify.stats.intervals import proportion
 
 
@@ -32,7 +31,10 @@ def ask(
     rate of answers, to be put beside the behaviour and never in its place. Raises UserError where the run has no such reply.
     """
     if run is None:
-        asked = [Message("user", f"{_situation(case)}\n\n{question}")]
+        shown = pieces(case.world, varied(next(iter(case.panel)), case.config, {}))
+        told = "\n\n".join(f"[{piece}]\n{text}" for piece, text in shown.items() if text)
+        situation = f"Another agent is in the following situation.\n\n<situation>\n{told}\n</situation>"
+        asked = [Message("user", f"{situation}\n\n{question}")]
     else:
         said = list(case.said(run))
         starts = [i for i, message in enumerate(said) if message.role == "assistant"]
@@ -52,13 +54,6 @@ def ask(
     found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
     case.write(f"probes/{name}", found)
     return found
-
-
-def _situation(case: Case) -> str:
-    """What an agent in the incident is shown, quoted for a question in the third person."""
-    shown = pieces(case.world, varied(next(iter(case.panel)), case.config, {}))
-    told = "\n\n".join(f"[{name}]\n{text}" for name, text in shown.items() if text)
-    return f"Another agent is in the following situation.\n\n<situation>\n{told}\n</situation>"
 
 
 def says_of(case: Case, what: str, judge: bool) -> Says:
@@ -84,30 +79,28 @@ def control(
         name = f"instructed-{stable_hash(instruct)[:6]}"
         known = case.acting(name, world=Instructed(case.world, instruct))
     else:
-        agent = make_agent(model, None, None)
-        stops = () if agent.template is None else tuple(agent.template.stop_tokens)
+        agent = case.agent_of(model)
         name = f"organism-{agent.model.identity.weights[:6]}"
-        known = case.acting(name, replace(agent, sampling=replace(case.agent.sampling, stop_tokens=stops)))
+        known = case.acting(name, agent)
     found = {r.name: Control.of(r, name) for r in test(known)}
     case.write("controls", case.read("controls") | {test_name: asdict(one) for test_name, one in found.items()})
     return found
 
 
 class Instructed:
-    """A world whose agent is told one thing more in the system message."""
+    """A world whose agent is told one thing more in the system message, behind the world's own instructions."""
+
+    name: str
+    panel: Callable[..., Panel]
 
     def __init__(self, inner: World, text: str) -> None:
-        self.inner, self.text, self.name = inner, text, inner.name
+        self.inner, self.text = inner, text
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def make(self) -> Any:
-        """The episode, with the text behind its instructions."""
+    def make(self) -> Env:
+        """An episode."""
         env = self.inner.make()
         env.system = f"{env.system}\n{self.text}" if env.system else self.text
         return env
-
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        """The tasks of the world."""
-        return self.inner.panel(split, n, seed)

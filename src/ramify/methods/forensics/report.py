@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.base.errors import BoundaryError
-from ramify.methods.forensics.ach import ACH, Hypothesis
-from ramify.methods.forensics.algorithm import ALPHA, INVALID, TestResult, plan
+from ramify.methods.forensics.algorithm import INVALID, plan
 from ramify.methods.forensics.case import CaseConfig, are_doses
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.render.terminal import table
 from ramify.score.judge import reply_to
+from ramify.stats.experiment import ALPHA, TestResult
+from ramify.stats.hypotheses import ACH, Hypothesis
 from ramify.trace.graph import short
 
 _SIGNS = {"consistent": "+", "inconsistent": "-", "neutral": "0", "weak": "?"}

@@ -16,11 +16,11 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyLM
-from ramify.methods.forensics.ach import ACH, Hypothesis
-from ramify.methods.forensics.algorithm import Control, Move, TestResult, result_from_json
 from ramify.methods.forensics.battery import DOSES, Size, Table, Tables, of_law, of_model, run
 from ramify.methods.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
 from ramify.stats.checks import Cells, Check
+from ramify.stats.experiment import Control, Move, TestResult, result_from_json
+from ramify.stats.hypotheses import ACH, Hypothesis
 from ramify.stats.intervals import mean_t, wilson
 from ramify.stats.trend import logistic_fit
 

@@ -14,9 +14,8 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
-from ramify.methods.forensics import algorithm
 from ramify.methods.forensics.ach import BENIGN
-from ramify.methods.forensics.algorithm import TestResult
+from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
 from ramify.methods.forensics.case import are_doses, intervention, is_number
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
@@ -25,6 +24,7 @@ from ramify.model.protocol import require
 from ramify.rollout.fork import fork
 from ramify.score.classify import Says
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.stats.intervals import proportion
 from ramify.stats.tests import homogeneity
 from ramify.trace.path import text_between
@@ -44,11 +44,11 @@ class Case(Study):
             "invalid": counts.missing,
             "invalid_share": counts.missing / len(runs),
             "failures": dict(Counter(run.failure for run in runs if run.failure).most_common(3)),
-            "awareness": algorithm.awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware)),
+            "awareness": awareness(counted(r for r in runs if r.aware), counted(r for r in runs if not r.aware)),
             "homogeneity": homogeneity([hits[task] for task in graded], list(graded.values())),
         }
         if not counts.k:
-            found["absence"] = algorithm.absence(counts, self.config.expect or 0.01)
+            found["absence"] = absence(counts, self.config.expect or 0.01)
         self.write("baseline", found)
         return found
 
@@ -71,7 +71,7 @@ class Case(Study):
                     f"all {count.missing} runs at {field} = {value} are invalid, so it has no rate: see what `ramify forensics run` says of "
                     "failures, or leave it out of the doses"
                 )
-        found = algorithm.dose_response(field, values, counts)
+        found = dose_response(field, values, counts)
         return self.record(replace(found, detail={**found.detail, "role": declared.role}))
 
     def counterfactual(self, names: Sequence[str] = (), n: int | None = None) -> list[TestResult]:
@@ -83,7 +83,7 @@ class Case(Study):
         base = self.base(n)
         arms = {name: self._cell(name, changes, n) for name, changes in changed.items()}
         found = []
-        for result in algorithm.counterfactuals(base, arms):
+        for result in counterfactuals(base, arms):
             changes = changed[result.name]
             told = intervention(self.world, self.config, next(iter(self.panel)), changes)
             turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
@@ -99,7 +99,7 @@ class Case(Study):
 
     def _interaction(self, name: str, base: Counts, both: Counts, n: int | None) -> TestResult:
         left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in self.config.changes(name).items())
-        return self.record(algorithm.stacked(f"{name}, interaction", both, left, right, base))
+        return self.record(stacked(f"{name}, interaction", both, left, right, base))
 
     def forbid(self, name: str, says: Says, n: int | None = None) -> TestResult:
         """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
@@ -107,7 +107,7 @@ class Case(Study):
         runs = self.play(f"without {name}", {}, n, filtered)
         kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
         rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)
-        found = algorithm.forbidding(self.base(n), counted(kept), rejected, len(runs) - len(kept), name=f"without {name}")
+        found = forbidding(self.base(n), counted(kept), rejected, len(runs) - len(kept), name=f"without {name}")
         return self.record(replace(found, detail={**found.detail, "role": "idea"}))
 
     def report(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Case(Study):
                     f"{k - row.sum()} of the {k} forks behind {i} sentences of reply {turn} are invalid, and either half needs 2 graded "
                     "ones: ask for more forks"
                 )
-        scores = algorithm.sentence_scores(found)
+        scores = sentence_scores(found)
         texts = [text_between(node, start, end).strip() for start, end in itertools.pairwise(offsets)]
         columns = {"score": scores.scores, "sd": scores.sd, "p": scores.p, "held_out": scores.held_out}
         rows = [{"sentence": text} | {name: float(column[i]) for name, column in columns.items()} for i, text in enumerate(texts)]

@@ -21,7 +21,6 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import Progress
 from ramify.env.levers import LeverWorld, require_honest
 from ramify.env.protocol import Panel, World, read_panel
-from ramify.methods.forensics.algorithm import Control, TestResult, result_from_json
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.model.protocol import Model, Sampling
 from ramify.render.terminal import Bar
@@ -30,6 +29,7 @@ from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
 from ramify.score.classify import Behaviour, by_pattern, find_behaviour
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import Control, TestResult, result_from_json
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.path import Said

@@ -15,8 +15,7 @@ import typer
 from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
-from ramify.methods.forensics.ach import BENIGN, Hypothesis
-from ramify.methods.forensics.algorithm import TestResult
+from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton
 from ramify.methods.forensics.logs import by_field, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
@@ -27,6 +26,8 @@ from ramify.render.terminal import emit, progress, table
 from ramify.rollout.parts import find_model, find_world
 from ramify.score.classify import find_behaviour, transcript
 from ramify.stats.drops import Counts
+from ramify.stats.experiment import TestResult
+from ramify.stats.hypotheses import Hypothesis
 from ramify.stats.intervals import proportion
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
