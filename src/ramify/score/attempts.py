@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ from ramify.trace.node import Verdict
 from ramify.trace.turns import Turn, turns_of
 
 Key = str | Callable[[Mapping[str, Any]], Any]
+_SHARED = 1 << 16
+"""Turns that are kept at hand to be used again."""
 _MOST = 1e15
 """Rewards and numbers of tokens beyond this are mistakes: their sums would lose digits or fit no float."""
 
@@ -75,19 +77,29 @@ class Traces:
         self.cut = np.array([trace.cut for trace in self.traces], np.bool_)
 
     @cached_property
+    def number(self) -> np.ndarray:
+        """The trace of each row of the graph."""
+        return np.repeat(np.arange(len(self.traces)), np.diff(self.first))
+
+    @cached_property
+    def steps(self) -> list[TraceStep]:
+        """The step of each row of the graph."""
+        return [step for trace in self.traces for step in trace.steps]
+
+    @cached_property
     def graph(self) -> StateGraph:
         """The merged states, one visit a step."""
         states = ([step.state for step in trace.steps] for trace in self.traces)
         keys = [key for own in states for key in (own if self.keys is None else self.keys(own))]
         ends = ["cut" if trace.cut else "success" if trace.success else "failure" for trace in self.traces]
-        rows = [(number, t) for number, trace in enumerate(self.traces) for t in range(len(trace.steps))]
+        number = self.number.tolist()  # it keeps traces apart that name no attempt, or the same one
         return StateGraph.of(
-            [self.traces[number].task for number, _ in rows],
-            [number for number, _ in rows],  # the number keeps traces apart that name no attempt, or the same one
-            [t for _, t in rows],
+            [self.traces[i].task for i in number],
+            number,
+            (np.arange(len(number)) - self.first[self.number]).tolist(),
             keys,
-            [self.traces[number].steps[t].action for number, t in rows],
-            [ends[number] for number, _ in rows],
+            [step.action for step in self.steps],
+            [ends[i] for i in number],
         )
 
     @cached_property
@@ -102,7 +114,7 @@ class Traces:
 
     def place(self, row: int) -> tuple[int, int]:
         """The trace and the step of a row of the graph."""
-        number = int(np.searchsorted(self.first, row, "right")) - 1
+        number = int(self.number[row])
         return number, row - int(self.first[number])
 
 
@@ -118,14 +130,17 @@ def from_records(
     step and of the record. Raises UserError naming place and field.
     """
     found = []
+    turn = lru_cache(_SHARED)(Turn)  # equal texts recur, as states and actions do: they are one object
     for number, item in enumerate(records, 1):
         place, record = item if isinstance(item, tuple) else (f"trace {number}", item)
         with at_place(place):
-            found.append(_trace(record, place, number, state_key, task_key))
+            found.append(_trace(record, place, number, state_key, task_key, turn))
     return found
 
 
-def _trace(record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key) -> Trace:
+def _trace(
+    record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key, turn: Callable[..., Turn]
+) -> Trace:
     if isinstance(task_key, str) and task_key not in record:
         raise UserError(f"{place}: a trace has no field '{task_key}' ({nearest(task_key, map(str, record))})")
     task = record[task_key] if isinstance(task_key, str) else task_key(record)
@@ -135,38 +150,46 @@ def _trace(record: Mapping[str, Any], place: str, number: int, state_key: Key | 
     for name in ("success", "truncated"):
         if record.get(name) is not None and not isinstance(record[name], bool):
             raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
-    made = tuple(_step(step, f"{place}: step {at}", state_key) for at, step in enumerate(steps))
+    made = []
+    for at, step in enumerate(steps):
+        try:
+            made.append(_step(step, state_key, turn))
+        except UserError as error:
+            raise UserError(f"{place}: step {at}{error}") from error
     success, system = record.get("success"), record.get("system")
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
     if success is None and rewards:
         success = sum(rewards) > 0
     given = () if system is None else (Turn("system", as_text(system)),)
-    return Trace(task, record.get("attempt_id", number), success, made, given, bool(record.get("truncated")))
+    return Trace(task, record.get("attempt_id", number), success, tuple(made), given, bool(record.get("truncated")))
 
 
-def _step(step: Any, place: str, state_key: Key | None) -> TraceStep:
-    if not isinstance(step, Mapping):
-        raise UserError(f"{place} is no object")
+def _step(step: Any, state_key: Key | None, turn: Callable[..., Turn]) -> TraceStep:
+    """What a record says of a step. Its faults go on from the name of the step."""
+    if not isinstance(step, dict) and not isinstance(step, Mapping):
+        raise UserError(" is no object")
     if "action" not in step:
-        raise UserError(f"{place} has no field 'action' ({nearest('action', map(str, step))})")
+        raise UserError(f" has no field 'action' ({nearest('action', map(str, step))})")
     if callable(state_key):
         state = state_key(step)
+    elif state_key is None and "state" in step:
+        state = step["state"]
+    elif (name := state_key or "obs") in step:
+        state = step[name]
     else:
         names = ("state", "obs") if state_key is None else (state_key,)
-        if not any(name in step for name in names):
-            raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
-        state = next(step[name] for name in names if name in step)
+        raise UserError(f" has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
     reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= _MOST):
-        raise UserError(f"{place}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
+        raise UserError(f": 'reward' must be a finite number, not {str(reward)[:40]!r}")
     count = len(tokens) if isinstance(tokens, list) else tokens
     if count is not None and (type(count) is not int or not 0 <= count <= _MOST):
-        raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
+        raise UserError(": 'tokens' must be how many tokens the action has, or a list of them")
     if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        raise UserError(f"{place}: 'actions' must be a list of texts")
-    shown = Turn("user", as_text(step.get("obs", state)))
-    reply = Turn("assistant", as_text(step["action"]), count=count)
-    return TraceStep(state, (shown,), reply, options=None if options is None else tuple(options))
+        raise UserError(": 'actions' must be a list of texts")
+    shown = turn("user", as_text(step.get("obs", state)))
+    reply = turn("assistant", as_text(step["action"]), count=count)
+    return TraceStep(state, (shown,), reply, None, None if options is None else tuple(options))
 
 
 def from_run(run: Run, group: str | None = None, scorer: str | None = None, texts: bool = False) -> list[Trace]:

@@ -88,35 +88,35 @@ class StateGraph:
             if column is not None and len(column) != n:
                 raise UserError(f"{name} has {len(column)} entries for {n} visits")
         task, task_names = factorize(tasks)
-        attempt, attempt_pairs = factorize(list(zip(task.tolist(), map(_hashable, attempts), strict=True)), plain=True)
-        attempt_names = _first(attempts, attempt, len(attempt_pairs))
+        attempt, attempt_rows = _within(task, factorize(attempts)[0])
+        attempt_names = [attempts[row] for row in attempt_rows]
         action, action_names = factorize(actions)
         step = _integers(steps)
         order = np.lexsort((step, attempt))
-        follows = _check_steps(attempt[order], step[order], [task_names[pair[0]] for pair in attempt_pairs], attempt_names)
+        follows = _check_steps(attempt[order], step[order], [task_names[task[row]] for row in attempt_rows], attempt_names)
 
-        state, state_pairs = factorize(list(zip(task.tolist(), map(_hashable, keys), strict=True)), plain=True)
+        state, state_rows = _within(task, factorize(keys)[0])
         following = np.full(n, -1, np.int64)
         following[order[:-1][follows]] = order[1:][follows]
         last = np.flatnonzero(following < 0)
         labels = ["end"] * len(last) if ends is None else [ends[i] for i in last.tolist()]
-        terminal, terminal_pairs = factorize(list(zip(task[last].tolist(), map(_hashable, labels), strict=True)), plain=True)
+        terminal, terminal_rows = _within(task[last], factorize(labels)[0])
         target = np.where(following < 0, 0, state[following] if n else state)
-        target[last] = terminal + len(state_pairs)
-        groups = len(state_pairs) + len(terminal_pairs)
+        target[last] = terminal + len(state_rows)
+        groups = len(state_rows) + len(terminal_rows)
         # two steps, each a product of at most N * N: three factors could leave 64 bits
         moves, move = np.unique(state * max(1, len(action_names)) + action, return_inverse=True)
         edges, edge, count = np.unique(move * max(1, groups) + target, return_inverse=True, return_counts=True)
         edge_move, edge_target = np.divmod(edges, max(1, groups))
         edge_source, edge_action = np.divmod(moves[edge_move], max(1, len(action_names)))
         visits = np.concatenate(
-            [np.bincount(state, minlength=len(state_pairs)), np.bincount(terminal, minlength=len(terminal_pairs))]
+            [np.bincount(state, minlength=len(state_rows)), np.bincount(terminal, minlength=len(terminal_rows))]
         )
         return cls(
             tasks=task_names,
             attempts=attempt_names,
             actions=action_names,
-            keys=_first(keys, state, len(state_pairs)) + _first(labels, terminal, len(terminal_pairs)),
+            keys=[keys[row] for row in state_rows] + [labels[row] for row in terminal_rows],
             visit_task=task,
             visit_attempt=attempt,
             visit_step=step,
@@ -124,9 +124,9 @@ class StateGraph:
             visit_next=following,
             visit_target=target,
             visit_edge=np.asarray(edge, np.int64),
-            group_task=np.array([pair[0] for pair in (*state_pairs, *terminal_pairs)], np.int64),
+            group_task=np.concatenate([task[state_rows], task[last][terminal_rows]]),
             group_visits=visits.astype(np.int64),
-            group_terminal=np.arange(groups) >= len(state_pairs),
+            group_terminal=np.arange(groups) >= len(state_rows),
             edge_source=edge_source,
             edge_action=edge_action,
             edge_target=edge_target,
@@ -206,17 +206,22 @@ def factorize(values: Iterable[Any], plain: bool = False) -> tuple[np.ndarray, l
 
     Values that are not text are told apart by their canonical JSON: 1, True and "1" are three values, equal lists are one.
     """
-    codes: dict[Hashable, int] = {}
-    distinct: list[Any] = []
-    out = []
-    for value in values:
-        key = value if plain or isinstance(value, str) else _hashable(value)
-        code = codes.get(key)
-        if code is None:
-            code = codes[key] = len(distinct)
-            distinct.append(value)
-        out.append(code)
-    return np.array(out, np.int64), distinct
+    given = list(values)
+    kinds = set(map(type, given))
+    # values of one plain type are told apart by themselves
+    keys: list[Hashable] = given if plain or kinds <= {str} or kinds == {int} else list(map(_hashable, given))
+    number = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+    codes = np.fromiter(map(number.__getitem__, keys), np.int64, len(keys))
+    first = np.zeros(len(number), np.int64)
+    first[codes[::-1]] = np.arange(len(keys))[::-1]  # of several rows of a code the last assignment stays
+    return codes, [given[row] for row in first.tolist()]
+
+
+def _within(task: np.ndarray, code: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Codes of the pairs (task, code) in order of first appearance, (N,), and the row where each first appears."""
+    _, first, pair = np.unique(task * (code.max(initial=0) + 1) + code, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return np.argsort(order)[pair].astype(np.int64), first[order].tolist()
 
 
 def dot_quote(text: str) -> str:
@@ -240,13 +245,6 @@ def _hashable(value: Any) -> Hashable:
 
 def _attribute(value: Any) -> Any:
     return value if isinstance(value, (str, bool, int, float)) else canonical(value)
-
-
-def _first(values: Sequence[Any], codes: np.ndarray, count: int) -> list[Any]:
-    """The first of ``values`` with each code."""
-    _, rows = np.unique(codes, return_index=True)
-    assert len(rows) == count
-    return [values[row] for row in rows.tolist()]
 
 
 def _integers(steps: Sequence[int]) -> np.ndarray:

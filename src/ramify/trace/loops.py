@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import StateGraph, factorize
 
 
 def erase_loops(keys: Sequence[Hashable]) -> list[int]:
@@ -69,51 +69,67 @@ def walk(keys: Sequence[Hashable], actions: Sequence[Hashable]) -> Walk:
     """
     if len(keys) != len(actions):
         raise ValueError(f"{len(keys)} states for {len(actions)} actions")
-    moves, heights, peaks = _follow(keys)
-    gone: dict[Hashable, int] = {}
-    tried: dict[Hashable, set[Hashable]] = {}
+    (states, _), (tried, _) = factorize(keys, plain=True), factorize(actions, plain=True)
+    return Walk(*_walks(states, tried, np.zeros(min(1, len(keys)), np.int64)))
+
+
+def _walks(states: np.ndarray, actions: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Recovery]]:
+    """Moves, heights and recoveries of attempts end to end; all arrays (N,), but for ``starts`` (A,), where each attempt begins.
+
+    ``states`` and ``actions`` are codes from 0. Time grows with the steps (and with what :func:`_farthest` looks at).
+    """
+    n = len(states)
+    heights, peaks = np.zeros(n, np.int64), dict[int, tuple[int, int]]()
+    for start, end in pairwise([*starts.tolist(), n]):
+        heights[start:end] = _follow(states[start:end].tolist(), start, peaks)
+    first = np.zeros(n, np.bool_)
+    first[starts] = True
+    moves = np.ones(n, np.int8)
+    moves[:-1] = np.where(first[1:], 1, np.sign(np.diff(heights)))
+    attempt = np.cumsum(first) - 1
+    # a step at which something new is tried in a state of the attempt, that leads on, and an earlier one that left the state
+    place = np.unique(attempt * (states.max(initial=0) + 1) + states, return_inverse=True)[1]
+    new = np.zeros(n, np.bool_)
+    new[np.unique(place * (actions.max(initial=0) + 1) + actions, return_index=True)[1]] = True
+    leaves = np.flatnonzero(moves)
+    leaves = leaves[np.argsort(place[leaves], kind="stable")]
+    left = np.full(n, -1, np.int64)
+    again = place[leaves[1:]] == place[leaves[:-1]]
+    left[leaves[1:][again]] = leaves[:-1][again]
+    changes = first.copy()
+    changes[1:] |= states[1:] != states[:-1]
+    arrived = np.maximum.accumulate(np.where(changes, np.arange(n), 0))
     found = []
-    arrived = 0
-    for t, (key, action) in enumerate(zip(keys, actions, strict=True)):
-        if t and key != keys[t - 1]:
-            arrived = t
-        left = gone.get(key)
-        if left is not None and moves[t] > 0 and action not in tried[key]:
-            deep, turn = peaks.get(arrived) or _farthest(heights, left, arrived)
-            found.append(Recovery(left, turn, t, deep - int(heights[left]), arrived - turn))
-        if moves[t]:
-            gone[key] = t
-        tried.setdefault(key, set()).add(action)
-    return Walk(moves, heights, found)
+    for at in np.flatnonzero((left >= 0) & new & (moves > 0)).tolist():
+        since, back = int(left[at]), int(arrived[at])
+        deep, turn = peaks.get(back) or _farthest(heights, since, back)
+        found.append(Recovery(since, turn, at, deep - int(heights[since]), back - turn))
+    return moves, heights, found
 
 
-def _follow(keys: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[int, int]]]:
-    """Moves and heights of a :class:`Walk`; for each step back at a state of the path, the greatest height since it was left and the first
-    step there. Takes time in proportion to the steps, whatever their order."""
-    path: list[Hashable] = []
-    height: dict[Hashable, int] = {}
-    moves, heights = np.ones(len(keys), np.int8), np.zeros(len(keys), np.int64)
+def _follow(states: Sequence[int], start: int, peaks: dict[int, tuple[int, int]]) -> list[int]:
+    """Heights of one attempt whose first step is number ``start``. ``peaks`` takes, for each step back at a state of the path, the greatest
+    height since it was left and the first step there. Takes time in proportion to the steps, whatever their order."""
+    path: list[int] = []
     highest: list[
         tuple[int, int]
     ] = []  # of each state of the path: above it or itself, the time negative so that the first is greatest
-    peaks: dict[int, tuple[int, int]] = {}
-    for t, key in enumerate(keys):
-        known = height.get(key)
-        if known is None:
-            path.append(key)
-            height[key] = len(path)
-            highest.append((len(path), -t))
-        else:
-            moves[t - 1] = 0 if known == len(path) else -1
-            if known < len(path):
-                high, at = max(highest[known:])
-                peaks[t] = (high, -at)
-                highest[known - 1] = max(highest[known - 1], (high, at))
-            for gone in path[known:]:
-                del height[gone]
+    height: dict[int, int] = {}  # the last one of each state, right where the path still holds it there
+    heights = []
+    for t, state in enumerate(states, start):
+        known = height.get(state)
+        if known is None or known > len(path) or path[known - 1] != state:
+            path.append(state)
+            known = height[state] = len(path)
+            highest.append((known, -t))
+        elif known < len(path):
+            high, at = best = max(highest[known:])
+            peaks[t] = high, -at
+            if best > highest[known - 1]:
+                highest[known - 1] = best
             del path[known:], highest[known:]
-        heights[t] = len(path)
-    return moves, heights, peaks
+        heights.append(known)
+    return heights
 
 
 def _farthest(heights: np.ndarray, left: int, arrived: int) -> tuple[int, int]:
@@ -138,24 +154,28 @@ class Loops:
 
     @classmethod
     def of(cls, graph: StateGraph) -> Loops:
-        """Follow every attempt of ``graph``."""
-        n = len(graph.visit_group)
-        moves, kept, found = np.ones(n, np.int8), np.zeros(n, np.bool_), []
-        actions = graph.edge_action[graph.visit_edge]
-        for rows in attempt_rows(graph):
-            keys = graph.visit_group[rows].tolist()
-            own = walk(keys, actions[rows].tolist())
-            moves[rows] = own.moves
-            kept[rows[erase_loops(keys)]] = True
-            places = rows.tolist()
-            found += [r._replace(left=places[r.left], turn=places[r.turn], at=places[r.at]) for r in own.recoveries]
-        return cls(moves, kept, found)
+        """The loops of all attempts of ``graph``."""
+        order, starts = _by_attempt(graph)
+        states, actions = graph.visit_group[order], graph.edge_action[graph.visit_edge[order]]
+        own, heights, found = _walks(states, actions, starts)
+        # what is left when loops are cut out lies below all that follows in its attempt
+        above = heights + np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order))) * (heights.max(initial=0) + 1)
+        moves, kept = np.empty_like(own), np.ones(len(order), np.bool_)
+        moves[order] = own
+        kept[order[:-1]] = above[:-1] < np.minimum.accumulate(above[::-1])[::-1][1:]
+        rows = order.tolist()
+        return cls(moves, kept, [r._replace(left=rows[r.left], turn=rows[r.turn], at=rows[r.at]) for r in found])
+
+
+def _by_attempt(graph: StateGraph) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a graph attempt after attempt, in time order, and where in them each attempt begins."""
+    order = np.lexsort((graph.visit_step, graph.visit_attempt))
+    return order, np.flatnonzero(np.diff(graph.visit_attempt[order], prepend=-1))
 
 
 def attempt_rows(graph: StateGraph) -> Iterator[np.ndarray]:
     """The rows of each attempt in time order, attempts in the graph's order."""
-    order = np.lexsort((graph.visit_step, graph.visit_attempt))
-    starts = np.flatnonzero(np.diff(graph.visit_attempt[order], prepend=-1))
+    order, starts = _by_attempt(graph)
     yield from np.split(order, starts[1:]) if len(order) else ()
 
 

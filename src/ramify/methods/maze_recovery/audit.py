@@ -12,7 +12,7 @@ from ramify.score.attempts import Key, Trace, Traces, from_records
 from ramify.stats.intervals import proportion
 from ramify.trace.graph import factorize, short
 from ramify.trace.keys import Canonicaliser, exact
-from ramify.trace.loops import ambiguous
+from ramify.trace.loops import Recovery, ambiguous
 
 _TOP = 10
 _AMBIGUOUS = 0.05
@@ -47,11 +47,10 @@ def audit_traces(
 
 def _counts(t: Traces) -> dict[str, Any]:
     graph, loops, ways, n = t.graph, t.loops, t.ways, len(t.traces)
-    free = np.array([loops.kept[a:b].all() for a, b in zip(t.first, t.first[1:], strict=False)])
-    with_recovery = {t.place(r.at)[0] for r in loops.recoveries}
+    in_loops = np.bincount(t.number, ~loops.kept)
+    with_recovery = {int(t.number[r.at]) for r in loops.recoveries}
     odd, moves = ambiguous(graph, t.cut)
     solved = {graph.visit_task[row] for row in t.first[:-1][t.success]}
-    deep = [r.depth for r in loops.recoveries]
     states = int((~graph.group_terminal).sum())
     return {
         "states_from": "keys",
@@ -65,9 +64,9 @@ def _counts(t: Traces) -> dict[str, Any]:
         "recoveries": len(loops.recoveries),
         "recovery_rate": len(loops.recoveries) / n,
         "recovery_traces": proportion(len(with_recovery), n),
-        "mean_depth": float(np.mean(deep)) if deep else None,
-        "efficiency": float(np.mean([r.steps / r.depth for r in loops.recoveries])) if deep else None,
-        "loop_free": proportion(int(free.sum()), n),
+        "mean_depth": _mean([r.depth for r in loops.recoveries]),
+        "efficiency": _mean([r.steps / r.depth for r in loops.recoveries]),
+        "loop_free": proportion(int((in_loops == 0).sum()), n),
         "stalled_steps": proportion(int((loops.moves == 0).sum()), len(loops.moves)),
         "ambiguity": proportion(odd, moves),
         "off_way_states": int(ways.off.sum()),
@@ -85,8 +84,7 @@ def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, 
     kinds = of_group[graph.visit_group]
     shown: set[tuple[int, Any]] = set()
     for row in np.flatnonzero((t.loops.moves < 0) & (kinds >= 0)).tolist():
-        number, step = t.place(row)
-        shown.add((int(kinds[row]), t.traces[number].steps[step].node or row))
+        shown.add((int(kinds[row]), t.steps[row].node or row))
     count = np.bincount([kind for kind, _ in shown], minlength=len(names)) if names else np.zeros(0, np.int64)
     visits = np.bincount(kinds[kinds >= 0], minlength=len(names)) if names else count
     named = {kind: graph.keys[group] for kind, group in zip(code.tolist()[::-1], off.tolist()[::-1], strict=True)}
@@ -130,7 +128,7 @@ def _dead_ends(t: Traces) -> list[dict[str, Any]]:
     order = dead[np.argsort(-graph.group_visits[dead], kind="stable")][:_TOP]
     found = []
     for group in order.tolist():
-        steps = [t.traces[i].steps[s] for i, s in map(t.place, np.flatnonzero(graph.visit_group == group).tolist())]
+        steps = [t.steps[row] for row in np.flatnonzero(graph.visit_group == group).tolist()]
         options = {option for step in steps for option in step.options or ()}
         untried = sorted(options - {step.action for step in steps}) if options else None
         found.append(
@@ -146,26 +144,30 @@ def _dead_ends(t: Traces) -> list[dict[str, Any]]:
 
 
 def _per_trace(t: Traces) -> list[dict[str, Any]]:
-    own: list[list[Any]] = [[] for _ in t.traces]
-    for recovery in t.loops.recoveries:
-        own[t.place(recovery.at)[0]].append(recovery)
+    groups, n = len(t.graph.keys), len(t.traces)
+    in_loops = np.bincount(t.number, ~t.loops.kept).astype(np.int64).tolist()
     dead = t.ways.dead[t.graph.visit_group]
-    rows = []
-    for i, trace in enumerate(t.traces):
-        part = slice(int(t.first[i]), int(t.first[i + 1]))
-        depths = [r.depth for r in own[i]]
-        rows.append(
-            {
-                "task": trace.task,
-                "attempt": trace.attempt,
-                "success": trace.success,
-                "steps": len(trace.steps),
-                "steps_in_loops": int((~t.loops.kept[part]).sum()),
-                "recoveries": len(own[i]),
-                "mean_depth": float(np.mean(depths)) if depths else None,
-                "efficiency": float(np.mean([r.steps / r.depth for r in own[i]])) if depths else None,
-                "dead_ends": len(set(t.graph.visit_group[part][dead[part]].tolist())),
-                "loop_free": bool(t.loops.kept[part].all()),
-            }
-        )
-    return rows
+    met = np.unique(t.number[dead] * groups + t.graph.visit_group[dead])  # (trace, dead end)
+    dead_ends = np.bincount(met // max(1, groups), minlength=n).tolist()
+    own: list[list[Recovery]] = [[] for _ in t.traces]
+    for recovery in t.loops.recoveries:
+        own[t.number[recovery.at]].append(recovery)
+    return [
+        {
+            "task": trace.task,
+            "attempt": trace.attempt,
+            "success": trace.success,
+            "steps": len(trace.steps),
+            "steps_in_loops": in_loops[i],
+            "recoveries": len(own[i]),
+            "mean_depth": _mean([r.depth for r in own[i]]),
+            "efficiency": _mean([r.steps / r.depth for r in own[i]]),
+            "dead_ends": dead_ends[i],
+            "loop_free": in_loops[i] == 0,
+        }
+        for i, trace in enumerate(t.traces)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
