@@ -61,7 +61,7 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
         target,
         {"own": drafter},
         {"one": PROMPTS, "two": PROMPTS},
-        settings=Sampling(max_tokens=6),
+        settings=Sampling(max_tokens=4),
         peers={"prompt_lookup": None},
         costs=costs,
         loads=(1, 2),

@@ -236,7 +236,7 @@ def test_a_log_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     import sys
 
     code = Path(__file__).parents[2] / "integrations" / "inspect_eval.py"
-    subprocess.run([sys.executable, str(code), str(tmp_path)], check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, str(code), str(tmp_path)], check=True, capture_output=True, timeout=300)
     log = next((tmp_path / "eval").iterdir())
     assert "several scorers: choose one with --scorer" in refused(capsys, "audit", log)
     found = verb(capsys, "audit", log, "--scorer", "includes")
