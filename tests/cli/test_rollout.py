@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ramify.trace.db import Run
+
 SMALL = ["--panel", "3", "--seed", "3"]
 
 
@@ -87,3 +89,26 @@ def test_a_run_is_not_mixed_with_another(verb, here: Path, words: list[str], wha
 
 def test_a_run_of_something_else_is_left_alone(verb, chats: Path) -> None:
     assert "was not made by `ramify rollout`" in verb.refused("rollout", "--out", chats)
+
+
+def test_attempts_and_continuations_that_all_fail_are_exit_code_1(verb, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+from ramify.base.errors import BoundaryError
+from ramify.model.scripted import ScriptedModel
+
+def fail(messages, key):
+    raise BoundaryError("engine", "gone")
+
+def make():
+    return ScriptedModel(fail, tokens=False)
+"""
+    (here / "failing_agent.py").write_text(source)
+    monkeypatch.syspath_prepend(here)
+    played = verb("rollout", "--model", "factory:failing_agent:make", "--panel", "2", "--out", "run", "--json")
+    assert (played.code, played.json["failures"]) == (1, {"engine: gone": 2})
+    assert played.err == "ramify: every attempt failed; `ramify resume run` tries them again\n"
+    with Run.open(here / "run") as run:
+        start = next(node.id for node in run.nodes(run.trees()[0].name) if node.role == "user")
+    forked = verb("fork", "run", start, "--n", "2", "--json")
+    assert (forked.code, forked.json["fork"]["failed"]) == (1, 2)
+    assert forked.err == "ramify: every continuation failed, the first at engine: gone\n"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.command import Json
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.waiting import complete
 from ramify.cli.common import InterruptedRunError, RunArgument, find_improved, find_run
 from ramify.render import terminal
@@ -63,11 +63,14 @@ def fork(
         except KeyboardInterrupt:
             raise InterruptedRunError(f"interrupted; the continuations played so far stay in {folder}") from None
     records = [one.to_json() for one in forks]
-    if not rows:
+    if rows:
+        told = [row.to_json() for row in rows]
+        terminal.emit({"forks": records, "evidence": told}, as_json, compared(records, told))
+    else:
         terminal.emit(records[0], as_json, table(records[0]))
-        return
-    told = [row.to_json() for row in rows]
-    terminal.emit({"forks": records, "evidence": told}, as_json, compared(records, told))
+    played = [attempt for one in forks for arm in (one.arm, one.control) if arm is not None for attempt in arm.attempts]
+    if played and all(attempt.failure for attempt in played):
+        raise RamifyError(f"every continuation failed, the first at {played[0].failure}")
 
 
 def find_played(text: str) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.errors import BudgetSpentError, UserError
+from ramify.base.errors import BudgetSpentError, RamifyError, UserError
 from ramify.cli.common import DATABASE, InterruptedRunError
 from ramify.cli.improve import next_run
 from ramify.render.terminal import Bar, emit, progress, short, table
@@ -59,7 +59,7 @@ def rollout(
 def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> None:
     """Do ``work(bar)`` on the run in ``folder`` under a progress bar and print what came out.
 
-    Ctrl-C says how to go on. Raises BudgetSpentError after printing where a budget ended the work.
+    Ctrl-C says how to go on. After printing, raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed.
     """
     try:
         with progress(folder.name, 1, "attempts", as_json) as bar:
@@ -74,6 +74,8 @@ def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]
             f"the budget of {result['spent']} is spent, {result['missing']} attempts were not played: "
             f"raise --budget.{result['spent']} and give the same command with --out {folder} to go on"
         )
+    if result["failed"] and not result["n"]:
+        raise RamifyError(f"every attempt failed; `ramify resume {folder}` tries them again")
 
 
 def summary(result: dict[str, Any]) -> str:
