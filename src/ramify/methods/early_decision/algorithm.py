@@ -18,7 +18,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.stats.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
-from ramify.stats.evidence import CORRECTIONS
+from ramify.stats.evidence import holm
 from ramify.stats.intervals import Interval, clustered_mean, wilson
 from ramify.stats.tests import fisher
 
@@ -27,6 +27,8 @@ Family = Literal["model", "pool", "trace"]
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 LOOP = 120
 """Chunks above which a trace counts as a loop and is reported apart."""
+SATURATED = 0.05
+"""A share of answers this near to 0 or 1 is locked."""
 
 
 def continuation_variance(k: np.ndarray, n: np.ndarray) -> np.ndarray:
@@ -153,15 +155,13 @@ def settle(ratings: Sequence[Sequence[int] | None], chunks: int, tie: int = 0) -
     ``ratings`` are J lists; a judge that gave none, or one of another length, is dropped for this trace. The majority of the others
     counts; without one judge ``tie`` decides if it rated.
     """
-    valid = [(i, list(r)) for i, r in enumerate(ratings) if r is not None and len(r) == chunks]
+    valid = {i: r for i, r in enumerate(ratings) if r is not None and len(r) == chunks}
     out: list[int | None] = []
     for at in range(chunks):
-        said = [r[at] for _, r in valid]
-        most = max(said, key=said.count) if said else None
-        if most is not None and 2 * said.count(most) > len(said):
-            out.append(most)
-        else:
-            out.append(next((r[at] for i, r in valid if i == tie), None))
+        said = [r[at] for r in valid.values()]
+        most = max(said, key=said.count, default=0)
+        settled = 2 * said.count(most) > len(said)
+        out.append(most if settled else valid[tie][at] if tie in valid else None)
     return out
 
 
@@ -249,18 +249,11 @@ class Judged:
 
 
 def judge_cuts(
-    cuts: Sequence[Cut],
-    *,
-    alpha: float = 0.05,
-    correction: str = "holm",
-    family: Family = "model",
-    locked: Locked = "pre",
-    saturated: float = 0.05,
-    margin: float = 0.1,
+    cuts: Sequence[Cut], *, alpha: float = 0.05, family: Family = "model", locked: Locked = "pre", margin: float = 0.1
 ) -> list[Judged]:
-    """Fisher's exact test of each cut pair, corrected over its ``family``: all cuts, those of a pool, or of a trace.
+    """Fisher's exact test of each cut pair, corrected (Holm) over its ``family``: all cuts, those of a pool, or of a trace.
 
-    ``locked`` is whether *pre*, or *pre* and *post*, have a share within ``saturated`` of 0 or 1. Cuts without answers are left out.
+    ``locked`` is whether *pre*, or *pre* and *post*, are saturated. Cuts without answers are left out.
     """
     known = [cut for cut in cuts if cut.n_pre and cut.n_post]
     raw = [fisher(c.pre, c.n_pre, c.post, c.n_post) for c in known]
@@ -269,11 +262,11 @@ def judge_cuts(
         members.setdefault({"model": "", "pool": cut.pool, "trace": cut.trace}[family], []).append(i)
     corrected = list(raw)
     for rows in members.values():
-        for i, p in zip(rows, CORRECTIONS[correction]([raw[i] for i in rows]), strict=True):
+        for i, p in zip(rows, holm([raw[i] for i in rows]), strict=True):
             corrected[i] = p
 
     def full(k: int, n: int) -> bool:
-        return k / n <= saturated or k / n >= 1 - saturated
+        return k / n <= SATURATED or k / n >= 1 - SATURATED
 
     return [
         Judged(
@@ -298,20 +291,23 @@ def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
 
 def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0) -> dict[str, Any]:
     """What ``judge_cuts`` found, over ``traces`` traces that are no loops: rates a trace, the 2 x 2, what was shown and what was not."""
+
+    def share(k: int, of: int) -> float | None:
+        return k / of if of else None
+
     n, having = len(judged), len({j.cut.trace for j in judged})
     meaningful = [j for j in judged if j.significant]
-    performative, following = n - len(meaningful), sum(j.with_stance for j in meaningful)
-    share = clustered_mean([float(j.performative) for j in judged], [j.cut.trace for j in judged])[1] if n else None
+    play = [float(j.performative) for j in judged]
     return {
         "traces": traces,
         "loops": loops,
-        "with_any": having / traces if traces else None,
+        "with_any": share(having, traces),
         "with_any_interval": list(wilson(having, traces)),
         "cuts": n,
-        "per_trace": n / traces if traces else None,
-        "meaningful_per_trace": len(meaningful) / traces if traces else None,
-        "performative": performative / n if n else None,
-        "performative_interval": share,
+        "per_trace": share(n, traces),
+        "meaningful_per_trace": share(len(meaningful), traces),
+        "performative": share(n - len(meaningful), n),
+        "performative_interval": clustered_mean(play, [j.cut.trace for j in judged])[1] if n else None,
         "equality": {kind: sum(j.equality == kind for j in judged) for kind in ("equivalent", "different", "undecided")},
         "table": {
             f"{'locked' if at else 'wavering'}, {'meaningful' if hit else 'performative'}": sum(
@@ -320,8 +316,8 @@ def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0) -
             for at in (True, False)
             for hit in (True, False)
         },
-        "locked": sum(j.locked for j in judged) / n if n else None,
-        "with_stance": following / len(meaningful) if meaningful else None,
+        "locked": share(sum(j.locked for j in judged), n),
+        "with_stance": share(sum(j.with_stance for j in meaningful), len(meaningful)),
     }
 
 

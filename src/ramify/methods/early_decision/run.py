@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,20 +110,19 @@ class Study:
 
     def prefixes(self, m: int) -> list[dict[str, Any]]:
         """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
-        of: dict[str, list[dict[str, Any]]] = {}
-        for row in self.labelled():
-            of.setdefault(row["prompt"], []).append(row)
         model = str(self.source.get("model", ""))
-        chosen = [
-            sorted(rows, key=lambda row: place_key(self.config.seed, model, row["prompt"], row["sample"]))[:m]
-            for rows in of.values()
-        ]
-        return [row for rows in chosen for row in sorted(rows, key=lambda row: row["sample"])]
+
+        def rank(row: dict[str, Any]) -> int:
+            return place_key(self.config.seed, model, row["prompt"], row["sample"])
+
+        of = groupby(self.labelled(), lambda row: row["prompt"])
+        return [row for _, rows in of for row in sorted(sorted(rows, key=rank)[:m], key=lambda row: row["sample"])]
 
     @property
     def pools(self) -> dict[str, list[str]]:
         """Prompts by the pool they belong to, "" where none is named."""
-        return {pool: [name for name in self.prompts if self.pool(name) == pool] for pool in sorted(map(self.pool, self.prompts))}
+        pools = sorted({self.pool(name) for name in self.prompts})
+        return {pool: [name for name in self.prompts if self.pool(name) == pool] for pool in pools}
 
     def pool(self, prompt: str) -> str:
         """The pool a prompt belongs to."""

@@ -17,11 +17,10 @@ from ramify.base.errors import UserError
 from ramify.base.files import whole_file
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
-from ramify.interp.collect import FINAL, Network, collect, hop
-from ramify.interp.probe import STATE_A, TABLE, Recipe, folds_of, near_duplicates, out_of_fold, probe, shuffled_groups, too_few
+from ramify.interp.collect import FINAL, collect, hop
+from ramify.interp.probe import STATE_A, TABLE, folds_of, near_duplicates, out_of_fold, probe, shuffled_groups, too_few
 from ramify.interp.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.run import Study
-from ramify.model.protocol import Model
 from ramify.rollout.guards import Guard
 from ramify.rollout.thinking import Thinker
 from ramify.stats.ranking import auroc
@@ -85,7 +84,7 @@ def capture(
     They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
     where the model is not in this process.
     """
-    model = _inside(thinker)
+    model = thinker.model.model if isinstance(thinker.model, Guard) else thinker.model  # a guard steps in while drawing
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
     every = study.labelled()
@@ -100,13 +99,8 @@ def capture(
         spread = {"h0": [start], "state_a": [start - 1], "prompt": [*hop(len(prompt), ANCHORS), start]}
         where.append(spread[at] if at != "hop" else (start + hop(len(row["thinking"]), points)).tolist())
     file = study.folder / f"states-{at}.safetensors"
-    made = {
-        "traces": [row["key"] for row in rows],
-        "layers": list(layers),
-        "points": len(where[0]),
-        "model": model.identity.weights,
-        "dtype": dtype,
-    }
+    made = {"traces": [row["key"] for row in rows], "layers": list(layers), "points": len(where[0])}
+    made |= {"model": model.identity.weights, "dtype": dtype}
     if file.is_file():
         with safe_open(file, "np") as kept:
             if json.loads((kept.metadata() or {}).get("made", "{}")) == made:
@@ -117,17 +111,8 @@ def capture(
     return Captured(rows, states, len(every) - len(rows))
 
 
-def _inside(thinker: Thinker) -> Model:
-    """The model whose states are read: a guard steps in while drawing and has none."""
-    return thinker.model.model if isinstance(thinker.model, Guard) else thinker.model
-
-
 def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
     """Probes at each place and layer with every control; written to ``probe.json``."""
-    model = _inside(thinker)
-    if isinstance(model, LocalModel):
-        for layer in config.layers:
-            Network(model).layer(layer)
     found = []
     for at in config.at:
         got = capture(study, thinker, at, config.layers, dtype=config.dtype)
@@ -138,26 +123,23 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
             texts["first token"] = [thinker.text(row["thinking"][:1]) for row in got.rows]
         pools = [study.pool(name) for name in names]
         others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(asked, config.duplicates).tolist()}
-        sources = [study.prompts[name]["data"].get("source") for name in names]
-        told = None not in sources
-        if told:
+        told = [study.prompts[name]["data"].get("source") for name in names]
+        sources = None if None in told else told
+        if sources is not None:
             others["prompt sources"] = sources
-        recipe: Recipe = STATE_A if at == "state_a" else TABLE
-        for place in range(got.states.shape[1]):
-            for k, layer in enumerate(config.layers):
-                x = got.states[:, place, k].astype(np.float32)
-                result = probe(
-                    x,
-                    got.y,
-                    names,
-                    recipe=recipe,
-                    pools=pools if any(pools) else None,
-                    sources=sources if told else None,
-                    texts=texts,
-                    other_groups=others,
-                    shuffles=config.shuffles,
-                )
-                found.append({"at": at, "place": place, "layer": layer, "skipped": got.skipped, **result.to_json()})
+        for place, k in np.ndindex(got.states.shape[1:3]):
+            result = probe(
+                got.states[:, place, k].astype(np.float32),
+                got.y,
+                names,
+                recipe=STATE_A if at == "state_a" else TABLE,
+                pools=pools if any(pools) else None,
+                sources=sources,
+                texts=texts,
+                other_groups=others,
+                shuffles=config.shuffles,
+            )
+            found.append({"at": at, "place": place, "layer": config.layers[k], "skipped": got.skipped, **result.to_json()})
     study.save("probe.json", found)
     return {"probes": found}
 

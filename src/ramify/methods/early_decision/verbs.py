@@ -137,19 +137,7 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
         [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
     ]  # fmt: skip
-    columns = [
-        "at",
-        "place",
-        "layer",
-        "pool",
-        "n",
-        "AUROC",
-        "95 % interval",
-        "BAcc",
-        "shuffled 95 %",
-        "prompt words",
-        "first token",
-    ]
+    columns = ["at", "place", "layer", "pool", "n", "AUROC", "95 % interval", "BAcc", "shuffled 95 %", "prompt words", "first token"]  # fmt: skip
     emit(found, as_json, table(columns, rows))
 
 
