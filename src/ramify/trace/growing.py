@@ -13,6 +13,31 @@ from ramify.base.files import refusal
 from ramify.trace.lines import read_lines
 
 
+class Tail:
+    """The end of a file of lines: a line is on the disk once it was added. What a kill left behind the whole ones goes with the first."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            there = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise refusal(f"cannot read {path}", error) from error
+        self.path, self.empty = path, not there
+        self._end = there.rfind(b"\n") + 1 if there else None
+
+    def add(self, line: str) -> None:
+        """Append one line. Raises UserError where the path is wrong, RamifyError where the disk refuses."""
+        try:
+            with self.path.open("ab") as file:
+                if self._end is not None:
+                    file.truncate(self._end)
+                    self._end = None
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise refusal(f"cannot write {self.path}", error) from error
+
+
 class Growing:
     """Rows by key, in the order in which they were added. ``rows`` holds what an earlier call left.
 
@@ -23,14 +48,12 @@ class Growing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: dict[str, dict[str, Any]] = {}
-        self._end: int | None = None
-        if path.exists():
-            for number, record in read_lines(path, ended=True):
-                key = record.get("key")
-                if not isinstance(key, str) or key in self.rows:
-                    raise UserError(f"{path}:{number}: 'key' must be a text that no row before has")
-                self.rows[key] = record
-            self._end = path.read_bytes().rfind(b"\n") + 1
+        self._tail = Tail(path)
+        for number, record in () if self._tail.empty else read_lines(path, ended=True):
+            key = record.get("key")
+            if not isinstance(key, str) or key in self.rows:
+                raise UserError(f"{path}:{number}: 'key' must be a text that no row before has")
+            self.rows[key] = record
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -40,14 +63,5 @@ class Growing:
         if key in self.rows:
             raise UserError(f"{self.path} has the row '{key}' already")
         record = {"key": key, **row}
-        try:
-            with self.path.open("ab") as file:
-                if self._end is not None:
-                    file.truncate(self._end)  # what a kill left behind the whole lines
-                    self._end = None
-                file.write(json.dumps(record, ensure_ascii=True, allow_nan=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise refusal(f"cannot write {self.path}", error) from error
+        self._tail.add(json.dumps(record, ensure_ascii=True, allow_nan=False))
         self.rows[key] = record

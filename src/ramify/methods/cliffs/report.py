@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 
 from ramify.base.config import check
 from ramify.base.errors import UserError
-from ramify.base.files import refusal
 from ramify.methods.cliffs.algorithm import KINDS, Cliff
 from ramify.methods.cliffs.run import ScanConfig, Scanned
 from ramify.model.protocol import Tokenizer
@@ -21,6 +19,7 @@ from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
 from ramify.stats.intervals import bootstrap, wilson
 from ramify.stats.passk import pass_at_k
 from ramify.trace.db import Run
+from ramify.trace.growing import Tail
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.node import Mark
 
@@ -75,12 +74,8 @@ class ScanFile:
         self.path, self.config = path, config
         self.done: dict[str, Scanned] = {}
         self._source: dict[str, Any] | None = None
-        try:
-            text = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise refusal(f"cannot read {path}", error) from error
-        self._end: int | None = text.rfind(b"\n") + 1
-        if text:
+        self._tail = Tail(path)
+        if not self._tail.empty:
             before, self._source, found = read_scan(path, ended=True)
             if _same(before) != _same(config):
                 raise UserError(f"{path} holds a scan with other settings; name another file with --out")
@@ -103,16 +98,7 @@ class ScanFile:
 
     def add(self, scanned: Scanned) -> None:
         """Append one trace; it is on the disk when this returns."""
-        try:
-            with self.path.open("ab") as file:
-                if self._end is not None:
-                    file.truncate(self._end)  # what a kill left behind the complete lines
-                    self._end = None
-                file.write(json.dumps(to_record(scanned, self.config, self._source or {})).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise refusal(f"cannot write {self.path}", error) from error
+        self._tail.add(json.dumps(to_record(scanned, self.config, self._source or {})))
 
 
 def _same(config: ScanConfig) -> dict[str, Any]:
