@@ -8,13 +8,13 @@ from typing import Any
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in, or, with dots, which other module."""
+    """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in, or names another in full."""
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        return getattr(importlib.import_module(home if "." in home else f"{package}.{home}"), name)
+        return getattr(importlib.import_module(home if home.startswith("ramify.") else f"{package}.{home}"), name)
 
     return load
 
