@@ -69,6 +69,12 @@ def test_a_log_of_calls(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert any("FORBIDDEN" in line for line in lines(found))
 
 
+def test_a_rule_without_a_predicate_is_not_said_to_have_been_kept(tmp_path: Path) -> None:
+    found = audit(logged(session(), tmp_path / "log.jsonl"), [Rule(RULE)])
+    assert (found["rules"][0]["forbidden"], len(found["rules"][0]["calls_without"])) == (None, 1)
+    assert as_text(found)[0] == [RULE, 1, 1, "2 of 4", 1, "no predicate"]
+
+
 def test_a_conversation_that_only_grew_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     chat = [

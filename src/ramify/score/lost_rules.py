@@ -163,7 +163,7 @@ class _Fate:
             return None
 
     def report(self) -> dict[str, Any]:
-        """The rule's part of the report."""
+        """The rule's part of the report. ``forbidden`` is None where no predicate says what the rule forbids."""
         return {
             "rule": self.rule.text,
             "stated_in": len(self.held),
@@ -171,7 +171,7 @@ class _Fate:
             "replies_since_stated": self.since,
             "replies_without": self.without,
             "calls_without": self.calls,
-            "forbidden": sum(call["forbidden"] is True for call in self.calls),
+            "forbidden": None if self.rule.predicate is None else sum(call["forbidden"] is True for call in self.calls),
         }
 
 
@@ -184,7 +184,7 @@ def as_text(found: Mapping[str, Any]) -> list[list[Any]]:
             len(r["lost"]),
             f"{r['replies_without']} of {r['replies_since_stated']}",
             len(r["calls_without"]),
-            r["forbidden"],
+            "no predicate" if r["forbidden"] is None else r["forbidden"],
         ]
         for r in found["rules"]
     ]

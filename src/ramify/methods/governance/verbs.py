@@ -115,7 +115,7 @@ def audit(
 ) -> None:
     """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
     found = lost_rules.audit(log, lost_rules.read_rules(rules), form)
-    columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "forbidden"]
+    columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden"]
     head = f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions"
     rows, told = lost_rules.as_text(found), lost_rules.lines(found)
     emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else [])]))
