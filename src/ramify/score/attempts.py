@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
-from ramify.score.steps import run_columns
+from ramify.score.steps import run_attempts
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
@@ -199,27 +199,18 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
     by the world's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
     """
     scorer = _scorer(run, scorer)
-    columns = run_columns(run, group, None, scorer or "env")
-    rows: dict[tuple[Any, str], list[int]] = {}
-    for row, place in enumerate(zip(columns["task_id"], columns["attempt_id"], strict=True)):
-        rows.setdefault(place, []).append(row)
-    tree, verdicts = None, {}
     found = []
-    for (task, leaf), own in rows.items():
-        name = run.node(leaf).tree
-        if tree is None or tree.name != name:
-            tree = run.tree(name)
-            verdicts = {v.node: v for v in run.verdicts(tree=name, scorer=scorer)} if scorer else {}
-        given, talk = _talk(turns_of(tree.path(leaf)))
-        if len(talk) != len(own):
-            raise UserError(f"the attempt that ends in node {leaf} has {len(own)} steps and {len(talk)} replies")
+    for task, leaf, path, verdict, rows in run_attempts(run, group, scorer or "env"):
+        given, talk = _talk(turns_of(path))
+        if len(talk) != len(rows):
+            raise UserError(f"the attempt that ends in node {leaf} has {len(rows)} steps and {len(talk)} replies")
         steps = []
-        for row, (shown, reply) in zip(own, talk, strict=True):
-            anchor = columns["anchor"][row]
-            keyed = isinstance(anchor, Mapping) and anchor.keys() == {"key"}  # how run_columns tells a key from a text
-            text = shown[-1].text if shown else ""
-            steps.append(TraceStep(anchor["key"] if keyed and not texts else text, shown, reply, columns["node"][row]))
-        found.append(Trace(task, leaf, _succeeded(verdicts.get(leaf)), tuple(steps), given, bool(columns["truncated"][own[-1]])))
+        for row, (shown, reply) in zip(rows, talk, strict=True):
+            anchor = row["anchor"]
+            keyed = isinstance(anchor, Mapping) and not texts  # a state's key, not a text
+            state = anchor["key"] if keyed else shown[-1].text if shown else ""
+            steps.append(TraceStep(state, shown, reply, row["node"]))
+        found.append(Trace(task, leaf, _succeeded(verdict), tuple(steps), given, rows[-1]["truncated"]))
     return found
 
 

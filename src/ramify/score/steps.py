@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ramify.trace.path import text_between
 if TYPE_CHECKING:
     from ramify.trace.db import Run
     from ramify.trace.node import Node, Verdict
-    from ramify.trace.tree import Tree
+    from ramify.trace.path import Path as TreePath
 
 #: Fields a step may lack, with what then stands in.
 OPTIONAL = {"anchor": None, "action": "", "done": False, "truncated": False, "valid": True, "node": None}
@@ -97,47 +97,67 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise UserError(f"cannot write {path}: a text holds half a character ({error.object[error.start]!a})") from error
 
 
-def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str = "env") -> Columns:
-    """Step columns of every scored attempt in a run's trees, ``node`` telling which steps attempts share.
+class Attempt(NamedTuple):
+    """A scored attempt in a run's trees."""
+
+    task: str
+    leaf: str
+    path: TreePath
+    verdict: Verdict | None
+    steps: list[dict[str, Any]]
+    """Records of its steps, without task and attempt; ``text`` is the observation's."""
+
+
+def run_attempts(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[Attempt]:
+    """Every scored attempt in a run's trees, in an order that does not depend on when they ended.
 
     An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one); an attempt whose verdict has no
-    value is unscored and left out, never counted as failed. Its reward is the verdict's. The key of a state is the environment's
-    ``state_key``, or the observation's text where it gave none; ``keys`` makes it from the observations' texts instead.
-    Raises UserError when there is no attempt.
+    value is unscored and left out, never counted as failed. Its reward is the verdict's. The anchor of a state is the environment's
+    ``state_key``, or the observation's text where it gave none. Raises UserError when there is no attempt.
     """
-    columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
+    found = False
     for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
         verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)}
         task = str(info.task.get("id", info.name))
         if group is None and info.group:
             task = f"{info.group}/{task}"
-        # sorted, so that sums do not depend on the order in which attempts ended
         for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
-            rows = list(_attempt(tree, leaf, verdicts.get(leaf)))
-            if not rows:
-                continue
-            if keys is not None:
-                for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
-                    row["anchor"] = key
-            for row in rows:
-                for name in columns:
-                    columns[name].append({"task_id": task, "attempt_id": leaf}.get(name, row.get(name)))
-    if not columns["step"]:
+            path, verdict = tree.path(leaf), verdicts.get(leaf)
+            if steps := _steps(path, verdict):
+                found = True
+                yield Attempt(task, leaf, path, verdict, steps)
+    if not found:
         where = "" if group is None else f" in group '{group}'"
         raise UserError(f"{run.folder} holds no scored attempt{where}")
+
+
+def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str = "env") -> Columns:
+    """Step columns of every scored attempt in a run's trees (:func:`run_attempts`), ``node`` telling which steps attempts share.
+
+    ``keys`` makes the anchors from the observations' texts. Raises UserError when there is no attempt.
+    """
+    columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
+    for attempt in run_attempts(run, group, scorer):
+        rows = attempt.steps
+        if keys is not None:
+            for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
+                row["anchor"] = key
+        about = {"task_id": attempt.task, "attempt_id": attempt.leaf}
+        for name, column in columns.items():
+            column += [row.get(name, about.get(name)) for row in rows]
     return columns
 
 
-def _attempt(tree: Tree, leaf: str, verdict: Verdict | None) -> Iterator[dict[str, Any]]:
-    """The steps on the path to ``leaf``: one per agent message, all pieces of a message that was forked inside taken together."""
+def _steps(path: TreePath, verdict: Verdict | None) -> list[dict[str, Any]]:
+    """The steps on a path: one per agent message, all pieces of a message that was forked inside taken together; none of an unscored one."""
     if verdict is not None and verdict.value is None:
-        return
+        return []
     rows: list[dict[str, Any]] = []
     seen: Node | None = None
     end: Node | None = None
     pieces: list[str] = []  # of the reply that is being said, empty between replies
-    for node, kept in tree.path(leaf).segments:
+    for node, kept in path.segments:
         end = node
         if kept == 0 and node.opens and len(node) > 0:
             continue  # a message that was rewound whole
@@ -155,13 +175,13 @@ def _attempt(tree: Tree, leaf: str, verdict: Verdict | None) -> Iterator[dict[st
             rows[-1] |= {"reward": node.reward or 0.0, "valid": bool(node.data.get("valid", True))}
         seen, pieces = node, []
     if not rows or end is None:
-        return
+        return []
     if verdict is not None and verdict.value is not None:
         rows[-1]["reward"] = verdict.value - sum(row["reward"] for row in rows[:-1])
     evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, Mapping) else {}
     rows[-1]["truncated"] = bool(evidence.get("truncated", end.stop == "truncated"))
     rows[-1]["done"] = not rows[-1]["truncated"]
-    yield from rows
+    return rows
 
 
 def canonicalise(columns: Columns, keys: Canonicaliser) -> Columns:

@@ -210,7 +210,7 @@ def row_node(row: tuple[Any, ...]) -> Node:
         None if row[15] is None else from_text(row[15]),
         row[16],
         row[17],
-        from_object(row[18]),
+        {} if row[18] == "{}" else from_object(row[18]),
     )
 
 
