@@ -29,6 +29,18 @@ def check(**changes: object) -> Check:
     return Check(**(fields | changes))  # type: ignore[arg-type]
 
 
+def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
+    mean = Check.mean("gain", [1.0, 2.0, 3.0], range(3), ">=", 0.5, "known")
+    assert (mean.value, mean.n, mean.seeds, mean.status, mean.known_miss) == (2.0, 3, (0, 1, 2), "pass", "known")
+    assert mean.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)
+    one, none = Check.mean("gain", [1.0], (0,)), Check.mean("gain", [], (), ">", 0.0)
+    assert (one.value, one.interval, one.op) == (1.0, None, "report")
+    assert (none.to_json()["value"], none.n, none.status) == (None, 0, "miss")
+    share = Check.share("fires", 23, 175, (0,), "<=", 0.2)
+    assert (share.value, share.n, share.status) == (23 / 175, 175, "pass")
+    assert share.interval == pytest.approx((0.0892, 0.1895), abs=5e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [

@@ -12,15 +12,18 @@ import operator
 import os
 import re
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.stats.intervals import mean_t, wilson
 
 _OPS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -63,6 +66,26 @@ class Check:
             raise ValueError(f"check {self.name!r}: unknown operator {self.op!r}")
         if self.op != "report" and self.threshold is None:
             raise ValueError(f"check {self.name!r}: {self.op} needs a threshold")
+
+    @classmethod
+    def mean(
+        cls,
+        name: str,
+        values: Sequence[float] | np.ndarray,
+        seeds: Sequence[int],
+        op: str = "report",
+        threshold: float | None = None,
+        known_miss: str = "",
+    ) -> Self:
+        """The mean of independent values, (n,), with Student's interval where there are several; nan of none."""
+        interval = mean_t(values) if len(values) > 1 else None
+        value = float(np.mean(values)) if len(values) else math.nan
+        return cls(name, value, interval, len(values), tuple(seeds), op, threshold, known_miss)
+
+    @classmethod
+    def share(cls, name: str, k: int, n: int, seeds: Sequence[int], op: str = "report", threshold: float | None = None) -> Self:
+        """``k`` of ``n``, with Wilson's interval."""
+        return cls(name, k / n, wilson(k, n), n, tuple(seeds), op, threshold)
 
     @property
     def status(self) -> str:

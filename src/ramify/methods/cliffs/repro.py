@@ -21,7 +21,7 @@ from ramify.rollout.token_forks import Problem, TokenForks
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.checks import Cells, Check
 from ramify.stats.drops import Counts
-from ramify.stats.intervals import bootstrap, clopper_pearson, mean_t, paired_t
+from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
 from ramify.stats.martingale import simulate
 from ramify.stats.passk import pass_at_k
 
@@ -324,14 +324,12 @@ def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
     ):  # fmt: skip
         passed = [pass_at_k(FORKS, c, k) for cell in cells for c in cell[arm]]
         name = f"exact process: first cliff of a wrong reply, pass@{k}, {arm}"
-        checks.append(Check(name, float(np.mean(passed)), mean_t(passed), len(passed), plan.seeds, op, threshold))
+        checks.append(Check.mean(name, passed, plan.seeds, op, threshold))
     for kind, op, threshold in zip(KINDS, ("<=", "report", ">=", "report"), (0.05, None, 0.5, None), strict=True):
         observed, true, held = (np.concatenate([cell["classes"][kind][part] for cell in cells]) for part in range(3))
         n = len(held)
         for name, values in (("detected drop", observed), ("true drop", true)):
-            checks.append(
-                Check(f"exact process: {kind}, mean {name}", float(values.mean()), mean_t(values), n, plan.seeds, "report")
-            )
+            checks.append(Check.mean(f"exact process: {kind}, mean {name}", values, plan.seeds))
         interval = clopper_pearson(int(held.sum()), n)
         checks.append(
             Check(f"exact process: {kind}, share confirmed", float(held.mean()), interval, n, plan.seeds, op, threshold)
@@ -356,16 +354,14 @@ def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, .
 def _rates(plan: _Size, base: Mapping[int, Mapping[str, float]], scans: Sequence[Mapping[str, Any]]) -> list[Check]:
     traces, checks = [trace for cell in scans for trace in cell["traces"]], []
     for name in ("sampled", "greedy"):
-        values = [base[seed][name] for seed in plan.seeds]
-        interval = mean_t(values) if len(values) > 1 else None
-        checks.append(Check(f"model: {name} accuracy", float(np.mean(values)), interval, len(values), plan.seeds, "report"))
+        checks.append(Check.mean(f"model: {name} accuracy", [base[seed][name] for seed in plan.seeds], plan.seeds))
     right = np.array([trace["right"] for trace in traces])
     found, held = (np.array([len(_of(trace, *statuses)) for trace in traces]) for statuses in ((), ("confirmed",)))
     for name, cliffs in (("found", found), ("confirmed", held)):
         for side, rows in (("wrong", ~right), ("right", right)):
             some, n = int((cliffs[rows] > 0).sum()), int(rows.sum())
             checks += [
-                Check(f"model: cliffs {name} per {side} reply", float(cliffs[rows].mean()), mean_t(cliffs[rows]), n, plan.seeds, "report"),
+                Check.mean(f"model: cliffs {name} per {side} reply", cliffs[rows], plan.seeds),
                 Check(f"model: {side} replies with a cliff {name}", some / n, clopper_pearson(some, n), n, plan.seeds, "report"),
             ]  # fmt: skip
     checks.append(_ratio("model: cliffs found per reply, wrong over right", found, right, plan.seeds, plan.ratio))
@@ -385,7 +381,7 @@ def _deletion(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
     for arm, k in ((arm, k) for arm in ARMS for k in (1, 8, 64)):
         at[arm, k] = np.array([_pass(record[arm], k) for record in records])
         name = f"model: first cliff of a wrong reply, pass@{k}, {arm}"
-        checks.append(Check(name, float(at[arm, k].mean()), mean_t(at[arm, k]), n, plan.seeds, "report"))
+        checks.append(Check.mean(name, at[arm, k], plan.seeds))
     gap = at["del", 1] - at["keep", 1]
     interval = bootstrap(gap)
     over = paired_t(at["del", 1], at["random", 1])
@@ -410,10 +406,7 @@ def _classes(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
         checks.append(Check(f"model: {kind} cliffs found", n, None, n, plan.seeds, "report"))
         for name, values in (("detected", [c["d"] for c in own]), ("fresh", [c["confirm"]["d"] for c in own])):
             if n:
-                interval = mean_t(values) if n > 1 else None
-                checks.append(
-                    Check(f"model: {kind}, mean {name} drop", float(np.mean(values)), interval, n, plan.seeds, "report")
-                )
+                checks.append(Check.mean(f"model: {kind}, mean {name} drop", values, plan.seeds))
         op, threshold = ("<=", 0.1) if kind == "deterministic" else ("report", None)
         share = held / n if n else 0.0
         checks.append(Check(f"model: {kind}, share confirmed", share, clopper_pearson(held, n), n, plan.seeds, op, threshold))
@@ -492,7 +485,5 @@ def _training(plan: _Size, cells: Cells, base: Mapping[int, Mapping[str, float]]
             if not gains:  # no seed gave such pairs
                 continue
             judged = (">=", 0.02, GREEDY) if (arm, how) == ("cliffs", "greedy") else ("report",)
-            interval = mean_t(gains) if len(gains) > 1 else None
-            name = f"training: gain in {how} accuracy, {arm}"
-            checks.append(Check(name, float(np.mean(gains)), interval, len(gains), plan.train_seeds, *judged))
+            checks.append(Check.mean(f"training: gain in {how} accuracy, {arm}", gains, plan.train_seeds, *judged))
     return checks

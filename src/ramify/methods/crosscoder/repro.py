@@ -21,7 +21,6 @@ from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, en
 from ramify.interp.steer import Change, clamp, reconstruct, scale
 from ramify.methods.crosscoder.algorithm import Outcome, best, confirm, grid, outcome, rank_features, search
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import mean_t
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
 
@@ -362,11 +361,7 @@ def _mean(
     name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", limit: float | None = None
 ) -> Check:
     """Mean over seeds, with its interval where there are several; seeds without a value (None) are left out."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return Check(name, float("nan"), None, 0, tuple(seeds), op, limit)
-    interval = mean_t(known) if len(known) > 1 else None
-    return Check(name, float(np.mean(known)), interval, len(known), tuple(seeds), op, limit)
+    return Check.mean(name, [value for value in values if value is not None], seeds, op, limit)
 
 
 def _recovery(found: dict[str, list[dict[str, Any]]], seeds: Sequence[int], quick: bool) -> list[Check]:

@@ -21,7 +21,7 @@ from ramify.methods.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, te
 from ramify.stats.checks import Cells, Check
 from ramify.stats.experiment import Control, Move, TestResult, result_from_json
 from ramify.stats.hypotheses import ACH, Hypothesis
-from ramify.stats.intervals import mean_t, wilson
+from ramify.stats.intervals import mean_t
 from ramify.stats.trend import logistic_fit
 
 OWN: dict[str, tuple[str, Move]] = {
@@ -196,15 +196,13 @@ class _Found:
         return [what(cell[kind]) for cell in self.cells.values()]
 
     def share(self, name: str, hits: Sequence[bool], op: str = "report", threshold: float | None = None) -> Check:
-        k, n = sum(hits), len(hits)
-        return Check(name, k / n, wilson(k, n), n, self.seeds, op, threshold)
+        return Check.share(name, sum(hits), len(hits), self.seeds, op, threshold)
 
     def worst(self, name: str, values: Sequence[float], op: str, threshold: float) -> Check:
         return Check(f"{name}, largest", max(values), None, len(values), self.seeds, op, threshold)
 
     def mean(self, name: str, values: Sequence[float], op: str = "report", threshold: float | None = None) -> Check:
-        interval = mean_t(values) if len(values) > 1 else None
-        return Check(name, float(np.mean(values)), interval, len(values), self.seeds, op, threshold)
+        return Check.mean(name, values, self.seeds, op, threshold)
 
 
 def reproduce(size: str, cells: Cells) -> list[Check]:
@@ -294,7 +292,7 @@ def _tests(found: _Found, quick: bool) -> list[Check]:
             axis=0
         )
         for errors, k, m in zip(DOSES, *summed.tolist(), strict=True):
-            checks.append(Check(f"dose: rate of {kind} at {errors} errors", k / m, wilson(k, m), m, found.seeds, "report"))
+            checks.append(Check.share(f"dose: rate of {kind} at {errors} errors", k, m, found.seeds))
     return [
         *checks,
         Check("dose: 1 % point of the fit over all seeds, errors", point, ends, total, found.seeds, ">=", low),
@@ -314,9 +312,7 @@ def _sentence(found: _Found, quick: bool) -> list[Check]:
     rates = [one["hits"] / one["n"] for one in forbid]
     bound = 0.1 if quick else 0.06
     return [
-        Check(
-            "sentence: planted one ranks first", first / with_it, wilson(first, with_it), with_it, found.seeds, ">=", 0.6 if quick else 0.85
-        ),
+        Check.share("sentence: planted one ranks first", first, with_it, found.seeds, ">=", 0.6 if quick else 0.85),
         found.mean("sentence: mean held-out score of the planted one", scores),
         Check(f"sentence: distance of that score from {PLANTED:.3f}", abs(float(np.mean(scores)) - PLANTED), None, len(scores), found.seeds, "<=", bound),
         found.mean("sentence: exact score of the planted one in the organisms", exact[:, 0].tolist()),

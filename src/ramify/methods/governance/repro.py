@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import difference_of_proportions, mean_t
+from ramify.stats.intervals import difference_of_proportions
 
 # -- the world -----------------------------------------------------------------------------------------------------------------
 
@@ -411,9 +411,7 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     shown, judged = [shares(one) for one in done], [verdict(one) for one in done]
     checks = []
     for name in shown[0]:
-        values = [one[name] for one in shown]
-        interval = None if quick else mean_t(values)
-        checks.append(Check(name, float(np.mean(values)), interval, len(values), seeds, "report"))
+        checks.append(Check.mean(name, [one[name] for one in shown], seeds))
     for name in judged[0]:
         op, *limits = JUDGED[name]
         worst = (max if op == "<=" else min)(one[name] for one in judged)

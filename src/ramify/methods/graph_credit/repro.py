@@ -15,7 +15,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import mean_t, paired_t
+from ramify.stats.intervals import paired_t
 
 REWARD = 10.0
 ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
@@ -271,12 +271,6 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     return checks + _visits(cells, seeds, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
 
 
-def _mean(name: str, values: Sequence[float], seeds: Sequence[int]) -> Check:
-    """A reported mean over seeds."""
-    low, high = mean_t(values)
-    return Check(name, float(np.mean(values)), (low, high), len(values), tuple(seeds), "report")
-
-
 def _paired(name: str, a: Sequence[float], b: Sequence[float], seeds: Sequence[int], op: str, threshold: float | None) -> Check:
     """Mean difference of two arms on the same tasks."""
     low, high = paired_t(a, b)
@@ -291,8 +285,8 @@ def _matched(cells: Cells, seeds: Sequence[int], threshold: float) -> list[Check
     first = [curves[f"matched grpo seed {s}"][0] for s in seeds]
     gap = [cells.get(f"single seed {s}", single_gap, seed=s) for s in seeds]
     return [
-        _mean("success at the start, 7x7", first, seeds),
-        *(_mean(f"success after 20 updates, {arm}, 7x7, lr 0.3", last[arm], seeds) for arm in ARMS),
+        Check.mean("success at the start, 7x7", first, seeds),
+        *(Check.mean(f"success after 20 updates, {arm}, 7x7, lr 0.3", last[arm], seeds) for arm in ARMS),
         _paired("matched learning rate: g2po - grpo", last["g2po"], last["grpo"], seeds, ">=", threshold),
         Check("node term on own returns - GiGPO, largest difference", max(gap), None, len(seeds), tuple(seeds), "==", 0.0),
     ]
@@ -316,7 +310,7 @@ def _tuned(cells: Cells, seeds: Sequence[int], rates: Sequence[float], threshold
         best[arm] = areas[rate[arm]]
     graph = max(("g2po", "ep+ec"), key=lambda arm: float(np.mean(best[arm])))
     return [
-        *(_mean(f"mean success over 30 updates, {arm}, 9x9, best lr {rate[arm]:g}", best[arm], seeds) for arm in ARMS),
+        *(Check.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {rate[arm]:g}", best[arm], seeds) for arm in ARMS),
         _paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], seeds, ">=", threshold),
     ]
 
@@ -333,7 +327,9 @@ def _repetition(cells: Cells, seeds: Sequence[int], shares: Sequence[float]) -> 
     curves = cells.map(train, jobs)
     last = {(q, arm): [curves[f"unique {q:g} {arm} seed {s}"][-1] for s in seeds] for q in shares for arm in arms}
     gains = [float(np.mean(np.subtract(last[q, "g2po"], last[q, "grpo"]))) for q in shares]
-    checks = [_mean(f"success after 20 updates, {arm}, unique keys {q:g}", last[q, arm], seeds) for q in shares for arm in arms]
+    checks = [
+        Check.mean(f"success after 20 updates, {arm}, unique keys {q:g}", last[q, arm], seeds) for q in shares for arm in arms
+    ]
     for arm in ("gigpo", "g2po"):
         pairs = [(curves[f"unique 1 {arm} seed {s}"], curves[f"unique 1 grpo seed {s}"]) for s in seeds]
         apart = max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
@@ -380,7 +376,7 @@ def _visits(cells: Cells, seeds: Sequence[int], trees: int, branches: Sequence[i
             edge, leaf = ([abs(c[visits][i]) for c in cell] for visits in ("edge", "leaf"))
             name = f"{what} on shared prefixes, {pick}, 4 + {b} leaves"
             checks += [
-                _mean(f"{name}, once per leaf", leaf, seeds),
+                Check.mean(f"{name}, once per leaf", leaf, seeds),
                 _paired(f"{name}, edge - leaf", edge, leaf, seeds, "report", None),
             ]
     for pick in PICKS:

@@ -311,17 +311,11 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     return checks
 
 
-def _check(name: str, values: Sequence[float], seeds: Sequence[int], op: str = "report", threshold: float | None = None) -> Check:
-    """A mean over seeds with Student's interval."""
-    interval = mean_t(values) if len(values) > 1 else None
-    return Check(name, float(np.mean(values)), interval, len(values), tuple(seeds), op, threshold)
-
-
 def _above_zero(name: str, values: Sequence[float], seeds: Sequence[int]) -> list[Check]:
     """A mean over seeds, and its interval's lower end, which must lie above 0."""
     low, high = mean_t(values)
     bound = Check(f"{name}, lower 95 % bound", low, (low, high), len(values), tuple(seeds), ">", 0.0)
-    return [_check(name, values, seeds, ">", 0.0), bound]
+    return [Check.mean(name, values, seeds, ">", 0.0), bound]
 
 
 def _exact(runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
@@ -337,27 +331,29 @@ def _exact(runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
 
         name = f"exact, rollouts of the {source}" if source != "half-half" else "exact, rollouts of both"
         checks += [
-            _check(f"{name}: success", [c["mean"] for c in cell], seeds),
-            _check(f"{name}: AUROC of the advantage", [c["auroc advantage"] for c in cell], seeds),
-            _check(f"{name}: AUROC, advantage - log-prob", differ("auroc advantage", "auroc log-prob"), seeds, ">=", 0.04),
-            _check(
+            Check.mean(f"{name}: success", [c["mean"] for c in cell], seeds),
+            Check.mean(f"{name}: AUROC of the advantage", [c["auroc advantage"] for c in cell], seeds),
+            Check.mean(f"{name}: AUROC, advantage - log-prob", differ("auroc advantage", "auroc log-prob"), seeds, ">=", 0.04),
+            Check.mean(
                 f"{name}: best-of-8, advantage - log-prob", differ("best-of-8 advantage", "best-of-8 log-prob"), seeds, ">=", 0.02
             ),
-            _check(f"{name}: best-of-8 - Mean@8", differ("best-of-8 advantage", "mean"), seeds, ">=", 0.10),
+            Check.mean(f"{name}: best-of-8 - Mean@8", differ("best-of-8 advantage", "mean"), seeds, ">=", 0.10),
         ]
     curves = {arm: np.array([run[f"spearman {arm}"] for run in runs]) for arm in ("KL", "clip")}
     for arm, curve in curves.items():
         for rounds in (1, 10, 30, 100, 200, 300):
             checks.append(
-                _check(f"exact, {arm} arm: rank correlation with A*, round {rounds}", curve[:, rounds - 1].tolist(), seeds)
+                Check.mean(f"exact, {arm} arm: rank correlation with A*, round {rounds}", curve[:, rounds - 1].tolist(), seeds)
             )
         for scorer in ("advantage", "log-prob"):
             for mark in ("1", "10", "100", "300"):
                 values = [run[f"auroc {arm} {scorer}"][mark] for run in runs]
-                checks.append(_check(f"exact, {arm} arm: off-policy AUROC of the {scorer}, round {mark}", values, seeds))
+                checks.append(Check.mean(f"exact, {arm} arm: off-policy AUROC of the {scorer}, round {mark}", values, seeds))
     fall = curves["clip"].max(axis=1) - curves["clip"][:, -1]
-    checks.append(_check("exact, KL arm: rank correlation with A*, last round", curves["KL"][:, -1].tolist(), seeds, ">=", 0.99))
-    checks.append(_check("exact, clip arm: peak - last round", fall.tolist(), seeds, ">=", 0.3))
+    checks.append(
+        Check.mean("exact, KL arm: rank correlation with A*, last round", curves["KL"][:, -1].tolist(), seeds, ">=", 0.99)
+    )
+    checks.append(Check.mean("exact, clip arm: peak - last round", fall.tolist(), seeds, ">=", 0.3))
     return checks
 
 
@@ -372,9 +368,9 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
     low, high = bootstrap(gains)
     name = f"{arm}, off-policy best-of-8 - Mean@8"
     checks = [
-        _check(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
-        _check(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
-        _check(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
+        Check.mean(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
+        Check.mean(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
+        Check.mean(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
         Check(
             f"{arm}, success of the policy, lowest seed",
             lowest,
@@ -390,30 +386,30 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
     ]
     op, threshold = ("report", None) if arm != "N5" else (">=", 0.05)
     checks.append(
-        _check(f"{arm}, off-policy AUROC, advantage - log-prob", [_gap(run["off"]) for run in runs], seeds, op, threshold)
+        Check.mean(f"{arm}, off-policy AUROC, advantage - log-prob", [_gap(run["off"]) for run in runs], seeds, op, threshold)
     )
     hits: Callable[[str], list[float]] = lambda rule: [run["attribution"][rule] for run in runs]  # noqa: E731
-    checks.append(_check(f"{arm}, attribution, sharpest-drop", hits("sharpest-drop"), seeds, ">=", 0.4 if quick else 0.6))
+    checks.append(Check.mean(f"{arm}, attribution, sharpest-drop", hits("sharpest-drop"), seeds, ">=", 0.4 if quick else 0.6))
     others = [rule for rule in runs[0]["attribution"] if rule not in ("sharpest-drop", "n")]
-    return checks + [_check(f"{arm}, attribution, {rule}", hits(rule), seeds) for rule in others]
+    return checks + [Check.mean(f"{arm}, attribution, {rule}", hits(rule), seeds) for rule in others]
 
 
 def _details(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
     """Every scorer on both sets, other references, and what choosing the cell on the data would have promised."""
     checks = []
     for kind in ("off", "on"):
-        checks.append(_check(f"{arm}, {kind}-policy Pass@8", [run[kind]["oracle"] for run in runs], seeds))
+        checks.append(Check.mean(f"{arm}, {kind}-policy Pass@8", [run[kind]["oracle"] for run in runs], seeds))
         for what in ("auroc", "best-of-8"):
             for scorer in runs[0][kind][what]:
                 label = "AUROC" if what == "auroc" else what
                 if kind == "off" or scorer in MAIN:
                     values = [run[kind][what][scorer] for run in runs]
-                    checks.append(_check(f"{arm}, {kind}-policy {label}, {scorer}", values, seeds))
+                    checks.append(Check.mean(f"{arm}, {kind}-policy {label}, {scorer}", values, seeds))
     for other in ("too near", "too far"):
         for what, label in (("auroc", "AUROC"), ("best-of-8", "best-of-8")):
             values = [run[other][what]["advantage"] for run in runs]
-            checks.append(_check(f"{arm}, reference {other}: off-policy {label}", values, seeds))
+            checks.append(Check.mean(f"{arm}, reference {other}: off-policy {label}", values, seeds))
     for name in ("tuned, own half", "tuned, other half", "a priori"):
         values = [run["off"]["optimism"][name] for run in runs]
-        checks.append(_check(f"{arm}, off-policy best-of-8, cell {name}", values, seeds))
+        checks.append(Check.mean(f"{arm}, off-policy best-of-8, cell {name}", values, seeds))
     return checks

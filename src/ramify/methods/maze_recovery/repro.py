@@ -30,7 +30,6 @@ from ramify.env.walks import (
 from ramify.env.worlds.maze import MazeWorld
 from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import mean_t
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
 
@@ -339,22 +338,16 @@ def _theory(cells: Cells, walks: int) -> list[Check]:
         costs = cells.get(f"search {policy} {walks}", search, maze=LARGE, policy=policy, walks=walks, seed=0)
         gap = abs(float(np.mean(costs)) - float(search_steps(LARGE, policy))) / (float(np.std(costs)) / math.sqrt(walks))
         checks += [
-            Check(f"search wrapper simulated, {name}", float(np.mean(costs)), mean_t(costs), walks, (0,), "report"),
+            Check.mean(f"search wrapper simulated, {name}", costs, (0,)),
             Check(f"search wrapper, {name}: simulated - closed form, in standard errors", gap, None, walks, (0,), "<=", 3.0),
         ]
     return checks
 
 
-def _mean(name: str, values: Sequence[float], seeds: Sequence[int], op: str = "report", threshold: float | None = None) -> Check:
-    """Mean over seeds, with its interval where there are several."""
-    interval = mean_t(values) if len(values) > 1 else None
-    return Check(name, float(np.mean(values)), interval, len(values), tuple(seeds), op, threshold)
-
-
 def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: tuple[float, ...]) -> list[Check]:
     done = cells.map(tabular, {f"tabular {s}": {"seed": s, **less} for s in seeds}).values()
     steps = {name: [cell[name] for cell in done] for name in next(iter(done))}
-    checks = [_mean(f"table, expected steps: {name}", values, seeds) for name, values in steps.items()]
+    checks = [Check.mean(f"table, expected steps: {name}", values, seeds) for name, values in steps.items()]
     pairs = (
         ("RL", "base", "<="),
         ("golden SFT", "base", ">="),
@@ -363,7 +356,7 @@ def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: t
     )
     for (one, other, op), limit in zip(pairs, limits, strict=True):
         ratio = np.divide(steps[one], steps[other]).tolist()
-        checks.append(_mean(f"table: {one} / {other}", ratio, seeds, op, limit))
+        checks.append(Check.mean(f"table: {one} / {other}", ratio, seeds, op, limit))
     return checks
 
 
@@ -372,7 +365,7 @@ def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: floa
     regimes = list(done[0])
     of = {(name, what): [cell[name][what] for cell in done] for name in regimes for what in done[0][name]}
     checks = [
-        _mean(f"network, {name}: {what}", of[name, what], seeds)
+        Check.mean(f"network, {name}: {what}", of[name, what], seeds)
         for name in regimes
         for what in (*FAMILIES, "unfinished", "steps", "refused")
     ]
@@ -381,10 +374,12 @@ def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: floa
     nearer = np.abs(raw - gold) - np.abs(cut - gold)
     return [
         *checks,
-        _mean("network: unfinished, golden SFT - RL", (gold - lost["RL"]).tolist(), seeds, ">=", gap),
-        _mean("network: how much nearer to golden SFT loop-erased distillation is than raw", nearer.tolist(), seeds, ">", 0.0),
+        Check.mean("network: unfinished, golden SFT - RL", (gold - lost["RL"]).tolist(), seeds, ">=", gap),
+        Check.mean(
+            "network: how much nearer to golden SFT loop-erased distillation is than raw", nearer.tolist(), seeds, ">", 0.0
+        ),
         *(
-            _mean(
+            Check.mean(
                 f"network: drift of {f} under golden SFT", np.subtract(of["golden SFT", f], of["pretrained", f]).tolist(), seeds
             )
             for f in ("b", "d")
@@ -395,7 +390,7 @@ def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: floa
 def _grids(cells: Cells, seeds: Sequence[int]) -> list[Check]:
     done = list(cells.map(grids, {f"grids {s}": {"seed": s} for s in seeds}).values())
     return [
-        _mean(f"random grids, {name}: {'within ' * what.endswith('x')}{what}", [cell[name][what] for cell in done], seeds)
+        Check.mean(f"random grids, {name}: {'within ' * what.endswith('x')}{what}", [cell[name][what] for cell in done], seeds)
         for name in done[0]
         for what in done[0][name]
     ]

@@ -26,7 +26,7 @@ from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.rollout.run import Attempt, Turn
 from ramify.stats.checks import Cells, Check
-from ramify.stats.intervals import mean_t, paired_t
+from ramify.stats.intervals import paired_t
 from ramify.trace.node import Node
 
 TURNS, ACTIONS, BUDGET = 8, 4, 64
@@ -306,10 +306,8 @@ def _selection(plan: _Size, cells: Cells) -> list[Check]:
             keep = columns["kind"] == kind if kind else np.ones(len(columns["kind"]), bool)
             values = columns["mixed"][keep].astype(float)
             name = f"mixed, {arm}" + (f", {kind}" if kind else "")
-            checks.append(Check(name, float(values.mean()), mean_t(values), len(values), plan.seeds, "report"))
-        checks.append(
-            Check(f"L1 mass, {arm}", float(columns["l1"].mean()), mean_t(columns["l1"]), len(columns["l1"]), plan.seeds, "report")
-        )
+            checks.append(Check.mean(name, values, plan.seeds))
+        checks.append(Check.mean(f"L1 mass, {arm}", columns["l1"], plan.seeds))
     return checks
 
 
@@ -317,14 +315,7 @@ def _extras(plan: _Size, cells: Cells) -> list[Check]:
     found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=0)
     name = "proxy: correlation of F with the L1 mass it led to"
     checks = [
-        Check(
-            f"{name}, within a prompt",
-            float(np.mean(found["within"])),
-            mean_t(found["within"]),
-            len(found["within"]),
-            (0,),
-            "report",
-        ),
+        Check.mean(f"{name}, within a prompt", found["within"], (0,)),
         Check(f"{name}, pooled over prompts", found["pooled"], None, found["n"], (0,), "report"),
     ]
     if plan.sweep:
@@ -336,16 +327,7 @@ def _extras(plan: _Size, cells: Cells) -> list[Check]:
         }
         for arm, cell in zip(TRAPS, cells.map(selection_cell, keys).values(), strict=True):
             mixed = np.array(cell["mixed"], float)
-            checks.append(
-                Check(
-                    f"traps: mixed on harder prompts at 128 turns, {arm}",
-                    float(mixed.mean()),
-                    mean_t(mixed),
-                    len(mixed),
-                    (0,),
-                    "report",
-                )
-            )
+            checks.append(Check.mean(f"traps: mixed on harder prompts at 128 turns, {arm}", mixed, (0,)))
     return checks
 
 
@@ -368,11 +350,10 @@ def _training(plan: _Size, cells: Cells) -> list[Check]:
         at = {arm: [done[f"train {arm}, lr {lr:g}, seed {seed}"][update] for seed in seeds] for arm in plan.train_arms}
         for arm in plan.train_arms[1:]:
             gains = np.subtract(at[arm], at["flat"])
-            interval = mean_t(gains) if len(gains) > 1 else None
             judged = arm == "uucb + allocator" and lr == 1 and update == 15
             name = f"training: success after {update} updates at lr {lr:g}, {arm} - flat"
             op, threshold = (">=", plan.thresholds[4]) if judged else ("report", None)
-            checks.append(Check(name, float(gains.mean()), interval, len(gains), seeds, op, threshold))
+            checks.append(Check.mean(name, gains, seeds, op, threshold))
         name = f"training: success after {update} updates at lr {lr:g}, flat"
         checks.append(Check(name, float(np.mean(at["flat"])), None, len(seeds), seeds, "report"))
     return checks
