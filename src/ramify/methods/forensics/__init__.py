@@ -6,35 +6,22 @@ agent and its world; tests of sentences need a model that continues inside a mes
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
 
-_HOMES = {
-    "ACH": "ramify.stats.hypotheses",
-    "BENIGN": "ach",
-    "Hypothesis": "ramify.stats.hypotheses",
-    "STANDARD": "ach",
-    "TestResult": "ramify.stats.experiment",
-    "Control": "ramify.stats.experiment",
-    "counterfactuals": "ramify.stats.experiment",
-    "dose_response": "ramify.stats.experiment",
-    "sentence_scores": "algorithm",
-    "forbidding": "algorithm",
-    "stacked": "ramify.stats.experiment",
-    "absence": "ramify.stats.experiment",
-    "plan": "algorithm",
-    "CaseConfig": "case",
-    "Case": "run",
-    "ask": "probes",
-    "control": "probes",
-    "table_of": "report",
-    "as_text": "report",
-    "read_log": "logs",
-    "by_field": "logs",
-}
-
-__all__ = ["NEEDS", *_HOMES]
-
-__getattr__ = loader(__name__, _HOMES)
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "ach": "BENIGN STANDARD",
+        "algorithm": "sentence_scores forbidding plan",
+        "case": "CaseConfig",
+        "run": "Case",
+        "probes": "ask control",
+        "report": "table_of as_text",
+        "logs": "read_log by_field",
+        "ramify.stats.experiment": "TestResult Control counterfactuals dose_response stacked absence",
+        "ramify.stats.hypotheses": "ACH Hypothesis",
+    },
+)

@@ -9,6 +9,7 @@ Axis legend: K sentences of a reply, n runs, k forks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import ttest_1samp
 
 from ramify.engine.tiny import TinyLM
 from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN
@@ -117,30 +119,26 @@ class Table:
         Returns the counts of the filtered runs, how often it was rejected, and how many runs ran out of redraws. Those stay unfiltered
         and are left out of the counts.
         """
-        prefix, p = np.zeros(n, dtype=np.int64), np.ones(1)
+        prefix, alive = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
         rejected = unfiltered = 0
-        alive = np.ones(n, dtype=bool)
         for j, says in enumerate(self.says):
             p = says[prefix]
             u = rng.random(n)
             if j == slot:
-                for tries in range(REDRAWS + 1):
+                for _ in range(REDRAWS):
                     again = alive & (u < p[:, 0])
                     if not again.any():
                         break
-                    if tries == REDRAWS:
-                        unfiltered = int(again.sum())
-                        alive &= ~again
-                        break
                     rejected += int(again.sum())
                     u = np.where(again, rng.random(n), u)
-            second = (u >= p[:, 0]).astype(np.int64)
+                stay = alive & (u < p[:, 0])
+                unfiltered = int(stay.sum())
+                alive &= ~stay
             alive &= u < p.sum(axis=1)
-            prefix = 2 * prefix + second
+            prefix = 2 * prefix + (u >= p[:, 0])
         act = (rng.random((n, 1)) > self.acts[prefix].cumsum(axis=1)).sum(axis=1)
-        lost = int((alive & (act == len(ACTIONS))).sum()) + int((~alive).sum()) - unfiltered
         kept = act[alive & (act < len(ACTIONS))]
-        return Counts(int((kept == CUT).sum()), len(kept), lost), rejected, unfiltered
+        return Counts(int((kept == CUT).sum()), len(kept), n - len(kept) - unfiltered), rejected, unfiltered
 
 
 def count(action: np.ndarray) -> Counts:
@@ -217,32 +215,27 @@ def _sentences(
     """Resample the sentences of traces, those that ended in the shortcut first; the test is of the score of "huge task"."""
     order = np.argsort(action != CUT, kind="stable")
     chosen = [int(reply[i]) for i in order if action[i] >= 0][: size.traces]
-    first, held, exact = [], [], []
-    top: dict[str, int] = {}
+    first, held, exact, top = [], [], [], Counter[str]()
     for trace in chosen:
         scores = sentence_scores(base.forks(trace, size.k, rng))
         best = int(np.argmax(np.abs(scores.scores)))
-        said = SENTENCES[best][trace >> (K - best - 1) & 1]
-        top[said] = top.get(said, 0) + 1
+        top[SENTENCES[best][trace >> (K - best - 1) & 1]] += 1
         if not trace >> (K - HUGE - 1) & 1:
             first.append(best == HUGE)
             held.append(float(scores.held_out[HUGE]))
             exact.append(base.exact_score(trace, HUGE))
-    from scipy.stats import ttest_1samp
-
     enough = len(held) > 1 and float(np.ptp(held)) > 1e-9
     p = float(ttest_1samp(held, 0.0).pvalue) if enough else 1.0
     value = float(np.mean(held)) if held else 0.0
     statement = f'held-out score of "{SENTENCES[HUGE][0]}" over {len(held)} traces with it'
     forks = len(held) * (K + 1) * size.k
     test = TestResult("sentence", "sentence", statement, forks, value, mean_t(held) if enough else None, p)
-    gap = max((abs(score - (1 - pi) * delta) for score, pi, delta in exact), default=0.0)
     found = {
-        "gap": gap,
+        "gap": max((abs(score - (1 - pi) * delta) for score, pi, delta in exact), default=0.0),
         "with": len(held),
         "first": int(np.sum(first)),
         "score": value,
-        "top": top,
+        "top": dict(top),
         "exact": np.mean(exact, axis=0).tolist() if exact else None,
     }
     return test, {"sentence": found}

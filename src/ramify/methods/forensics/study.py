@@ -118,7 +118,6 @@ class Study:
 
     def close(self) -> None:
         """Keep everything and close the run."""
-        self.run.commit()
         self.run.close()
 
     # Playing
