@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Thinking from some prefix to its close, and the answer; None where it was never closed or the answer failed."""
+    """Thinking from some prefix to its close, and the answer; None where it was never closed or left no room for one."""
 
     thinking: tuple[int, ...]
     closed: Closed
@@ -140,7 +140,8 @@ class Thinker:
     async def think(
         self, prompt: Sequence[int], n: int, place: Place, head: Sequence[int] = (), start: int = 0
     ) -> list[Thought | None]:
-        """``n`` times: go on thinking behind ``head``, close, answer. ``start`` is the index of the first, which decides its draw.
+        """``n`` times: go on thinking behind ``head``, close, answer; None where one of these failed. ``start`` is the index of the first,
+        which decides its draw.
 
         The budget is what ``head`` leaves of it. A ``head`` that has used it up is closed at once.
         """
@@ -157,8 +158,10 @@ class Thinker:
                 return None
             thinking, closed = (*map(int, head), *one[0]), one[1]
             row = self.closed_prefix(prompt, thinking, closed)
-            said = (await self.answers(row, 1, (*place, i)))[0] if closed != "never" and self.fits(row) else None
-            return Thought(thinking, closed, said)
+            if closed == "never" or not self.fits(row):
+                return Thought(thinking, closed, None)
+            (said,) = await self.answers(row, 1, (*place, i))
+            return None if said is None else Thought(thinking, closed, said)
 
         return list(await asyncio.gather(*(finish(i, one) for i, one in enumerate(drawn, start))))
 

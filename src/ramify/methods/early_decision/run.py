@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
@@ -20,7 +21,7 @@ from ramify.base.files import write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.model.protocol import Tokenizer
-from ramify.rollout.thinking import Answer, Closed, Place, Thinker, Thought, cut_at, tokens_up_to
+from ramify.rollout.thinking import Answer, Place, Thinker, Thought, cut_at, tokens_up_to
 from ramify.rollout.token_forks import Problem
 from ramify.score.votes import Panel, StanceJudge, stances
 from ramify.trace.growing import Growing
@@ -181,7 +182,7 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
             said = await thinker.answers(row, n, (name, mode), start=first)
             drawn = [None if answer is None else Thought((), "forced", answer) for answer in said]
         for i in missing:
-            record = await _labelled(study, thinker, panel, name, drawn[i - first])
+            record = await _labelled(study, panel, name, drawn[i - first])
             if record is not None:
                 study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
         tell(len(study.traces.rows))
@@ -189,12 +190,12 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
 
-async def _labelled(study: Study, thinker: Thinker, panel: Panel, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
-    """A trace's row, None where it, its answer or the voters failed.
+async def _labelled(study: Study, panel: Panel, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
+    """A trace's row, None where it or the voters failed.
 
     Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
     """
-    if thought is None or _failed(thinker, study.prompts[prompt]["prompt_ids"], thought):
+    if thought is None:
         return None
     row: dict[str, Any] = {"thinking": list(thought.thinking), "closed": thought.closed, "outcome": None}
     if thought.answer is None:
@@ -211,14 +212,6 @@ async def _judged(study: Study, panel: Panel, prompt: str, answer: str) -> dict[
         return None
     said = {"votes": list(vote.votes), "soft": vote.soft}
     return said | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
-
-
-def _failed(thinker: Thinker, prompt: Sequence[int], thought: Thought | None) -> bool:
-    """Whether a draw failed, and is not without an answer because it was never closed or left no room for one."""
-    if thought is None:
-        return True
-    unanswered = thought.answer is None and thought.closed != "never"
-    return unanswered and thinker.fits(thinker.closed_prefix(prompt, thought.thinking, thought.closed))
 
 
 async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, panel: Panel) -> None:
@@ -292,13 +285,12 @@ async def continuations(
         if kept is None:
             return
         if way == "closed":
-            counts = await _closed(
-                study, thinker, panel, prompt, kept, config.n, place, trace["closed"] if share == 1 else "forced"
-            )
+            prefix = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
+            counts = await _closed(study, thinker, panel, prompt, prefix, config.n, place)
         else:
             thoughts = await thinker.think(ids, config.n, place, kept)
-            failed = any(_failed(thinker, ids, thought) for thought in thoughts)
-            counts = None if failed else await _counts(study, panel, prompt, [one.answer for one in thoughts if one is not None])
+            ends = [thought.answer for thought in thoughts if thought is not None]
+            counts = await _counts(study, panel, prompt, ends) if len(ends) == config.n else None
         if counts is None:
             return
         missing = config.n - counts["n"] if counts["status"] == "done" else 0
@@ -312,17 +304,9 @@ async def continuations(
 
 
 async def _closed(
-    study: Study,
-    thinker: Thinker,
-    panel: Panel,
-    prompt: str,
-    kept: Sequence[int],
-    n: int,
-    place: Place,
-    closed: Closed = "forced",
+    study: Study, thinker: Thinker, panel: Panel, prompt: str, prefix: np.ndarray, n: int, place: Place
 ) -> dict[str, Any] | None:
-    """What ``n`` answers say where the thinking is closed behind ``kept``; None where a draw or a voter failed."""
-    prefix = thinker.closed_prefix(study.prompts[prompt]["prompt_ids"], kept, closed)
+    """What ``n`` answers behind a closed ``prefix`` say; None where a draw or a voter failed."""
     if not thinker.fits(prefix):
         return {"status": "no_room", "k": 0, "n": 0}
     answers = await thinker.answers(prefix, n, place)
@@ -406,8 +390,9 @@ async def oscillations(
             kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
             key = f"{trace['key']}|{len(kept)}|{config.answers}"
             if key not in cuts:
+                prefix = thinker.closed_prefix(study.prompts[trace["prompt"]]["prompt_ids"], kept)
                 place = (trace["key"], "cut", len(kept))
-                counts = await _closed(study, thinker, panel, trace["prompt"], kept, config.answers, place)
+                counts = await _closed(study, thinker, panel, trace["prompt"], prefix, config.answers, place)
                 if counts is not None:
                     cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
         tell(len(rated.rows))
