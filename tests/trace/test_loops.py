@@ -45,6 +45,39 @@ def test_heights_are_the_lengths_of_the_path_without_loops(keys: list[int]):
         assert keys[r.at] not in keys[r.left + 1 : r.turn + r.steps]
 
 
+def by_definition(keys: list[int], actions: list[int]) -> list[Recovery]:
+    """The recoveries of an attempt, each looked up anew in all that came before."""
+    heights = [len(erase_loops(keys[: t + 1])) for t in range(len(keys))]
+    found = []
+    for t, key in enumerate(keys):
+        before = [s for s in range(t) if keys[s] == key]
+        left = [s for s in before if keys[s + 1] != key]
+        leads_on = t + 1 == len(keys) or heights[t + 1] > heights[t]
+        if not left or not leads_on or actions[t] in [actions[s] for s in before]:
+            continue
+        back = next(s for s in range(t, 0, -1) if keys[s - 1] != key)
+        span = heights[left[-1] : back]
+        far = [span[0] + height - 2 * min(span[: i + 1]) for i, height in enumerate(span)]  # down to where the ways part, and up
+        turn = far.index(max(far))
+        found.append(Recovery(left[-1], left[-1] + turn, t, max(far) + span[0] - heights[left[-1]], back - left[-1] - turn))
+    return found
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=30), min_size=1, max_size=3))
+def test_recoveries_are_what_they_are_defined_as(attempts: list[list[tuple[int, int]]]):
+    rows = [(n, t, key, action) for n, steps in enumerate(attempts) for t, (key, action) in enumerate(steps)]
+    rows.sort(key=lambda row: row[1])  # attempts between each other, as a graph may hold them
+    g = StateGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)))
+    expected = []
+    for n, steps in enumerate(attempts):
+        keys, actions = [key for key, _ in steps], [action for _, action in steps]
+        alone = by_definition(keys, actions)
+        assert walk(keys, actions).recoveries == alone
+        at = {row[1]: i for i, row in enumerate(rows) if row[0] == n}
+        expected += [r._replace(left=at[r.left], turn=at[r.turn], at=at[r.at]) for r in alone]
+    assert sorted(Loops.of(g).recoveries) == sorted(expected)
+
+
 def test_one_excursion_is_one_recovery():
     found = walk("sabcbasxg", "L12bbaR12")
     assert found.moves.tolist() == [1, 1, 1, -1, -1, -1, 1, 1, 1]
