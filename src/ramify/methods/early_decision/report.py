@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -240,16 +240,13 @@ def separability_svg(record: dict[str, Any]) -> str:
     """J and the probe along the thinking in one picture, because they disagree: a dip of J is not a loss of decodability."""
     found, probes = record["valley"], record["probe"]
     x = [100 * share for share in found["share"]]
+    net = [j - f for j, f in zip(found["j"], found["floor"], strict=True)]
     curves = [
         Curve("probe, AUROC", x, probes["auroc"]),
-        Curve(
-            "J minus its floor", x, [j - f for j, f in zip(found["j"], found["floor"], strict=True)], found["low"], found["high"]
-        ),
+        Curve("J minus its floor", x, net, found["low"], found["high"]),
         Curve("probe on shuffled labels", x, probes["shuffled"]),
     ]
-    return curves_svg(
-        curves, "Separability and decodability along the thinking", "share of the thinking, %", "AUROC, J", percent=False
-    )
+    return curves_svg(curves, "Separability and decodability along the thinking", "share of the thinking, %", "AUROC, J", False)
 
 
 def continuation_svg(curves: dict[str, list[dict[str, Any]]], title: str) -> str:
@@ -260,19 +257,18 @@ def continuation_svg(curves: dict[str, list[dict[str, Any]]], title: str) -> str
         ends = [p["unbiased_interval"] or (p["unbiased"],) * 2 for p in points]
         drawn.append(Curve(f"{way}: variance", x, [p["unbiased"] for p in points], [e[0] for e in ends], [e[1] for e in ends]))
         drawn.append(Curve(f"{way}: flips", x, [p["flip_rate"] for p in points]))
-    return curves_svg(drawn, title, "share of the thinking kept, %", "variance, share", percent=False)
+    return curves_svg(drawn, title, "share of the thinking kept, %", "variance, share", False)
 
 
 def html(record: dict[str, Any]) -> str:
     """One self-contained page: outcomes, continuations (ambiguous prompts first), probes with their controls, the valley, oscillations."""
+
+    def named(what: str, values: Mapping[str, Any], column: str = "value") -> list[dict[str, Any]]:
+        return [{what: name} | (value if isinstance(value, dict) else {column: value}) for name, value in values.items()]
+
     parts = [html_table("Traces", [record["traces"] | {"closed by force": record["forced"], "prompts": record["prompts"]}])]
-    parts += [
-        html_table(f"Share of yes, mode {mode}", [{"pool": pool} | _flat(value) for pool, value in rows.items()])
-        for mode, rows in record["pools"].items()
-    ]
-    parts.append(
-        html_table("With thinking against without", [{"pool": pool} | effect for pool, effect in record["thinking"].items()])
-    )
+    parts += [html_table(f"Share of yes, mode {mode}", named("pool", shares)) for mode, shares in record["pools"].items()]
+    parts.append(html_table("With thinking against without", named("pool", record["thinking"])))
     if record["continuation"]:
         parts.append(
             "<p>Closed: the thinking stops there and the answer is drawn anew. Open: it goes on. Only the two together tell a decided model from one that still weighs.</p>"
@@ -282,14 +278,8 @@ def html(record: dict[str, Any]) -> str:
             parts += [html_table("", points) for points in curves.values()]
     for one in record["probe"] or []:
         parts.append(html_table(f"Probe at {one['at']} {one['place'] or ''}, layer {one['layer']}", one["pools"]))
-        within = {"control": "within pools", "AUROC": one["within_pools"]}
-        null = {"control": "shuffled labels, 95th percentile", "AUROC": one["null"]}
-        parts.append(
-            html_table(
-                "Controls, all pools together",
-                [within, null, *({"control": name, "AUROC": value} for name, value in one["controls"].items())],
-            )
-        )
+        controls = {"within pools": one["within_pools"], "shuffled labels, 95th percentile": one["null"], **one["controls"]}
+        parts.append(html_table("Controls, all pools together", named("control", controls, "AUROC")))
     if record["valley"] and not record["valley"]["reason"]:
         parts += ["<h2>Along the thinking</h2>", separability_svg(record["valley"])]
         parts.append(
@@ -300,7 +290,3 @@ def html(record: dict[str, Any]) -> str:
         parts.append(html_table("Oscillations", [{"": key, "value": value} for key, value in shown.items()]))
         parts.append("<p>Performative means no more than: not significant. Equivalent is what was shown.</p>")
     return page("When was it decided?", str(record["source"].get("model", "")), parts)
-
-
-def _flat(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {"value": value}
