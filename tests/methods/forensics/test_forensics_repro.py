@@ -16,7 +16,7 @@ from ramify.engine.local import LocalModel
 from ramify.env.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify.methods.forensics import battery, organisms, repro
 from ramify.methods.forensics.algorithm import sentence_scores
-from ramify.methods.forensics.battery import CUT, LEAVES, Size, Table, of_law, run
+from ramify.methods.forensics.battery import CUT, LEAVES, Table, of_law, run
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.organisms import HUGE, K
 from ramify.methods.forensics.run import Case
@@ -128,7 +128,7 @@ def test_what_leaves_the_grammar_is_invalid() -> None:
 
 @pytest.mark.parametrize("kind", organisms.KINDS)
 def test_the_protocol_names_scripted_agents(kind: str) -> None:
-    tests, more = run(of_law(kind), generator(3, "test", kind), Size())
+    tests, more = run(of_law(kind), generator(3, "test", kind))
     assert repro.verdict(tests, KNOWN) == [kind]
     assert [test.name for test in tests if repro._fires(test)] == [name for name, (own, _) in repro.OWN.items() if own == kind]
     assert more["baselines"]["words"] in organisms.KINDS
@@ -137,7 +137,7 @@ def test_the_protocol_names_scripted_agents(kind: str) -> None:
 
 
 def test_silence_without_positive_controls_decides_nothing() -> None:
-    tests, _ = run(of_law("clean"), generator(3, "test", "clean"), Size())
+    tests, _ = run(of_law("clean"), generator(3, "test", "clean"))
     assert len(repro.verdict(tests, {})) == len(organisms.KINDS)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
-from ramify.stats.experiment import ALPHA, Control, TestResult, counterfactuals
+from ramify.stats.experiment import ALPHA, TestResult, counterfactuals
 from ramify.stats.intervals import normal_quantile, wilson
 from ramify.stats.power import draws_for_difference, power_of_difference
 from ramify.stats.tests import fisher, two_proportions
@@ -68,11 +68,9 @@ def sentence_scores(outcomes: np.ndarray) -> SentenceScores:
     return SentenceScores(rates, np.diff(rates), sd, np.asarray(holm(raw)), order, second)
 
 
-def forbidding(
-    base: Counts, filtered: Counts, rejected: int, unfiltered: int, control: Control | None = None, name: str = "forbid"
-) -> TestResult:
+def forbidding(base: Counts, filtered: Counts, rejected: int, unfiltered: int, name: str = "forbid") -> TestResult:
     """Repeated resampling: traces without a class of sentences against the baseline; ``unfiltered`` ones ran out of redraws [3.4, 2]."""
-    (result,) = counterfactuals(base, {name: filtered}, {} if control is None else {name: control}, kind="forbid")
+    (result,) = counterfactuals(base, {name: filtered}, kind="forbid")
     more = {"rejected": rejected, "unfiltered": unfiltered, "unfiltered_share": unfiltered / max(1, filtered.forks)}
     return replace(result, detail={**result.detail, **more})
 

@@ -179,45 +179,38 @@ def of_model(model: TinyLM) -> Tables:
     return table
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much is measured."""
+def run(
+    tables: Tables, rng: np.random.Generator, n: int = 150, traces: int = 20, k: int = 100
+) -> tuple[list[TestResult], dict[str, Any]]:
+    """Every test of the battery on one agent, without controls, and what else is measured on the way.
 
-    n: int = 150
-    """Runs of a cell."""
-    traces: int = 20
-    """Traces whose sentences are resampled."""
-    k: int = 100
-    """Forks at every place of a trace."""
-
-
-def run(tables: Tables, rng: np.random.Generator, size: Size) -> tuple[list[TestResult], dict[str, Any]]:
-    """Every test of the battery on one agent, without controls, and what else is measured on the way."""
+    ``n`` runs a cell; the sentences of ``traces`` traces are resampled with ``k`` forks at every place.
+    """
     base = tables()
-    reply, action = base.draw(size.n, rng)
+    reply, action = base.draw(n, rng)
     rate = count(action)
     by_dose = {errors: base if errors == 258 else tables(errors=errors) for errors in DOSES}
-    counts = [rate if errors == 258 else by_dose[errors].count(size.n, rng) for errors in DOSES]
+    counts = [rate if errors == 258 else by_dose[errors].count(n, rng) for errors in DOSES]
     tests = [dose_response("dose", DOSES, counts, alpha=Z3)]
-    tests += counterfactuals(rate, {name: tables(**turned).count(size.n, rng) for name, turned in ARMS.items()})
-    test, more = _sentences(base, reply, action, size, rng)
+    tests += counterfactuals(rate, {name: tables(**turned).count(n, rng) for name, turned in ARMS.items()})
+    test, more = _sentences(base, reply, action, traces, k, rng)
     tests.append(test)
-    filtered, rejected, unfiltered = base.without(HUGE, size.n, rng)
+    filtered, rejected, unfiltered = base.without(HUGE, n, rng)
     tests.append(forbidding(rate, filtered, rejected, unfiltered))
-    both = by_dose[151].without(HUGE, size.n, rng)[0]
+    both = by_dose[151].without(HUGE, n, rng)[0]
     tests.append(stacked("stack", both, counts[DOSES.index(151)], filtered, rate))
     return tests, more | {"rate": [rate.k, rate.n, rate.missing], "baselines": guesses(reply, action)}
 
 
 def _sentences(
-    base: Table, reply: np.ndarray, action: np.ndarray, size: Size, rng: np.random.Generator
+    base: Table, reply: np.ndarray, action: np.ndarray, traces: int, k: int, rng: np.random.Generator
 ) -> tuple[TestResult, dict[str, Any]]:
     """Resample the sentences of traces, those that ended in the shortcut first; the test is of the score of "huge task"."""
     order = np.argsort(action != CUT, kind="stable")
-    chosen = [int(reply[i]) for i in order if action[i] >= 0][: size.traces]
+    chosen = [int(reply[i]) for i in order if action[i] >= 0][:traces]
     first, held, exact, top = [], [], [], Counter[str]()
     for trace in chosen:
-        scores = sentence_scores(base.forks(trace, size.k, rng))
+        scores = sentence_scores(base.forks(trace, k, rng))
         best = int(np.argmax(np.abs(scores.scores)))
         top[SENTENCES[best][trace >> (K - best - 1) & 1]] += 1
         if not trace >> (K - HUGE - 1) & 1:
@@ -228,7 +221,7 @@ def _sentences(
     p = float(ttest_1samp(held, 0.0).pvalue) if enough else 1.0
     value = float(np.mean(held)) if held else 0.0
     statement = f'held-out score of "{SENTENCES[HUGE][0]}" over {len(held)} traces with it'
-    forks = len(held) * (K + 1) * size.k
+    forks = len(held) * (K + 1) * k
     test = TestResult("sentence", "sentence", statement, forks, value, mean_t(held) if enough else None, p)
     found = {
         "gap": max((abs(score - (1 - pi) * delta) for score, pi, delta in exact), default=0.0),

@@ -215,7 +215,7 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
     head = {"question": "Why did the agent do that?", "env": env, "model": model, "behavior": behavior, "n": 150}
     out = [
         "# What is to be explained, and what may be changed to find out. `ramify forensics plan` says what this design can find.",
-        *(f"{name} = {_toml(value)}" for name, value in head.items()),
+        *(f"{name} = {toml(value)}" for name, value in head.items()),
         "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen (oversight) or take",
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]
@@ -229,15 +229,15 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         after = pieces(world, Task(first.id, {**first.data, name: other}))
         moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
         says = "  # " + lever.says.replace("\n", " ") if lever.says else ""
-        out += ["", f"[fields.{_key(name)}]{says}", f"baseline = {_toml(baseline)}"]
+        out += ["", f"[fields.{_key(name)}]{says}", f"baseline = {toml(baseline)}"]
         if values:
-            out.append(f"values = {_toml(values)}")
+            out.append(f"values = {toml(values)}")
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
         if moved:
-            out.append(f"shows = {_toml(moved)}  # pieces of the shown text it may change, and no others")
+            out.append(f"shows = {toml(moved)}  # pieces of the shown text it may change, and no others")
         for value in others[:3]:
             label = _key(f"{name}-{value}".lower().replace(" ", "-"))
-            out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {_toml(value)} }}"]
+            out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {toml(value)} }}"]
     return "\n".join(out) + "\n"
 
 
@@ -249,7 +249,10 @@ def _doses(lever: Lever, baseline: Any) -> list[Any]:
     return [round(start + (end - start) * i / 4, 6 if isinstance(baseline, float) else None) for i in range(1, 5)]
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """A value as TOML, on one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{json.dumps(key, ensure_ascii=False)} = {toml(inner)}' for key, inner in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
 
 

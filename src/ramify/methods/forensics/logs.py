@@ -38,9 +38,7 @@ def read_log(path: Path, behaviour: Behaviour) -> Log:
         if name in seen:
             continue
         seen.add(name)
-        fields = record.get("fields", {})
-        if not isinstance(fields, dict):
-            raise UserError(f"{place}: 'fields' must be an object")
+        fields = field(record, "fields", dict, place, {})
         found.append((fields, asyncio.run(_graded(behaviour, as_said(messages)))))
     if not found:
         raise UserError(f"{path} holds no run")

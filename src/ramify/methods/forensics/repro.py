@@ -16,7 +16,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyLM
-from ramify.methods.forensics.battery import DOSES, Size, Table, Tables, of_law, of_model, run
+from ramify.methods.forensics.battery import DOSES, Table, Tables, of_law, of_model, run
 from ramify.methods.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
 from ramify.stats.checks import Cells, Check
 from ramify.stats.experiment import Control, Move, TestResult, result_from_json
@@ -93,7 +93,7 @@ def controls(draws: int, size: Mapping[str, int]) -> dict[str, Any]:
     for kind in KINDS:
         tables = _cached(of_law(kind))
         for draw in range(draws):
-            for test in run(tables, generator(draw, "control", kind), Size(**size))[0]:
+            for test in run(tables, generator(draw, "control", kind), **size)[0]:
                 fired.setdefault((test.name, kind), []).append(_fires(test))
     return {
         name: asdict(
@@ -132,7 +132,7 @@ def organism_cell(
 
 def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> dict[str, Any]:
     """The battery on one agent, and how far its exact rates are from the law of ``kind``."""
-    tests, more = run(tables, generator(seed, "battery", kind), Size(**size))
+    tests, more = run(tables, generator(seed, "battery", kind), **size)
     law = of_law(kind)
     levers: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
     more["off law"] = max(abs(tables(**at).rate - law(**at).rate) for at in levers)

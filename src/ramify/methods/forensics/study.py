@@ -20,7 +20,7 @@ from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import Progress
 from ramify.env.levers import LeverWorld, require_honest
-from ramify.env.protocol import Panel, World, read_panel
+from ramify.env.protocol import Panel, Task, World, read_panel
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.model.protocol import Model, Sampling
 from ramify.render.terminal import Bar
@@ -140,8 +140,8 @@ class Study:
         self.check_honest(changes)
         n = n or self.config.n
         name = _safe(self.prefix + cell)
-        episodes, tasks = self.episodes(agent), list(self.panel)
-        self._check_cell(cell, name, [varied(task, self.config, changes).data for task in tasks], episodes.agent)
+        episodes, tasks = self.episodes(agent), [varied(task, self.config, changes) for task in self.panel]
+        self._check_cell(cell, name, tasks, episodes.agent)
         done = self.played(name)
         gate = asyncio.Semaphore(self.config.concurrency)
         self.progress.begin(n)
@@ -153,7 +153,7 @@ class Study:
             tree, key = f"{name}/{task.id}", f"{name}/{task.id}#{i // len(tasks)}"
             async with gate:
                 if key not in done:
-                    attempt = await episodes.attempt(tree, varied(task, self.config, changes), i // len(tasks))
+                    attempt = await episodes.attempt(tree, task, i // len(tasks))
                     done[key] = await self.grade(cell, episodes, attempt)
                     if done[key].failure is None:
                         self.run.log("played", key, asdict(done[key]))
@@ -169,9 +169,9 @@ class Study:
         finally:
             self.run.commit()
 
-    def _check_cell(self, cell: str, name: str, data: Sequence[Mapping[str, Any]], agent: Agent) -> None:
+    def _check_cell(self, cell: str, name: str, tasks: Sequence[Task], agent: Agent) -> None:
         """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
-        made = json_hash([self.world.name, agent.model.identity.weights, [dict(one) for one in data]])
+        made = json_hash([self.world.name, agent.model.identity.weights, [dict(task.data) for task in tasks]])
         if not self.run.log("cell", name, made):
             (stored,) = self.run.journal("cell", name)
             if stored.payload != made:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.methods.forensics.ach import BENIGN
-from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton
+from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
 from ramify.methods.forensics.logs import by_field, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import ach_text, as_text, baseline_text, design, propose, table_of, tests_text
@@ -282,18 +281,10 @@ def propose_(
             raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
         return asyncio.run(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
 
-    record = {h.name: asdict(h) for h in _working(folder, "propose", True, work)}
-    lines = []
-    for name, h in record.items():
-        del h["name"]
-        predicts = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in h["predicts"].items())
-        said = {
-            "statement": json.dumps(h["statement"]),
-            "predicts": f"{{ {predicts} }}",
-            "overturned_by": json.dumps(h["overturned_by"]),
-        }
-        lines += [f"[hypotheses.{name}]", *(f"{key} = {value}" for key, value in said.items()), ""]
-    emit({"hypotheses": record}, as_json, "\n".join(lines))
+    found: list[Hypothesis] = _working(folder, "propose", True, work)
+    record = {h.name: {key: value for key, value in asdict(h).items() if key != "name"} for h in found}
+    tables = ["\n".join([f"[hypotheses.{name}]", *(f"{key} = {toml(h[key])}" for key in h), ""]) for name, h in record.items()]
+    emit({"hypotheses": record}, as_json, "\n".join(tables))
 
 
 @app.command()
