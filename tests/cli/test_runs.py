@@ -76,6 +76,8 @@ def test_show_html_is_whole_or_not_at_all(verb: Any, improved: Path, here: Path)
     assert "there is no folder" in verb.refused("show", improved, "--html", "no/report.html")
     assert "it is a folder" in verb.refused("show", improved, "--html", ".")
     assert verb.refused("show", improved, "--html", "x.html", "--web") == "choose one of --web and --html"
+    for words in (["--port", "1"], ["--host", "0.0.0.0"], ["--token", "--html", "x.html"]):
+        assert verb.refused("show", improved, *words) == "--host, --port and --token go with --web"
     assert [path.name for path in here.iterdir()] == ["report.html"]
 
 

@@ -18,14 +18,15 @@ def resume(run: RunArgument, as_json: Json = False) -> None:
 
     A run that is done already prints its result again.
     """
+    folder = find_run(run)
     from ramify.jobs import collect
     from ramify.jobs import improve as job
     from ramify.trace.db import Run
 
-    with Run.open(find_run(run)) as opened:
+    with Run.open(folder) as opened:
         rollouts = collect.is_collection(opened.meta.get("config"))
     if rollouts:
-        collected(find_run(run), as_json, lambda bar: collect.resume(find_run(run), bar))
+        collected(folder, as_json, lambda bar: collect.resume(folder, bar))
         return
     folder = find_improved(run)
     finish(folder, as_json, lambda bar: job.resume(folder, bar))

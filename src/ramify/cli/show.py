@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 TOKEN = "RAMIFY_TOKEN"
+HOST, PORT = "127.0.0.1", 8765
 LAST = 5
 """How many updates (or names of trees) the terminal shows."""
 
@@ -30,8 +31,8 @@ def show(
     run: RunArgument,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one self-contained HTML file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve the report on this machine until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(help="Port of --web.", min=0, max=65535)] = 8765,
-    host: Annotated[str, typer.Option(help="Address to bind --web to; beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of --web.", min=0, max=65535)] = PORT,
+    host: Annotated[str, typer.Option(help="Address to bind --web to; beyond this machine a token is needed.")] = HOST,
     token: Annotated[
         bool, typer.Option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
     ] = False,
@@ -41,6 +42,8 @@ def show(
     folder = find_run(run)
     if web and html is not None:
         raise UserError("choose one of --web and --html")
+    if not web and (token or (host, port) != (HOST, PORT)):
+        raise UserError("--host, --port and --token go with --web")
     if web:
         from ramify.web.server import serve_run
 
