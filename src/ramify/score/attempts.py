@@ -200,7 +200,7 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
     """
     scorer = _scorer(run, scorer)
     found = []
-    for task, leaf, path, verdict, rows in run_attempts(run, group, scorer or "env"):
+    for (task, leaf, path, verdict), rows in run_attempts(run, group, scorer or "env"):
         given, talk = _talk(turns_of(path))
         if len(talk) != len(rows):
             raise UserError(f"the attempt that ends in node {leaf} has {len(rows)} steps and {len(talk)} replies")

@@ -97,25 +97,20 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise UserError(f"cannot write {path}: a text holds half a character ({error.object[error.start]!a})") from error
 
 
-class Attempt(NamedTuple):
-    """A scored attempt in a run's trees."""
+class RunPath(NamedTuple):
+    """An attempt in a run's trees: the path to ``leaf``."""
 
     task: str
     leaf: str
     path: TreePath
     verdict: Verdict | None
-    steps: list[dict[str, Any]]
-    """Records of its steps, without task and attempt; ``text`` is the observation's."""
 
 
-def run_attempts(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[Attempt]:
-    """Every scored attempt in a run's trees, in an order that does not depend on when they ended.
+def run_paths(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[RunPath]:
+    """Every attempt in a run's trees, in an order that does not depend on when they ended.
 
-    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one); an attempt whose verdict has no
-    value is unscored and left out, never counted as failed. Its reward is the verdict's. The anchor of a state is the environment's
-    ``state_key``, or the observation's text where it gave none. Raises UserError when there is no attempt.
+    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one).
     """
-    found = False
     for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
         verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)}
@@ -123,10 +118,20 @@ def run_attempts(run: Run, group: str | None = None, scorer: str = "env") -> Ite
         if group is None and info.group:
             task = f"{info.group}/{task}"
         for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
-            path, verdict = tree.path(leaf), verdicts.get(leaf)
-            if steps := _steps(path, verdict):
-                found = True
-                yield Attempt(task, leaf, path, verdict, steps)
+            yield RunPath(task, leaf, tree.path(leaf), verdicts.get(leaf))
+
+
+def run_attempts(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[tuple[RunPath, list[dict[str, Any]]]]:
+    """Every scored attempt (:func:`run_paths`) with the records of its steps, without task and attempt; ``text`` is the observation's.
+
+    An attempt whose verdict has no value is unscored and left out, never counted as failed. Its reward is the verdict's. The anchor of
+    a state is the environment's ``state_key``, or the observation's text where it gave none. Raises UserError when there is no attempt.
+    """
+    found = False
+    for attempt in run_paths(run, group, scorer):
+        if steps := _steps(attempt.path, attempt.verdict):
+            found = True
+            yield attempt, steps
     if not found:
         where = "" if group is None else f" in group '{group}'"
         raise UserError(f"{run.folder} holds no scored attempt{where}")
@@ -138,8 +143,7 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
     ``keys`` makes the anchors from the observations' texts. Raises UserError when there is no attempt.
     """
     columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
-    for attempt in run_attempts(run, group, scorer):
-        rows = attempt.steps
+    for attempt, rows in run_attempts(run, group, scorer):
         if keys is not None:
             for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
                 row["anchor"] = key

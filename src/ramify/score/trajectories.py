@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.score.steps import run_paths
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.messages import message
 from ramify.trace.path import text_between
@@ -290,6 +291,17 @@ def _calls(data: Mapping[str, Any]) -> str:
     return "".join(f"\n<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
+def load_trajectories(source: Path, layout: Layout | None = None) -> tuple[list[Trajectory], list[str]]:
+    """The attempts of a file (:func:`read_trajectories`) or of a run's folder (:func:`run_trajectories`), and why others were skipped."""
+    if not source.is_dir():
+        skipped: list[str] = []
+        return read_trajectories(source, layout, skipped), skipped
+    from ramify.trace.db import Run
+
+    with Run.open(source) as run:
+        return run_trajectories(run, layout)
+
+
 def run_trajectories(run: Run, layout: Layout | None = None, group: str | None = None) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
@@ -297,24 +309,17 @@ def run_trajectories(run: Run, layout: Layout | None = None, group: str | None =
     row, and the drawn ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
     """
     found, skipped = [], []
-    for info in sorted(run.trees(group), key=lambda info: info.name):
-        tree = run.tree(info.name)
-        verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer="env")}
-        task = str(info.task.get("id", info.name))
-        if group is None and info.group:
-            task = f"{info.group}/{task}"
-        for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
-            verdict = verdicts.get(leaf)
-            evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, dict) else {}
-            outcome = evidence.get("outcome")
-            reward = None if verdict is None else verdict.value
-            success = outcome if isinstance(outcome, bool) else None
-            try:
-                if evidence.get("failure") is not None:
-                    raise NeedsError("a failure at a boundary cut it off")
-                found.append(path_trajectory(tree.path(leaf), leaf, task, reward, success, layout))
-            except (NeedsError, UserError) as error:
-                skipped.append(f"attempt {leaf}: {error}")
+    for task, leaf, path, verdict in run_paths(run, group):
+        evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, dict) else {}
+        outcome = evidence.get("outcome")
+        reward = None if verdict is None else verdict.value
+        success = outcome if isinstance(outcome, bool) else None
+        try:
+            if evidence.get("failure") is not None:
+                raise NeedsError("a failure at a boundary cut it off")
+            found.append(path_trajectory(path, leaf, task, reward, success, layout))
+        except (NeedsError, UserError) as error:
+            skipped.append(f"attempt {leaf}: {error}")
     if not found and not skipped:
         raise UserError(f"{run.folder} holds no attempt" + ("" if group is None else f" in group '{group}'"))
     return found, skipped

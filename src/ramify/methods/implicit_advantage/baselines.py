@@ -11,8 +11,7 @@ from ramify.engine.named import find_model
 from ramify.engine.pairs import pair_template
 from ramify.methods.implicit_advantage.run import decisions
 from ramify.score.judge import Style, ask
-from ramify.score.trajectories import chat_layout, read_trajectories, run_trajectories
-from ramify.trace.db import Run
+from ramify.score.trajectories import chat_layout, load_trajectories
 
 
 def judged(
@@ -26,12 +25,7 @@ def judged(
     template = pair_template(tokenizer)
     if template is None:
         raise UserError(f"'{tokenizer}' has no chat template, so the attempts cannot be read as text")
-    layout = chat_layout(template)
-    if trajectories.is_dir():
-        with Run.open(trajectories) as run:
-            attempts, _ = run_trajectories(run, layout)
-    else:
-        attempts = read_trajectories(trajectories, layout, [])
+    attempts, _ = load_trajectories(trajectories, chat_layout(template))
     texts = [(a.id, template.tokenizer.decode(a.tokens.tolist()), a.n) for a in attempts if a.id in wanted]
     if missing := set(wanted) - {name for name, _, _ in texts}:
         raise UserError(f"{trajectories} has no attempt '{min(missing)}', of which there is a score record")

@@ -50,24 +50,18 @@ class Scored:
     @property
     def graded(self) -> np.ndarray:
         """Numbers of the steps that count: all, but for those cut into unless ``keep_truncated``."""
-        return np.flatnonzero(
-            np.ones_like(self.columns["truncated"]) if self.config.keep_truncated else ~self.columns["truncated"]
-        )
-
-    def values(self, token: str | None = None) -> np.ndarray:
-        """Grades of the steps that count under a token aggregator, the configured one by default."""
-        column: np.ndarray = self.columns[f"A_{token or self.config.token}"][self.graded]
-        return column
+        return np.flatnonzero(~self.columns["truncated"] | self.config.keep_truncated)
 
     @property
     def steps(self) -> np.ndarray:
         """Grades of the steps that count, in order."""
-        return self.values()
+        grades: np.ndarray = self.columns[f"A_{self.config.token}"][self.graded]
+        return grades
 
     @property
     def score(self) -> float | None:
         """The attempt's score; None where no step counts."""
-        return attempt_score(self.values(), self.config.step)
+        return attempt_score(self.steps, self.config.step)
 
     def to_json(self, policy: str = "", reference: str = "") -> dict[str, Any]:
         """The score record of section 3.6; every token aggregator is kept, so that a choice among them needs no model."""
@@ -117,17 +111,16 @@ class AdvantageScorer:
         self.noise_rows = noise_rows
 
     def score(self, attempt: Trajectory) -> Scored:
-        """Grade one attempt. Not inside a running event loop: there, ``await score_all([attempt])``."""
+        """Grade one attempt. Not inside a running event loop: there, ``await each([attempt])``."""
         return self.score_many([attempt])[0]
 
     def score_many(self, attempts: Sequence[Trajectory]) -> list[Scored]:
-        """Grade attempts in batches; each result is that of the attempt alone but for rounding. See :meth:`score_all`."""
-        return asyncio.run(self.score_all(attempts))
+        """Grade attempts in batches; each result is that of the attempt alone but for rounding.
 
-    async def score_all(self, attempts: Sequence[Trajectory]) -> list[Scored]:
-        """Grade attempts. Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise."""
+        Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise.
+        """
         done = []
-        for attempt, found in zip(attempts, await self.each(attempts), strict=True):
+        for attempt, found in zip(attempts, asyncio.run(self.each(attempts)), strict=True):
             if isinstance(found, UserError):
                 raise UserError(f"attempt '{attempt.id}': {found}") from found
             if isinstance(found, BoundaryError):
@@ -156,16 +149,17 @@ class AdvantageScorer:
         """
         rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
         said = await self._said(attempts, rows, sure, progress)
-        found: list[Any] = [one if isinstance(one, (UserError, BoundaryError)) else None for one in said]
+        found: list[Any] = list(said)
         steps: dict[int, np.ndarray] = {}
         for i, one in enumerate(said):
             try:
-                if not isinstance(one, (UserError, BoundaryError)):
+                if isinstance(one, tuple):
                     steps[i] = self._graded(attempts[i], *one)
             except UserError as error:
                 found[i] = error
-        good = [one for i, one in enumerate(said) if i in steps and not isinstance(one, (UserError, BoundaryError))]
-        ends = np.cumsum([0, *(attempts[i].n for i in steps)])  # one table over the steps of all attempts, cut apart below
+        good = [one for i in steps if isinstance(one := said[i], tuple)]
+        counts = [attempts[i].n for i in steps]
+        ends = np.cumsum([0, *counts])  # one table over the steps of all attempts, cut apart below
         flat = np.concatenate(
             [np.zeros(0, np.int64), *(np.where(s >= 0, s + e, -1) for s, e in zip(steps.values(), ends, strict=False))]
         )
@@ -176,14 +170,15 @@ class AdvantageScorer:
             for name in ("confidence", "certainty"):
                 values = np.concatenate([np.zeros(0), *(own[name] for own in tokens)])
                 table[name] = by_step(values, flat, int(ends[-1]), "mean")
-        alike = bool(table["n_tokens"].any()) and not (table["A_min"].any() or table["A_max"].any())
+        table["truncated"] = np.zeros(int(ends[-1]), np.bool_)
+        for i, end in zip(steps, ends, strict=False):
+            if len(rows[i]) < len(attempts[i].tokens):
+                lost = attempts[i].step[: self._first(attempts[i], len(rows[i]))]
+                table["truncated"][end + lost[lost >= 0]] = True
+        notes = self._notes(table, np.repeat(np.arange(len(good)), counts), len(good))
         for k, (i, (policy, reference)) in enumerate(zip(steps, good, strict=True)):
-            attempt = attempts[i]
             columns = {name: column[ends[k] : ends[k + 1]] for name, column in table.items()}
-            lost = attempt.step[: self._first(attempt, len(rows[i]))] if len(rows[i]) < len(attempt.tokens) else attempt.step[:0]
-            columns["truncated"] = np.bincount(lost[lost >= 0], minlength=attempt.n) > 0
-            notes = tuple(self._warnings(columns, alike))
-            found[i] = Scored(attempt, columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes)
+            found[i] = Scored(attempts[i], columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes[k])
         return found
 
     async def _said(
@@ -217,24 +212,21 @@ class AdvantageScorer:
             finite(side.logprobs, step, attempt.tokens[cut:], name, cut)
         return step
 
-    def _warnings(self, columns: dict[str, np.ndarray], alike: bool) -> list[str]:
-        notes: list[tuple[np.ndarray, Callable[[int], str]]] = [
-            (columns["truncated"], lambda k: f"{k} steps were cut into by max_length = {self.config.max_length}"),
-            (
-                np.full(len(columns["n_tokens"]), alike),
-                lambda k: f"{k} steps have ratio 0: the reference acts as the policy does",
-            ),
-            (columns["n_tokens"] == 0, lambda k: f"{k} steps have no token and grade 0"),
-            (
-                (columns["n_tokens"] > 2) & (columns["top_share"] > DOMINATED),
-                lambda k: f"{k} steps are one token's doing (over half of |A|)",
-            ),
-        ]
+    def _notes(self, table: dict[str, np.ndarray], owner: np.ndarray, n: int) -> list[tuple[str, ...]]:
+        """What is odd about the steps of each of the ``n`` attempts; ``owner`` tells whose each row of the table is."""
+        tokens = table["n_tokens"]
+        alike = bool(tokens.any()) and not (table["A_min"].any() or table["A_max"].any())
+        odd = {
+            f"steps were cut into by max_length = {self.config.max_length}": table["truncated"],
+            "steps have ratio 0: the reference acts as the policy does": np.full(len(tokens), alike),
+            "steps have no token and grade 0": tokens == 0,
+            "steps are one token's doing (over half of |A|)": (tokens > 2) & (table["top_share"] > DOMINATED),
+        }
         if self.pair is not None and self.pair.noise:
-            floor = noise_floor(columns["n_tokens"], self.pair.noise, self.config.beta)
-            low = (np.abs(columns["A_sum"]) < floor) & (columns["n_tokens"] > 0)
-            notes.append((low, lambda k: f"{k} steps lie below the noise floor of rounding"))
-        return [say(int(where.sum())) for where, say in notes if where.any()]
+            floor = noise_floor(tokens, self.pair.noise, self.config.beta)
+            odd["steps lie below the noise floor of rounding"] = (np.abs(table["A_sum"]) < floor) & (tokens > 0)
+        counts = {what: np.bincount(owner[where], minlength=n).tolist() for what, where in odd.items()}
+        return [tuple(f"{found[k]} {what}" for what, found in counts.items() if found[k]) for k in range(n)]
 
 
 def finite(values: np.ndarray, step: np.ndarray, tokens: np.ndarray, name: str, cut: int = 0) -> None:

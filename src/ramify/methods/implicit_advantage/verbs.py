@@ -17,7 +17,7 @@ from ramify.methods.implicit_advantage.run import AdvantageScorer, Scored
 from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
-from ramify.score.trajectories import Layout, Trajectory, chat_layout, plain_layout, read_trajectories, run_trajectories
+from ramify.score.trajectories import Layout, chat_layout, load_trajectories, plain_layout
 from ramify.trace.lines import at_place, field, read_lines
 
 EXIT_PARTIAL = EXIT_NEEDS
@@ -78,7 +78,7 @@ def score(
     ):
         asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
         raise UserError(f"{asking} ask for a pair: name --policy")
-    attempts, skipped = _attempts(trajectories, layout)
+    attempts, skipped = load_trajectories(trajectories, layout)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
         bill = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
@@ -121,16 +121,6 @@ def _write(scored: list[Scored], skipped: list[str], pair: Pair | None, out: Pat
     emit(result, as_json, "\n".join(lines))
     if cut or skipped:
         raise typer.Exit(EXIT_PARTIAL)
-
-
-def _attempts(source: Path, layout: Layout | None) -> tuple[list[Trajectory], list[str]]:
-    if not source.is_dir():
-        skipped: list[str] = []
-        return read_trajectories(source, layout, skipped), skipped
-    from ramify.trace.db import Run
-
-    with Run.open(source) as run:
-        return run_trajectories(run, layout)
 
 
 @app.command()
