@@ -26,6 +26,12 @@ class BudgetSpentError(RamifyError):
     exit_code = EXIT_BUDGET
 
 
+class InterruptedRunError(RamifyError):
+    """Ctrl-C; the sentence says what was kept and how to go on (exit code 130)."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 class NeedsError(RamifyError):
     """A part lacks a capability that the work needs; raised before anything runs (exit code 4)."""
 

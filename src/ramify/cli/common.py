@@ -7,19 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ramify.base.errors import EXIT_INTERRUPTED, RamifyError, UserError, nearest
+from ramify.base.errors import UserError, nearest
 
 RUNS = Path("runs")
 DATABASE = "run.sqlite"
 REPORT = "report.html"
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under ./runs.")]
-
-
-class InterruptedRunError(RamifyError):
-    """Ctrl-C; the sentence says what was kept and how to go on (exit code 130)."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 def find_run(text: str) -> Path:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ramify.base.command import Json
-from ramify.base.errors import RamifyError, UserError
+from ramify.base.errors import InterruptedRunError, RamifyError, UserError
 from ramify.base.waiting import complete
-from ramify.cli.common import InterruptedRunError, RunArgument, find_improved, find_run
+from ramify.cli.common import RunArgument, find_improved, find_run
 from ramify.render import terminal
 
 app = typer.Typer(add_completion=False)

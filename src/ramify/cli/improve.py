@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.errors import UserError
-from ramify.cli.common import DATABASE, REPORT, RUNS, InterruptedRunError
+from ramify.base.errors import InterruptedRunError, UserError
+from ramify.cli.common import DATABASE, REPORT, RUNS
 from ramify.cli.show import write_report
 from ramify.render.terminal import Bar, emit, progress, short, table
 

@@ -19,10 +19,9 @@ import typer
 import ramify
 from ramify.base import registry
 from ramify.base.command import Json
-from ramify.base.errors import EXIT_FAILED, UserError, nearest
+from ramify.base.errors import EXIT_FAILED, InterruptedRunError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
-from ramify.cli.common import InterruptedRunError
 
 if TYPE_CHECKING:
     from ramify.stats.checks import Check

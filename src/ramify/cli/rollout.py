@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.errors import BudgetSpentError, RamifyError, UserError
-from ramify.cli.common import DATABASE, InterruptedRunError
+from ramify.base.errors import BudgetSpentError, InterruptedRunError, RamifyError, UserError
+from ramify.cli.common import DATABASE
 from ramify.cli.improve import next_run
 from ramify.render.terminal import Bar, emit, progress, short, table
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
-from ramify.base.errors import EXIT_INTERRUPTED, BudgetSpentError, NeedsError, RamifyError, UserError, nearest
+from ramify.base.errors import BudgetSpentError, InterruptedRunError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
@@ -87,12 +87,6 @@ class PairOptions(Forking):
     """only candidates at least as good as the position before"""
     compare: str = ""
     """another model with the same tokenizer: does it step off there, too?"""
-
-
-class InterruptedScanError(RamifyError):
-    """Ctrl-C; what was scanned is kept (exit code 130)."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 app = typer.Typer(
@@ -171,13 +165,9 @@ def scan_(
             stems = complete(forks.judged(stems))
             result = complete(scan(stems, forks, config, keep))
     except KeyboardInterrupt:
-        raise InterruptedScanError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
-    report = summary(list(done.values()), config) | {
-        "left": len(result.left),
-        "failed": result.failed,
-        "spent": result.spent,
-        "out": str(out),
-    }
+        raise InterruptedRunError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
+    outcome = {"left": len(result.left), "failed": result.failed, "spent": result.spent, "out": str(out)}
+    report = summary(list(done.values()), config) | outcome
     emit(report, as_json, _report(report))
     for name, why in result.failed.items():
         say(f"warning: trace '{name}' was not scanned: {why}")
@@ -209,16 +199,10 @@ def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, fi
 
 
 def _report(report: dict[str, Any]) -> str:
-    sides = [
-        [
-            name,
-            side["traces"],
-            side["with_cliff"],
-            f"[{side['interval'][0]:.0%}, {side['interval'][1]:.0%}]",
-            side["cliffs_per_trace"],
-        ]
-        for name, side in ((name, report[name]) for name in ("wrong", "right"))
-    ]
+    sides = []
+    for name in ("wrong", "right"):
+        side, (low, high) = report[name], report[name]["interval"]
+        sides.append([name, side["traces"], side["with_cliff"], f"[{low:.0%}, {high:.0%}]", side["cliffs_per_trace"]])
     text = table(["ended", "traces", "with a cliff", "95 % interval", "cliffs a trace"], sides)
     classes = [list(row.values()) for row in report["classes"] if row["found"]]
     if classes:
@@ -283,20 +267,14 @@ def pairs_(
     examined, masses = asyncio.run(work())
     rows = pairs(examined, options.hard)
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
-    report: dict[str, Any] = {
-        "out": str(out),
-        "cliffs": len(examined),
-        "pairs": len(rows),
-        "masses": masses,
-        "spent": forks.spent(),
-    }
+    found = {"out": str(out), "cliffs": len(examined), "pairs": len(rows), "masses": masses, "spent": forks.spent()}
     left_out = sum(len(one.kept) for one in scanned) - len(examined)
-    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out} ({left_out} of other classes, or of several tokens, left out); {report['spent']['forward_tokens']} tokens run."
+    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out} ({left_out} of other classes, or of several tokens, left out); {forks.spent()['forward_tokens']} tokens run."
     if masses:
         text += "\n\n" + table(
             ["trace", "token", "cliff mass", f"under {compare}", "difference"], [list(m.values()) for m in masses]
         )
-    emit(report, as_json, text)
+    emit(found, as_json, text)
 
 
 @app.command()
@@ -314,9 +292,10 @@ def show(
     if run is not None:
         to_run(run, scanned, _tokenizer([one.trace for one in scanned], tokenizer))
     if not trace:
+        columns = ["trace", "right", "tokens", "cliffs", "found", "forks"]
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
-        listed = [dict(zip(("trace", "right", "tokens", "cliffs", "found", "forks"), row, strict=True)) for row in rows]
-        emit({"traces": listed}, as_json, table(["trace", "right", "tokens", "cliffs", "found", "forks"], rows))
+        listed = [dict(zip(columns, row, strict=True)) for row in rows]
+        emit({"traces": listed}, as_json, table(columns, rows))
         return
     known = {one.trace.id: one for one in scanned}
     if trace not in known:
@@ -331,13 +310,9 @@ def show(
     ]  # fmt: skip
     columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
     text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No cliff was found.")
-    record = {
-        "trace": trace,
-        "right": one.trace.correct,
-        "svg": None if svg is None else str(svg),
-        "run": None if run is None else str(run),
-    }
-    record["cliffs"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    written = {"svg": None if svg is None else str(svg), "run": None if run is None else str(run)}
+    listed = [dict(zip(columns, row, strict=True)) for row in rows]
+    record = {"trace": trace, "right": one.trace.correct, **written, "cliffs": listed}
     emit(record, as_json, text)
 
 
