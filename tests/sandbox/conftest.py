@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tight import SHORT
 
 from ramify.sandbox.process import ProcessSandbox, strength
-from ramify.sandbox.protocol import Limits, Outcome
-
-SHORT = Limits(seconds=4.0, memory_bytes=128 << 20, disk_bytes=8 << 20, file_bytes=16 << 20, files=200, processes=12)
+from ramify.sandbox.protocol import Outcome
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tight import cut_off
 
 from ramify.base.errors import BoundaryError, NeedsError
 from ramify.sandbox.battery import check_sandbox
@@ -100,9 +101,10 @@ def test_a_command_in_a_container(docker: DockerSandbox) -> None:
 
 @pytest.mark.slow
 def test_limits_of_time_and_output_in_a_container(docker: DockerSandbox) -> None:
-    late = run(docker, ["sh", "-c", "echo here; setsid sleep 600 & sleep 600"], limits=Limits(seconds=1.0))
+    stays = ["sh", "-c", "echo here; setsid sleep 600 & sleep 600"]
+    late = cut_off(lambda seconds: run(docker, stays, limits=Limits(seconds=seconds)), 1.0)
     assert (late.reason, late.code, late.text) == ("timeout", None, "here\n")
-    flood = run(docker, ["sh", "-c", "yes"], limits=Limits(output_bytes=1 << 16))
+    flood = run(docker, ["sh", "-c", "yes"], limits=Limits(seconds=60.0, output_bytes=1 << 16))
     assert (flood.reason, len(flood.stdout)) == ("output", 1 << 16)
     assert run(docker, ["sh", "-c", "kill -9 $$"]).signal == 9
     with pytest.raises(BoundaryError, match="No space left"):

@@ -75,6 +75,13 @@ class Deaf(Changed):
         return replace(command, stdin=b"", files={})
 
 
+class Late(Changed):
+    """Sound, on a machine too busy to start a program in a short time."""
+
+    def before(self, command: Command) -> Command:
+        return replace(command, argv=["sleep", "60"]) if command.limits.seconds < 1 else command
+
+
 class Bare(Changed):
     """No namespaces at all."""
 
@@ -138,13 +145,14 @@ class Forgetful(ProcessSandbox):
         (Mistaken, {"runs", "time_limit", "output_limit"}),
         pytest.param(Deaf, {"runs", "files"}, marks=pytest.mark.slow),
         (Bare, {"host_files", "host_processes", "network"}),
+        pytest.param(Late, set(), marks=pytest.mark.slow),
         pytest.param(Forgetful, {"sessions"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_sandbox_is_caught(sandbox: ProcessSandbox, broken: type, checks: set[str]) -> None:
     found = caught(broken())
     assert checks <= found
-    if broken in (Leaks, Connected, Lax, Chatty, Forgetful):
+    if broken in (Leaks, Connected, Lax, Chatty, Late, Forgetful):
         assert found == checks
 
 

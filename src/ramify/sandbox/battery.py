@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,12 +160,15 @@ async def _time_limit(probe: _Probe) -> AsyncIterator[str]:
         "time.sleep(600)"
     )
     done = await probe.python(code, limits=replace(_LIMITS, seconds=probe.seconds))
+    if not done.text:  # a busy machine may not have started Python by then
+        done = await probe.python(code, limits=_LIMITS)
     if done.reason != "timeout" or done.code is not None:
         yield f"a command past its time is reported as {done.reason}, {done.code}"
     if done.text != "here\n":
         yield "what it wrote before its time was up is lost"
-    end = time.monotonic() + 1.0
-    while (left := _named(marker)) and time.monotonic() < end:
+    for _ in range(20):  # looks, not the clock: the whole machine may pause
+        if not (left := _named(marker)):
+            break
         await asyncio.sleep(0.05)
     if left:
         yield "a process that left its session outlives the command by more than a second"

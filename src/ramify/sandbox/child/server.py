@@ -39,7 +39,7 @@ def main(door: int, config: str) -> None:
     options = json.loads(config)
     os.umask(0o022)
     if not options["namespaces"]:
-        base = tempfile.mkdtemp(prefix="ramify-sandbox-")
+        base = tempfile.mkdtemp(prefix=f"ramify-sandbox-{os.getppid()}-")  # whose it is
         try:
             _serve(server, {**options, "base": base})
         finally:
