@@ -101,15 +101,21 @@ def broken_values(folder: Path, rng: random.Random) -> None:
             table = rng.choice(tables)
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             column = rng.choice(columns)
-            chosen = f"WHERE rowid = (SELECT rowid FROM {table} ORDER BY random() LIMIT 1)" if table not in ("verdicts",) else ""
+            chosen = f"WHERE rowid = {_one(db, table, 'rowid', rng)}" if table not in ("verdicts",) else ""
             with contextlib.suppress(sqlite3.Error):
                 if rng.random() < 0.2:
                     db.execute(f"DELETE FROM {table} {chosen}")
                 elif rng.random() < 0.2:
-                    db.execute(f"UPDATE {table} SET {column} = (SELECT {column} FROM {table} ORDER BY random() LIMIT 1) {chosen}")
+                    db.execute(f"UPDATE {table} SET {column} = {_one(db, table, column, rng)} {chosen}")
                 else:
                     db.execute(f"UPDATE {table} SET {column} = ? {chosen}", (rng.choice(ODD_VALUES),))
         db.commit()
+
+
+def _one(db: sqlite3.Connection, table: str, column: str, rng: random.Random) -> str:
+    """A query of one value of a column, drawn from ``rng``: SQLite's own random() is another in each run."""
+    (count,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    return f"(SELECT {column} FROM {table} LIMIT 1 OFFSET {rng.randrange(max(1, count))})"
 
 
 def break_run(form: str, folder: Path, runs: list[Path], rng: random.Random) -> int:
@@ -131,7 +137,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     rng = random.Random(seed)
-    seeds = write_seeds(root)
+    seeds = {form: files for form, files in write_seeds(root).items() if not forms or form in forms}
     runs = [Path(shutil.copytree(FIXTURES / "run-v1", root / "v1" / "run")), root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
     others = [file.read_bytes() for files in seeds.values() for file in files]

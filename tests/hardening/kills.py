@@ -78,13 +78,14 @@ def main(root: Path, kills: int, seed: int, names: list[str]) -> None:
         job, before, folder = KINDS[name](), root / name / "before", root / name / "undisturbed"
         before.mkdir(parents=True)
         job.prepare(before)
-        for _ in range(2):  # the first imports and compiles, the second is the measure
+        seconds = float("inf")
+        for _ in range(4):  # the first imports and compiles; the quickest is the measure: a machine may pause in any of them
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(before, folder)
             began = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):
                 assert job.act(folder) == 0
-            seconds = time.monotonic() - began
+            seconds = min(seconds, time.monotonic() - began)
         made[name] = job, before, seconds, job.digest(folder)
     while total < kills:
         name = names[runs % len(names)]

@@ -6,12 +6,23 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ramify.web.limits import Guard
 from ramify.web.server import open_server
+
+PATIENCE = 60.0
+"""Seconds for what must happen, on a machine that may pause: far more than it takes."""
+
+
+def until(happened: Callable[[], object]) -> bool:
+    """Wait for an event; whether it came."""
+    end = time.monotonic() + PATIENCE
+    while not (found := happened()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(found)
 
 
 @contextmanager
@@ -21,13 +32,11 @@ def serving(guard: Guard, **settings: Any) -> Iterator[int]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until = time.monotonic() + 20
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.01)
+        assert until(lambda: server.started)
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive()
 
@@ -45,7 +54,7 @@ def read_all(link: socket.socket) -> bytes:
 
 def ask(port: int, raw: bytes, leave: bool = False) -> bytes:
     """The whole answer to raw bytes, b"" where the connection is closed without one; ``leave``: say that nothing more will come."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as link:
         try:
             link.sendall(raw)
             if leave:

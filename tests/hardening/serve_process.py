@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raw_client import get
+from raw_client import PATIENCE, get
 
 
 class Served:
@@ -31,14 +31,14 @@ class Served:
         found = re.search(rf"^{name} (\S+)$", get(self.port, "/metrics")[2].decode(), re.MULTILINE)
         return float(found.group(1)) if found else float("nan")
 
-    def settled(self, name: str, value: float, seconds: float = 20) -> bool:
+    def settled(self, name: str, value: float, seconds: float = PATIENCE) -> bool:
         """Whether a number of ``/metrics`` comes to ``value`` in time."""
         until = time.monotonic() + seconds
         while (now := self.gauge(name)) != value and time.monotonic() < until:
             time.sleep(0.05)
         return now == value
 
-    def end(self, signum: int = signal.SIGTERM, seconds: float = 30) -> int:
+    def end(self, signum: int = signal.SIGTERM, seconds: float = PATIENCE) -> int:
         """Ask it to end and return its exit code."""
         self.process.send_signal(signum)
         return self.process.wait(seconds)

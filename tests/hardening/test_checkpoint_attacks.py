@@ -76,10 +76,10 @@ WEIGHTS = {
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_that_are_none(folder: Path, name: str, capsys: pytest.CaptureFixture) -> None:
     (folder / "model.safetensors").write_bytes(WEIGHTS[name])
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(RamifyError):
         load_model(folder)
-    assert time.monotonic() - began < 20  # no wait of minutes, no allocation of gigabytes
+    assert time.process_time() - began < 20  # of processor time: no wait of minutes, no allocation of gigabytes
     assert main(["improve", "--model", f"hf:{folder}", "--out", str(folder / "run")]) in (1, 2)
     assert capsys.readouterr().err.count("\n") == 1
     assert not (folder / "run").exists()
@@ -113,7 +113,7 @@ def test_pickled_weights_are_not_opened(folder: Path, tmp_path: Path, name: str,
 
 def test_a_zip_bomb(folder: Path) -> None:
     with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(300 << 20))
+        archive.writestr("archive/data.pkl", bytes(300 << 20), compresslevel=1)
     with pytest.raises((UserError, NeedsError)):
         load_model(folder)
 

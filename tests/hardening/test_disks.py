@@ -86,7 +86,7 @@ def test_import_onto_a_full_disk(small: Path, chats: Path) -> None:
     refused(ramify("import", chats, "--run", small / "run"), 1, "full")
     assert not (small / "run").exists()
     assert [path.name for path in small.iterdir()] == []
-    assert ramify("import", chats, "--run", small.parent / "run").returncode == 0
+    assert main(["import", str(chats), "--run", str(small.parent / "run")]) == 0
 
 
 def fill(folder: Path) -> int:
@@ -150,7 +150,7 @@ def test_devices(run: Path, form: str) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("NOT CHECKED: there is no /dev/full here")
     refused(ramify("export", run, "/dev/full", "--to", form), 1, "No space left on device")
-    assert ramify("export", run, "/dev/null", "--to", form).returncode == 0
+    assert main(["export", str(run), "/dev/null", "--to", form]) == 0
     assert Path("/dev/full").is_char_device()  # root could have replaced it by a file
     assert Path("/dev/null").is_char_device()
 
@@ -192,8 +192,8 @@ def test_a_read_only_disk(tmp_path: Path, run: Path, chats: Path) -> None:
 
 @pytest.mark.parametrize("name", ["y" * 255, pytest.param("y" * 250, marks=pytest.mark.slow)])
 def test_names_as_long_as_they_can_be(tmp_path: Path, chats: Path, run: Path, name: str) -> None:
-    assert ramify("import", chats, "--run", tmp_path / name).returncode == 0
-    assert ramify("export", run, tmp_path / (name[:-6] + ".jsonl")).returncode == 0
+    assert main(["import", str(chats), "--run", str(tmp_path / name)]) == 0
+    assert main(["export", str(run), str(tmp_path / (name[:-6] + ".jsonl"))]) == 0
 
 
 @pytest.mark.slow

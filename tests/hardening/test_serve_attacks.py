@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from raw_client import ask, get, head, parsed, post, read_all
+from raw_client import PATIENCE, ask, get, head, parsed, post, read_all, until
 from serve_malformed import CHAT, Bad, make_bad
 from serve_process import Served, serve
 from serve_soak import Soak
@@ -78,7 +78,7 @@ def test_malformed_requests(served: Served, count: int) -> None:
 
 def begin(port: int, said: dict[str, object]) -> socket.socket:
     """A connection on which a request has been sent."""
-    link = socket.create_connection(("127.0.0.1", port), timeout=60)
+    link = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     body = json.dumps(said).encode()
     link.sendall(head(port, "POST", CHAT, {"content-type": "application/json", "content-length": str(len(body))}) + body)
     return link
@@ -92,12 +92,16 @@ def streams(port: int, count: int, said: dict[str, object]) -> Iterator[list[soc
 
 
 def test_who_vanishes_frees_the_row(served: Served) -> None:
-    with streams(served.port, 8, LONG) as links:
-        assert {link.recv(12) for link in links} == {b"HTTP/1.1 200"}
-    with streams(served.port, 8, LONG | {"stream": False}):
-        pass  # gone before anything has come
-    assert answered(served)
-    assert served.gauge("ramify_requests_gone_total") > 0
+    def vanish() -> bool:
+        """Whether a client was seen to have left: on a busy machine some are answered before."""
+        with streams(served.port, 8, LONG) as links:
+            assert {link.recv(12) for link in links} == {b"HTTP/1.1 200"}
+        with streams(served.port, 8, LONG | {"stream": False}):
+            pass  # gone before anything has come
+        assert answered(served)
+        return served.gauge("ramify_requests_gone_total") > 0
+
+    assert until(vanish)
 
 
 def test_who_does_not_read_holds_nobody_up(served: Served) -> None:
@@ -110,7 +114,7 @@ def test_many_slow_heads_and_bodies_hold_nobody_up(served: Served) -> None:
     raw = head(served.port, "POST", CHAT, {"content-length": "1000"}) + b'{"model": '
     with ExitStack() as links:
         for number in range(60):
-            link = links.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=20))
+            link = links.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE))
             link.sendall(raw[: 1 + number * len(raw) // 59])
         assert answered(served)
 
@@ -154,7 +158,7 @@ def test_a_drain_finishes_what_is_open(tmp_path: Path) -> None:
             ending.process.send_signal(signal.SIGTERM)
             for link in links:
                 assert b"data: [DONE]" in read_all(link)[-60:]
-        assert ending.process.wait(30) == 0
+        assert ending.process.wait(PATIENCE) == 0
         assert "Traceback" not in ending.said
 
 

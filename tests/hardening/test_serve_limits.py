@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_client import ask, get, head, parsed, post, read_all, serving
+from raw_client import PATIENCE, ask, get, head, parsed, post, read_all, serving, until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,6 +22,7 @@ from ramify.web import connection, limits
 from ramify.web.limits import Guard, Places, RefusedError, error_handlers, read_json
 
 GONE: list[str] = []
+BEGUN: list[str] = []
 
 
 async def echo(request: Request) -> Response:
@@ -37,7 +38,8 @@ async def fault(request: Request) -> Response:
 
 
 async def slow(request: Request) -> Response:
-    await asyncio.sleep(30)
+    BEGUN.append(str(request.query_params.get("name")))
+    await asyncio.sleep(3600)
     return Response()
 
 
@@ -157,7 +159,7 @@ def test_places_never_overflow_and_all_come_back(asked: list[tuple[str, int]]) -
 
 
 def test_connections_are_kept(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as link:
         for size in (0, 3, 70_000):
             link.sendall(head(port, "POST", "/echo", {"content-length": str(size)}) + b"x" * size)
             answer = b""
@@ -236,15 +238,11 @@ def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     with serving(guard) as port:
         with socket.create_connection(("127.0.0.1", port)) as other:
             other.sendall(head(port, "POST", "/echo", {"content-length": "90000"}) + b"x" * 80_000)
-            until = time.monotonic() + 20
-            while guard.held < 80_000 and time.monotonic() < until:
-                time.sleep(0.01)
+            assert until(lambda: guard.held == 80_000)
             assert sentence(post(port, "/echo", b"x" * 30_000))[0] == 503
+            assert until(lambda: guard.held == 80_000)
             assert post(port, "/echo", b"x" * 10_000)[0] == 200
-        until = time.monotonic() + 20
-        while guard.held and time.monotonic() < until:
-            time.sleep(0.01)
-        assert guard.held == 0
+        assert until(lambda: guard.held == 0)
         assert post(port, "/echo", b"x" * 90_000)[0] == 200
 
 
@@ -272,40 +270,41 @@ def test_a_request_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINGER_SECONDS", 0.5)
     with serving(make_guard(seconds=0.2)) as port:
         assert sentence(get(port, "/slow")) == (504, "Not answered within 0.2 s.")
-        cut = get(port, "/much?n=100&wait=0.05")
+        while (cut := get(port, "/much?n=10000&wait=0.05"))[0] == 504:
+            pass  # the machine was busy, and the time was over before the answer had begun
         assert cut[0] == 200
         assert not cut[2].endswith(b"0\r\n\r\n")  # no last chunk: a client knows that it is not whole
-        assert get(port, "/echo")[0] == 200
+        assert until(lambda: get(port, "/echo")[0] == 200)
 
 
 def test_a_body_must_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_SECONDS", 0.3)
-    with serving(make_guard()) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with serving(make_guard()) as port, socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as link:
         link.sendall(head(port, "POST", "/echo", {"content-length": "900000"}))
         sent = 0
         try:
-            while sent < 1000:  # one byte now and then winds no clock up
+            while sent < 10_000:  # one byte now and then winds no clock up
                 link.sendall(b"x")
                 sent += 1
                 time.sleep(0.02)
         except OSError:
             pass
         assert read_all(link) == b""
-        assert sent < 1000
+        assert sent < 10_000
         assert get(port, "/echo")[0] == 200
 
 
 def test_a_head_must_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     with serving(make_guard()) as port:
-        used, fresh, partial = (socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3))
-        used.sendall(head(port, "GET", "/echo"))
+        fresh, partial = (socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(2))
         partial.sendall(b"GET /echo HTTP/1.1\r\n")
-        assert read_all(used).startswith(b"HTTP/1.1 200")  # answered, kept for a while, then closed
+        # answered, kept for a while, then closed (a busy machine may not have sent it in time)
+        assert until(lambda: ask(port, head(port, "GET", "/echo")).startswith(b"HTTP/1.1 200"))
         assert read_all(fresh) == b""
         assert read_all(partial) == b""
-        assert get(port, "/echo")[0] == 200
-        for link in (used, fresh, partial):
+        assert until(lambda: get(port, "/echo")[0] == 200)
+        for link in (fresh, partial):
             link.close()
 
 
@@ -313,40 +312,32 @@ def test_a_reader_must_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "WRITE_SECONDS", 1.0)
     with serving(make_guard()) as port, socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        link.settimeout(20)
+        link.settimeout(PATIENCE)
         link.connect(("127.0.0.1", port))
         link.sendall(head(port, "GET", "/much?n=400&name=unread"))
-        until = time.monotonic() + 20
-        while "unread" not in GONE and time.monotonic() < until:
-            time.sleep(0.01)
-        assert "unread" in GONE  # the application was told
+        assert until(lambda: "unread" in GONE)  # the application was told
         assert not read_all(link).endswith(b"end\r\n0\r\n\r\n")
+        monkeypatch.setattr(connection, "WRITE_SECONDS", PATIENCE)
         assert get(port, "/much?n=400")[2].endswith(b"end\r\n0\r\n\r\n")  # who reads gets it all
 
 
 def test_who_leaves_is_noticed(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as link:
         link.sendall(head(port, "GET", "/much?n=10000&wait=.01&name=left"))
         assert link.recv(1)
-    until = time.monotonic() + 20
-    while "left" not in GONE and time.monotonic() < until:
-        time.sleep(0.01)
-    assert "left" in GONE
+    assert until(lambda: "left" in GONE)
 
 
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SPARE", 4)
     with serving(make_guard(), connections=4) as port:
-        links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(4)]
+        links = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(4)]
         assert sentence(get(port, "/echo")) == (503, "Too many connections; come again.")
-        more = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(8)]
+        more = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(8)]
         assert read_all(more[-1]) == b""  # far too many are closed at once
         for link in links + more:
             link.close()
-        until = time.monotonic() + 20
-        while get(port, "/echo")[0] != 200 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert get(port, "/echo")[0] == 200
+        assert until(lambda: get(port, "/echo")[0] == 200)
 
 
 def test_bad_http_in_the_middle(port: int, capfd: pytest.CaptureFixture) -> None:
@@ -361,23 +352,24 @@ def test_bad_http_in_the_middle(port: int, capfd: pytest.CaptureFixture) -> None
 
 def test_open_answers_are_finished_when_it_ends() -> None:
     with serving(make_guard()) as port:
-        link = socket.create_connection(("127.0.0.1", port), timeout=20)
-        idle = socket.create_connection(("127.0.0.1", port), timeout=20)
-        link.sendall(head(port, "GET", "/much?n=20&wait=.02"))
+        link = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        idle = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        link.sendall(head(port, "GET", "/much?n=8&wait=.05"))
         assert link.recv(1)
     with link, idle:  # the server has ended by now
         assert read_all(link).endswith(b"end\r\n0\r\n\r\n")
         assert read_all(idle) == b""
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port), timeout=20)
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 def test_the_time_to_drain_ends(capfd: pytest.CaptureFixture) -> None:
     with serving(make_guard(), drain=0.2) as port:
-        link, silent = (socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2))
+        link, silent = (socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(2))
         link.sendall(head(port, "GET", "/much?n=2000&wait=.05"))
-        silent.sendall(head(port, "GET", "/slow"))
+        silent.sendall(head(port, "GET", "/slow?name=silent"))
         assert link.recv(1)
+        assert until(lambda: "silent" in BEGUN)
     with link, silent:
         assert not read_all(link).endswith(b"0\r\n\r\n")
         assert sentence(parsed(read_all(silent))) == (503, "The server is stopping.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import random
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import raw_client
-from raw_client import ask
+from raw_client import ask, read_all, until
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
@@ -85,6 +86,8 @@ def test_malformed_requests(folder: Path, count: int, capfd: pytest.CaptureFixtu
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)  # half a request is waited for
     with serving(folder) as port:
         attack(port, count)
+        monkeypatch.setattr(connection, "HEAD_SECONDS", raw_client.PATIENCE)
+        assert get(port)[0] == 200  # no worker is stuck, nothing has died
     said = capfd.readouterr()
     assert "Traceback" not in said.err
     assert "\x00" not in said.err + said.out
@@ -97,17 +100,17 @@ def attack(port: int, count: int) -> None:
         assert answer == b"" or answer.startswith(b"HTTP/1.1 "), answer[:80]
         assert b"Traceback" not in answer
         assert not answer.startswith(b"HTTP/1.1 5"), answer[:200]
-    assert get(port)[0] == 200  # no worker is stuck, nothing has died
 
 
 def test_who_is_slow_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     with serving(folder) as port:
-        links = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(20)]
+        links = [socket.create_connection(("127.0.0.1", port), timeout=raw_client.PATIENCE) for _ in range(20)]
         for number, link in enumerate(links):
-            link.sendall(GOOD[: number * 2])
-        assert get(port)[0] == 200
-        assert [link.recv(100) for link in links] == [b""] * 20
+            with contextlib.suppress(ConnectionError):  # a busy machine may come too late with it
+                link.sendall(GOOD[: number * 2])
+        assert until(lambda: ask(port, GOOD).startswith(b"HTTP/1.1 200"))  # that may come too late as well
+        assert [read_all(link) for link in links] == [b""] * 20
         for link in links:
             link.close()
 
