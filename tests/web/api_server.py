@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,16 @@ from ramify.web.server import address, open_server
 
 HOUSEHOLD = Path(ramify.__file__).parent / "assets" / "household"
 NAME = "tiny"
+PATIENCE = 60.0
+"""Seconds for what must happen, on a machine that may pause: far more than it takes."""
+
+
+def until(happened: Callable[[], object]) -> bool:
+    """Wait for an event; whether it came."""
+    end = time.monotonic() + PATIENCE
+    while not (found := happened()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(found)
 
 
 def household(**options: Any) -> tuple[LocalModel, Layout]:
@@ -60,16 +71,22 @@ def served(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until = time.monotonic() + 20
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.005)
+        assert until(lambda: server.started)
         yield address("127.0.0.1", listener) + "v1"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive()
 
 
 def client(url: str, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30, **options)
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE, **options)
+
+
+def metric(url: str, name: str, token: str = "") -> float:
+    """A number of ``/metrics``, 0 where it is not there."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url.removesuffix("/v1") + "/metrics", headers=headers)) as answer:
+        lines = answer.read().decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == name), 0.0)

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import json
+import socket
+import threading
+import urllib.parse
 
-import httpx2
 import openai
 import pytest
-from api_server import NAME, client, household, served
+from api_server import NAME, client, household, metric, served, until
 
 from ramify.base.errors import RamifyError
+from ramify.model.protocol import Draw
 from ramify.web.exchange import Exchange
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_while_it_is_recorded_is_recorded_once(stream: bool) -> None:
     told: list[Exchange] = []
+    go = threading.Event()
 
     async def slowly(exchange: Exchange) -> None:
         told.append(exchange)
-        await asyncio.sleep(0.8)
+        while not go.is_set():
+            await asyncio.sleep(0.005)
 
     with served(household()[1], record=slowly) as url:
-        body = {"model": NAME, "prompt": [5, 6], "max_tokens": 2, "stream": stream}
-        with httpx2.Client() as impatient, pytest.raises(httpx2.TimeoutException):
-            impatient.post(f"{url}/completions", json=body, timeout=0.3)
-        time.sleep(0.5)
-    assert len(told) == 1
+        body = json.dumps({"model": NAME, "prompt": [5, 6], "max_tokens": 2, "stream": stream}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", urllib.parse.urlsplit(url).port or 0)) as link:
+            link.sendall(head.encode() + body)
+            assert until(lambda: told)
+        assert until(lambda: metric(url, "ramify_places_taken") == 0)  # it is seen that the client has left
+        go.set()
+    assert [type(exchange.outcomes[0][0]) for exchange in told] == [Draw]
 
 
 def test_an_answer_that_cannot_be_recorded_is_told_once_and_is_an_error() -> None:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
 import pytest
-from api_server import NAME, Endless, client, served
+from api_server import NAME, Endless, client, served, until
 
 from ramify.base.errors import BoundaryError
 from ramify.model.chat import TagTemplate
@@ -213,9 +212,7 @@ def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
                 events = ai.chat.completions.create(model=NAME, messages=ASK, stream=True)
                 assert next(iter(events)).choices[0].delta.role == "assistant"
                 events.close()
-                until = time.monotonic() + 20
-                while len(told) < 3 and time.monotonic() < until:
-                    time.sleep(0.01)
+                assert until(lambda: len(told) == 3)
             elif n == 2:
                 assert ai.chat.completions.create(model=NAME, messages=ASK, n=2, seed=1).id.startswith("chatcmpl-")
             else:

@@ -10,7 +10,6 @@ import socket
 import ssl
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from api_server import metric, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,14 +59,14 @@ def gateway(
     recorder = Recorder(folder, {}) if folder else record
     api = Api(model, name, Places(64, 0), recorder)
     try:
-        with serving(Guard(api.app(), "127.0.0.1", seconds=20.0, count=api.count)) as url:
+        with serving(Guard(api.app(), "127.0.0.1", seconds=60.0, count=api.count)) as url:
             yield url
     finally:
         if folder:
             recorder.close()
 
 
-CLIENT = httpx2.Client(timeout=20, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+CLIENT = httpx2.Client(timeout=60, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -306,11 +306,8 @@ def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: boo
             body = json.dumps(ASK | {"stream": streams}).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
             link.sendall(head.encode() + body)
-            assert began.wait(10)
-        metrics, until = "", time.monotonic() + 10
-        while "ramify_places_taken 0.0" not in metrics and time.monotonic() < until:  # until it is seen that the client has left
-            metrics = CLIENT.get(url.removesuffix("/v1") + "/metrics").text
-        assert "ramify_places_taken 0.0" in metrics
+            assert began.wait(60)
+        assert until(lambda: metric(url, "ramify_places_taken") == 0)  # it is seen that the client has left
         go.set()
         assert post(url, ASK | {"stream": streams}).status_code == 200
     assert len(told) == 2
@@ -383,9 +380,13 @@ def test_a_word_passes_before_the_next_is_there(tmp_path: Path) -> None:
 
 def test_a_stream_that_never_ends_is_ended_in_time() -> None:
     slow = Slow(trickles=True)
-    with serving(slow) as upstream, gateway(upstream, options="?retries=0&timeout=0.5") as url:
-        said = events(post(url, ASK | {"stream": True}).text)
-        assert slow.gone.wait(10)
+    for seconds in (0.5, 5, 50):  # more where a busy machine did not even begin in time
+        with serving(slow) as upstream, gateway(upstream, options=f"?retries=0&timeout={seconds}") as url:
+            answer = post(url, ASK | {"stream": True})
+            assert slow.gone.wait(60)
+        if answer.status_code == 200 and len(said := events(answer.text)) > 2:
+            break
+        slow.gone.clear()
     assert said[1]["choices"][0]["delta"]["content"] == "."
     assert said[-1]["error"]["code"] == "timeout"
 
@@ -395,15 +396,11 @@ def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
     with serving(slow) as upstream, gateway(upstream, tmp_path / "run") as url:
         with CLIENT.stream("POST", url + "/chat/completions", json=ASK | {"stream": True}) as answer:
             assert b"first" in next(answer.iter_bytes())
-        assert slow.gone.wait(10)
-        until = time.monotonic() + 10
-        while not replies(tmp_path / "run") and time.monotonic() < until:
-            time.sleep(0.01)
-        metrics = CLIENT.get(url.removesuffix("/v1") + "/metrics").text
+        assert slow.gone.wait(60)
+        assert until(lambda: metric(url, "ramify_requests_gone_total") == 1)
+        assert until(lambda: metric(url, "ramify_places_taken") == 0)
     (node,) = replies(tmp_path / "run")
     assert (node.text, node.stop, node.data["failure"]) == ("first", "failed", "the client left")
-    assert "ramify_places_taken 0.0" in metrics
-    assert "ramify_requests_gone_total 1.0" in metrics
 
 
 def test_the_body_of_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:

@@ -132,8 +132,8 @@ def test_nothing_happens_in_a_real_browser(tmp_path: Path) -> None:
         seen = len(requests)
         alive = browser.new_page()
         alive.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
-        alive.set_content("<script>alert('alive')</script>")
-        alive.wait_for_timeout(100)
+        with alive.expect_event("dialog", timeout=60_000):
+            alive.set_content("<script>alert('alive')</script>")
         browser.close()
     assert dialogs == ["alive"]
     assert seen == len(requests)
@@ -176,7 +176,7 @@ def test_nothing_happens_on_served_and_exported_pages(tmp_path: Path) -> None:
             assert page.locator("script, iframe, img, object, embed, form, base, link").count() == 0
         browser.close()
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     listener.close()
     assert dialogs == []
     assert requests == [page_url for page_url in requests if page_url in urls]

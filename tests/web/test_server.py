@@ -26,12 +26,11 @@ def address(folder: Path) -> Iterator[str]:
     server, listener = open_server(guarded_pages(folder))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    until = time.monotonic() + 20
-    while not server.started and time.monotonic() < until:
+    while not server.started and thread.is_alive():
         time.sleep(0.01)
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     listener.close()
     assert not thread.is_alive()
 
@@ -39,7 +38,7 @@ def address(folder: Path) -> Iterator[str]:
 def get(address: str, path: str, host: str | None = None, method: str = "GET") -> tuple[int, dict[str, str], str]:
     request = urllib.request.Request(f"http://{address}{path}", headers={} if host is None else {"Host": host}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
