@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.budget import UNITS, Budget
@@ -43,6 +43,7 @@ def test_seconds_are_wall_time_plus_what_is_charged() -> None:
     assert budget.spent_out == "seconds"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=20), st.integers(0, 300), st.integers(0, 300))
 def test_a_child_never_has_more_left_than_its_parent(charges: list[tuple[bool, int]], outer: int, inner: int) -> None:
     parent = Budget({"tokens": outer})

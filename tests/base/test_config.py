@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import model_validator
 
@@ -204,6 +204,7 @@ def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=4))
 def test_no_flag_text_leads_to_anything_but_a_configuration_or_a_sentence(words: list[str]) -> None:
     with contextlib.suppress(UserError):

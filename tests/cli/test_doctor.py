@@ -89,15 +89,15 @@ def test_endpoints_are_tried_and_no_secret_is_shown(verb, here, monkeypatch: pyt
     server = HTTPServer(("127.0.0.1", 0), Models)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
     try:
-        up = f"http://127.0.0.1:{server.server_port}/v1"
+        up, closed = (f"http://127.0.0.1:{port}/v1" for port in (server.server_port, held.getsockname()[1]))
         monkeypatch.setenv("RAMIFY_ENDPOINTS", f"{up}, {closed}")
         monkeypatch.setenv("RAMIFY_API_KEY", "canary-secret-8472")
         done = verb("doctor", "--json", "--endpoint", "http://user:canary-secret-8472@127.0.0.1:1/v1", "--endpoint", "nonsense")
     finally:
+        held.close()
         server.shutdown()
         thread.join()
         server.server_close()
