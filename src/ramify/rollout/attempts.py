@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
 from ramify.trace.node import Node
 
@@ -62,3 +63,8 @@ def as_turn(node: Node, answer: Node) -> Turn:
 def drawn(node: Node) -> int:
     """Tokens a model drew for a reply; of a text-only one as many as its server says."""
     return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))
+
+
+def first_index(purpose: str) -> int:
+    """The first sample index of draws for one purpose: far from those of the attempts, and from those of other purposes."""
+    return 1_000_000 * (1 + place_key(0, purpose) % 1000)

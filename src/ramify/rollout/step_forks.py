@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
-from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
+from ramify.rollout.attempts import first_index
 from ramify.rollout.run import Attempt, Episodes
 from ramify.rollout.token_forks import Chances
 from ramify.stats.drops import Counts
@@ -93,7 +93,7 @@ class StepForks:
             )
         if t == trace.length and trace.ended:
             return Counts(n * bool(trace.correct), n)
-        first = 1_000_000 * (1 + place_key(0, purpose) % 1000) + start  # indices of one purpose, far from those of the attempts
+        first = first_index(purpose) + start
         drawn = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], first + i) for i in range(n)))
         self.ledger.add(purpose, forks=n, drawn_tokens=sum(a.drawn for a in drawn), turns=sum(len(a.turns) for a in drawn))
         self.first_failure = self.first_failure or next((a.failure for a in drawn if a.failure), "")

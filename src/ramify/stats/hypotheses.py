@@ -11,7 +11,8 @@ from ramify.stats.experiment import Move, TestResult
 
 Cell = Literal["consistent", "inconsistent", "neutral", "weak"]
 _TURNED: dict[Move, Move] = {"rises": "falls", "falls": "rises", "same": "same"}
-_SHORT: dict[str, Cell] = {"+": "consistent", "-": "inconsistent", "0": "neutral", "?": "weak"}
+SIGNS: dict[str, Cell] = {"+": "consistent", "-": "inconsistent", "0": "neutral", "?": "weak"}
+"""How a cell is written in short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class ACH:
         for name, cell in cells.items():
             if name not in self.hypotheses:
                 raise UserError(f"'{name}' is no hypothesis of this table ({nearest(name, self.hypotheses)})")
-            if cell not in (*_SHORT, *_SHORT.values()):
-                raise UserError(f"the cell of '{name}' is '{cell}'; it must be one of {', '.join((*_SHORT, *_SHORT.values()))}")
-        given = {name: _SHORT.get(cell, cell) for name, cell in cells.items()}
+            if cell not in (*SIGNS, *SIGNS.values()):
+                raise UserError(f"the cell of '{name}' is '{cell}'; it must be one of {', '.join((*SIGNS, *SIGNS.values()))}")
+        given = {name: SIGNS.get(cell, cell) for name, cell in cells.items()}
         if isinstance(evidence, str):
             line = Line(evidence, evidence, {h: given.get(h, "neutral") for h in self.hypotheses}, tuple(confounds), note)  # type: ignore[misc]
         else:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
@@ -21,6 +20,7 @@ from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.filtered import Filtered
 from ramify.model.protocol import require
+from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
 from ramify.score.classify import Says
 from ramify.stats.drops import Counts
@@ -144,7 +144,7 @@ class Case(Study):
         offsets = sorted({min(offset, last) for offset in sentence_offsets(node, self.config.sentences, head)})
         if len(offsets) < 2:
             raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
-        first = 1_000_000 * (1 + place_key(0, "forensics") % 1000)
+        first = first_index("forensics")
         (info,) = [i for i in self.run.trees() if i.name == tree]
         task = Task(info.task["id"], info.task["data"])
 
