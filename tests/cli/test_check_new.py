@@ -176,8 +176,8 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(verb, here: Path, mon
     (here / "link").symlink_to("nowhere")
     assert "exists already" in verb.refused("new", "scorer", "my-scorer", "--out", "link")
     assert "no checks for kind 'worlds'" in verb.refused("new", "worlds", "my-scorer")
-    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "my-scorer")))
-    assert verb("new", "scorer", "my-scorer").code == 1
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert verb("new", "scorer", "my-scorer")[::2] == (1, "ramify: cannot make my-scorer: No space left on device\n")
     full = OSError(30, "Read-only file system", "/somewhere/.my-scorer-x")
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (_ for _ in ()).throw(full))
     assert verb.refused("new", "scorer", "my-scorer") == "cannot make my-scorer: Read-only file system"

@@ -16,6 +16,7 @@ import typer
 from ramify.base import conformance, registry
 from ramify.base.command import Json
 from ramify.base.errors import UserError
+from ramify.base.files import refusal
 
 app = typer.Typer(add_completion=False)
 
@@ -95,16 +96,17 @@ def _part(kind: str, name: str) -> str:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Make the folder whole or not at all."""
+    building = None
     try:
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}") from error
-    try:
         for path, text in files.items():
             (building / path).parent.mkdir(parents=True, exist_ok=True)
             (building / path).write_text(text, encoding="utf-8")
         building.chmod(0o755)
         building.rename(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+    except BaseException as error:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise refusal(f"cannot make {folder}", error) from error
         raise
