@@ -357,10 +357,10 @@ class LocalModel:
         self, rows: list[np.ndarray], top_k: int, taps: Taps | None, settings: Sampling | None, entropy: bool
     ) -> list[TokenScores]:
         lengths = [len(row) for row in rows]
-        padded = torch.zeros((len(rows), max(lengths)), dtype=torch.long)
-        for i, row in enumerate(rows):
-            padded[i, : len(row)] = torch.from_numpy(row)
-        padded = padded.to(self.forward.device)
+        there = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        laid = np.zeros(there.shape, np.int64)
+        laid[there] = np.concatenate(rows)
+        padded, scored = (torch.from_numpy(array).to(self.forward.device) for array in (laid, there[:, 1:]))
 
         def tap(layer: int, x: Tensor) -> Tensor:
             for i, length in enumerate(lengths):
@@ -370,9 +370,8 @@ class LocalModel:
 
         with torch.inference_mode():
             hidden = self.forward.full(padded, None if taps is None else tap)
-            before = torch.cat([hidden[i, : length - 1] for i, length in enumerate(lengths)])
-            targets = torch.cat([padded[i, 1:length] for i, length in enumerate(lengths)])
-            return _by_row(self._score_tokens(before, targets, top_k, settings, entropy), lengths)
+            found = self._score_tokens(hidden[:, :-1][scored], padded[:, 1:][scored], top_k, settings, entropy)
+            return _by_row(found, lengths)
 
     def _score_tokens(
         self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None, entropy: bool
@@ -448,13 +447,10 @@ def batches_of(lengths: Sequence[int], tokens: int = SCORE_TOKENS) -> list[list[
 
 def _by_row(scores: dict[str, np.ndarray], lengths: Sequence[int]) -> list[TokenScores]:
     """Arrays over all scored tokens cut into rows, entry 0 of each, which has nothing before it, set to 0."""
-    starts = np.cumsum([0, *(length - 1 for length in lengths)])
+    ends = np.cumsum(lengths)
+    starts = np.cumsum([0, *(length - 1 for length in lengths[:-1])])
+    whole = {name: np.insert(values, starts, 0, axis=0) for name, values in scores.items()}
     return [
-        TokenScores(
-            **{
-                name: np.concatenate((np.zeros_like(values, shape=(1, *values.shape[1:])), values[start : start + length - 1]))
-                for name, values in scores.items()
-            }
-        )
-        for start, length in zip(starts, lengths, strict=False)
+        TokenScores(**{name: values[end - length : end] for name, values in whole.items()})
+        for end, length in zip(ends, lengths, strict=True)
     ]
