@@ -118,6 +118,7 @@ def test_a_size_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a minute of one core's time, which a busy machine does not give in two
 def test_the_quick_size_can_pass_and_can_fail(cache: Path) -> None:
     cells = Cells()
     checks = {check.name: check for check in repro.reproduce("quick", cells)}
