@@ -82,7 +82,7 @@ def _type(parameter: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("\n", "\\n").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ def fork_run(
 ) -> Fork:
     """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
 
+    ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
+    ``node.sampled`` does, and an offset in front of that place means it.
+
     ``model``, ``world`` and ``compactor`` are needed where the run was made with objects of one's own. Raises UserError.
     """
     with Run.open(path) as reading:
