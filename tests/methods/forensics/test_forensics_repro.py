@@ -193,12 +193,14 @@ def test_a_size_there_is_none_of() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_quick_size_passes() -> None:
     checks = repro.reproduce("quick", Cells())
     assert [check.name for check in checks if check.status == "miss"] == []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
     """Runs, doses, forks and redraws of the verbs, token by token, against the list of all replies of the same organism."""
     model = organisms.taught(5, ["tedium"], steps=300, more=150)["tedium"]
