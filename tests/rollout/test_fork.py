@@ -15,7 +15,7 @@ from ramify.env.worlds.household import HouseholdWorld, next_action
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.fork import Fork, check_edit, fork
+from ramify.rollout.fork import Fork, check_edit, compare, fork
 from ramify.rollout.run import Attempt, Episodes
 from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
@@ -128,6 +128,8 @@ def test_an_edit_that_the_model_refuses_leaves_nothing(tmp_path: Path, edit: Any
         before = [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)]
         with pytest.raises(UserError, match=says):
             do(made, attempt, attempt.turns[1].node.id, n=2, edit=edit)
+        with pytest.raises(UserError, match=says):
+            asyncio.run(compare(made, attempt.tree, TASK, attempt.turns[1].node.id, {"good": {"append": "go"}, "bad": edit}, n=2))
         assert [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)] == before
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.env.protocol import Task
-from ramify.model.protocol import Tokenizer, require
-from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
+from ramify.model.protocol import Prefix, Tokenizer, require
+from ramify.rollout.edits import SHOWN, Change, diff, draw_one, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
@@ -165,6 +166,8 @@ async def compare(
     if len(set(places.values())) > 1:
         told = ", ".join(f"{name} at token {at}" for name, at in places.items())
         raise UserError(f"edits that are compared share one control, so one place in node {node.id}, not {told}: fork each apart")
+    for name, edit in checked.items():
+        await _try(episodes, _plan(episodes, node, places[name], edit), places[name])
     forks = [
         await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0) for i, edit in enumerate(checked.values())
     ]
@@ -173,6 +176,19 @@ async def compare(
         raise UserError("a comparison needs at least one edit")
     counts = {name: (f.arm.successes, f.arm.scored) for name, f in zip(checked, forks, strict=True)}
     return forks, evidence((control.successes, control.scored), counts, correction=correction)
+
+
+async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
+    """Draw one token under ids or a hidden state of the user's, and forget it. Raises UserError where the model has none such."""
+    change, said = plan.change or Change(), plan.insert
+    given = None if said is None or said.role != "assistant" else said.tokens
+    if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
+        return
+    tokens = whole_tokens(episodes.shown(plan.node, offset))
+    tokens = tokens if given is None else np.concatenate([tokens, given])
+    settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
+    with suppress(BoundaryError):  # which is not about the edit
+        await draw_one(episodes.agent.model, Prefix(tokens), settings, 0, change)
 
 
 def _taken(episodes: Episodes, tree: str, node_id: str) -> int:
