@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from forked import Forks
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine pauses for seconds, and an example that is drawn anew in every run finds its fault in somebody else's change. To look for
 # new ones: --hypothesis-profile default.
-settings.register_profile("place", deadline=None, derandomize=True)
+settings.register_profile("place", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("place")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
