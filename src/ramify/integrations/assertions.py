@@ -103,6 +103,7 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
     from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS
+    from ramify.methods.implicit_advantage.report import counted
     from ramify.methods.implicit_advantage.verbs import read_scores
 
     if token not in TOKEN_AGGS:
@@ -110,7 +111,7 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     if isinstance(grades, (str, Path)):
         grades = read_scores(Path(grades))
     records = [grade if isinstance(grade, dict) else grade.to_json() for grade in (grades if _listed(grades) else [grades])]
-    steps = [(r, step) for r in records for step in r["steps"] if r.get("keep_truncated", False) or not step["truncated"]]
+    steps = [(r, step) for r in records for step in counted(r)]
     if not steps:
         raise AssertionError("no step was graded, so nothing is known of the lowest")
     record, worst = min(steps, key=lambda pair: pair[1][f"A_{token}"])

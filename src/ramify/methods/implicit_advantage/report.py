@@ -22,10 +22,14 @@ Record = Mapping[str, Any]
 Cell = tuple[TokenAgg, StepAgg]
 
 
+def counted(record: Record) -> list[Mapping[str, Any]]:
+    """The steps of a record that count: those the length limit cut into do not, unless they were kept."""
+    return [step for step in record["steps"] if record.get("keep_truncated", False) or not step["truncated"]]
+
+
 def column(record: Record, name: str) -> np.ndarray:
-    """One number of each step of a record that counts (steps the length limit cut into do not, unless they were kept), (n,)."""
-    kept = record.get("keep_truncated", False)
-    return np.array([step[name] for step in record["steps"] if kept or not step["truncated"]], np.float64)
+    """One number of each step of a record that counts, (n,)."""
+    return np.array([step[name] for step in counted(record)], np.float64)
 
 
 def own_cell(records: Sequence[Record], token: TokenAgg | None = None, step: StepAgg | None = None) -> Cell:
@@ -204,8 +208,7 @@ def blame_steps(
     for record in records:
         if record.get("success") is not False and not every:
             continue
-        kept = record.get("keep_truncated", False)
-        steps = [step for step in record["steps"] if step["n_tokens"] and (kept or not step["truncated"])]
+        steps = [step for step in counted(record) if step["n_tokens"]]
         grades = np.array([step[f"A_{token}"] for step in steps], np.float64)
         for rank, at in enumerate(algorithm.blame(grades, rule, top), 1):
             step = steps[at]

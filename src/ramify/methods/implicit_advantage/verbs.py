@@ -56,6 +56,7 @@ def score(
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     pair: Pair | None = None
     layout: Layout | None = None
+    of_a_pair = (reference, alpha, merge, render, cache, confidence, config.keep_special)
     if policy is not None:
         from ramify.engine.pairs import open_pair, pair_template
 
@@ -63,19 +64,11 @@ def score(
             pair = open_pair(policy, reference, alpha=alpha, method=merge, cache=cache)
         except NeedsError as error:
             raise IncompatiblePairError(str(error)) from error
-        template = pair_template(policy) if render == "template" else None
         if render == "plain":
             layout = plain_layout(pair.policy.tokenizer)
-        elif template is not None:
+        elif (template := pair_template(policy)) is not None:
             layout = chat_layout(template)
-    elif (
-        reference is not None
-        or alpha
-        or confidence
-        or cache is not None
-        or not config.keep_special
-        or (merge, render) != ("linear", "template")
-    ):
+    elif of_a_pair != (None, 0, "linear", "template", None, False, True):
         asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
         raise UserError(f"{asking} ask for a pair: name --policy")
     attempts, skipped = load_trajectories(trajectories, layout)
@@ -183,23 +176,11 @@ def report(
     found = reports.report(
         records, reports.own_cell(records, token, step), [] if calibrate is None else _apart(records, calibrate)
     )
-    columns = (
-        "n",
-        "auroc",
-        "interval",
-        "auroc_within_tasks",
-        "spearman",
-        "tie_rate",
-        "advantage_minus_this",
-        "difference_interval",
-    )
+    columns = [name for name in found["scorers"][0] if name not in ("scorer", "delong_p")]
     rows = [[row["scorer"], *(_text(row[c]) for c in columns)] for row in found["scorers"]]
     shown = {k: v for k, v in found.items() if k != "scorers"}
-    emit(
-        found,
-        as_json,
-        table(["number", "value"], [[k, _text(v)] for k, v in shown.items()]) + "\n\n" + table(["scorer", *columns], rows),
-    )
+    text = table(["number", "value"], [[k, _text(v)] for k, v in shown.items()])
+    emit(found, as_json, f"{text}\n\n{table(['scorer', *columns], rows)}")
 
 
 @app.command()
