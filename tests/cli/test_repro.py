@@ -105,6 +105,13 @@ def test_figures_name_commit_versions_and_machine(study: types.ModuleType, capsy
     assert figures["machine"]["cores"] >= 1
 
 
+def test_a_folder_in_the_place_of_the_figures_is_refused_before_anything_runs(
+    study: types.ModuleType, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    assert main(["repro", "study", "--quick", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr() == ("", f"ramify: cannot write {tmp_path}: it is a folder\n")
+
+
 def test_all_runs_everything_quick_and_sums_up(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert main(["repro", "all", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -58,6 +58,8 @@ def repro(
         raise UserError(f"no reproduction '{slug}' ({nearest(slug, ['all', *_reproductions()])})")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise UserError(f"cannot write {out}: it is a folder")
     reports = []
     with _runner(backend) as runner:
         for name, module in known.items():
