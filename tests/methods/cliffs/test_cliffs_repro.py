@@ -78,6 +78,7 @@ def test_training_cells_move_the_model(cache: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # most of a minute of one core's time, which a busy machine does not give in two
 def test_the_quick_size_passes(tmp_path: Path) -> None:
     checks = repro.reproduce("quick", Cells(tmp_path))
     assert [check.name for check in checks if check.status == "miss"] == []
