@@ -49,7 +49,7 @@ def calibration(checks: Checks) -> str:
 
 
 def schedules(checks: Checks, kind: str, title: str) -> str:
-    """Throughput over that of the best fixed length, by load, on an axis of powers of two."""
+    """Throughput over that of the best fixed length, by load, on a logarithmic axis."""
     loads = (1, 4, 16, 64, 256)
     at = [float(load.bit_length() - 1) for load in loads]
     best = [checks[f"{kind}, {load} requests: best fixed length"]["value"] for load in loads]
@@ -57,7 +57,9 @@ def schedules(checks: Checks, kind: str, title: str) -> str:
     for name in ("fixed:7", "threshold:0.5", "greedy", "stale2"):
         values = [checks[f"{kind}, {load} requests: {name}"]["value"] for load in loads]
         drawn.append(Curve(name, at, [value / top for value, top in zip(values, best, strict=True)]))
-    return curves_svg(drawn, title, "requests at once, as a power of 2", "times the best fixed length", percent=False)
+    return curves_svg(
+        drawn, title, "requests at once", "times the best fixed length", percent=False, x_text=lambda k: f"{2**k:g}"
+    )
 
 
 def frontier(table: dict[str, Any]) -> str:

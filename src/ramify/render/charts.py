@@ -26,9 +26,16 @@ class Curve:
 
 
 def curves_svg(
-    curves: Sequence[Curve], title: str, x_name: str, y_name: str, percent: bool = True, width: float = 560, height: float = 280
+    curves: Sequence[Curve],
+    title: str,
+    x_name: str,
+    y_name: str,
+    percent: bool = True,
+    width: float = 560,
+    height: float = 280,
+    x_text: Callable[[float], str] = "{:g}".format,
 ) -> str:
-    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100.
+    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100; ``x_text`` writes a place on the axis.
 
     Points that are not finite break a curve. An empty picture says that there is nothing to show.
     """
@@ -57,7 +64,7 @@ def curves_svg(
         + label(_LEFT - 8, py(t) + 4, f"{100 * t:.0f} %" if percent else f"{t:g}", "soft end num")
         for t in y_ticks
     )
-    grid += "".join(label(px(t), bottom + 17, f"{t:g}", "soft mid num") for t in x_ticks if x_low <= t <= x_high)
+    grid += "".join(label(px(t), bottom + 17, x_text(t), "soft mid num") for t in x_ticks if x_low <= t <= x_high)
     names = label((_LEFT + right) / 2, bottom + 35, x_name, "soft mid") + label(_LEFT - 36, 16, y_name, "soft")
     body = "".join(_curve(curve, i, px, py) for i, curve in enumerate(curves))
     legend, last = "", height

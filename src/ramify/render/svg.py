@@ -15,7 +15,7 @@ NEGATIVE, NEUTRAL, POSITIVE = (213, 94, 0), (214, 217, 222), (0, 114, 178)
 FONT = 12.0
 _STYLE = (
     ".rf{--ink:#1b1f24;--soft:#59626e;--line:#aab2bd;--grid:#e6e9ed;--paper:#fff;"
-    "font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}"
+    "font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink);background:var(--paper)}"
     ".rf .soft{fill:var(--soft)}.rf .edge{fill:none;stroke:var(--line)}.rf .grid{stroke:var(--grid)}"
     ".rf .rim{stroke:var(--soft);stroke-width:1}.rf .mark{fill:none;stroke:var(--ink);stroke-width:1.8;stroke-linecap:round;"
     "stroke-linejoin:round}.rf .hollow{fill:var(--paper)}.rf .halo{paint-order:stroke;stroke:var(--paper);stroke-width:3.5;stroke-linejoin:round}.rf .end{text-anchor:end}"
