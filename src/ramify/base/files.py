@@ -22,7 +22,12 @@ _WRONG_PATH = {
 
 def refusal(what: str, error: OSError) -> RamifyError:
     """``what`` (such as "cannot write x.json") with the system's reason: a UserError where the path is wrong, else a RamifyError."""
-    return (UserError if error.errno in _WRONG_PATH else RamifyError)(f"{what}: {error.strerror or error}")
+    return (UserError if error.errno in _WRONG_PATH else RamifyError)(f"{what}: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """The system's own words where it refused a file, which the sentence around them names; else what the error says."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 @contextmanager

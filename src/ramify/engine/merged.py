@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import reason
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
 from ramify.model.pair import IncompatiblePairError
@@ -121,7 +122,7 @@ def adapted_model(folder: Path, base: Path) -> LocalModel:
     try:
         parts = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read the adapter {file}: {error}") from error
+        raise UserError(f"cannot read the adapter {file}: {reason(error)}") from error
     rank, strength = (_number(config, name, folder) for name in ("r", "lora_alpha"))
     if rank < 1 or rank != int(rank):
         raise UserError(f"{folder / 'adapter_config.json'}: 'r' is {rank:g}, and a rank is a whole number from 1")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.files import reason
 from ramify.model.protocol import Draw, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
 
@@ -167,7 +168,7 @@ class JinjaTemplate:
             config = json.loads(path.read_text(encoding="utf-8"))
             source = jinja.read_text(encoding="utf-8") if jinja.exists() else config.get("chat_template")
         except (OSError, ValueError, AttributeError) as error:
-            raise UserError(f"cannot read the chat template from {path}: {error}") from error
+            raise UserError(f"cannot read the chat template from {path}: {reason(error)}") from error
         if isinstance(source, list):
             source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
         if not isinstance(source, str):
