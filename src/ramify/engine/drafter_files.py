@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError
-from ramify.base.files import write_whole
+from ramify.base.files import reason, write_whole
 from ramify.engine.drafters import Drafter, DrafterConfig
 from ramify.engine.tiny import TinyLM, read_config
 
@@ -282,4 +282,4 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         return dict(load(file.read_bytes()))
     except (SafetensorError, OSError) as error:
-        raise UserError(f"cannot read the drafter's weights {file}: {error}") from error
+        raise UserError(f"cannot read the drafter's weights {file}: {reason(error)}") from error

@@ -164,7 +164,7 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(record, dict):
         raise UserError(f"{path} must hold one JSON object")
     return record

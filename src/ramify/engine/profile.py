@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
+from ramify.base.files import reason, write_whole
 from ramify.base.seeds import generator, place_key
 from ramify.engine.cache import Arena
 from ramify.engine.drafters import Drafter
@@ -127,7 +127,7 @@ class Profile:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"cannot read the profile {path}: {error}") from error
+            raise UserError(f"cannot read the profile {path}: {reason(error)}") from error
         names = [f for f in cls.__dataclass_fields__ if not f.startswith("_")]
         if not isinstance(record, dict) or set(record) - set(names):
             raise UserError(f"{path} is not a profile (fields: {', '.join(names)})")

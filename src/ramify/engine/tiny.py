@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
+from ramify.base.files import reason, write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.model.tokenizer import HfTokenizer
 
@@ -345,7 +345,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read the model's {file}: {error}") from error
+        raise UserError(f"cannot read the model's {file}: {reason(error)}") from error
     if not isinstance(record, dict):
         raise UserError(f"{file} does not hold a JSON object")
     return record

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.files import reason
 from ramify.base.ids import stable_hash
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class HfTokenizer:
         try:
             return cls(Tokenizer.from_str(file.read_text(encoding="utf-8")))
         except Exception as error:  # the library raises bare Exception on a malformed file
-            raise UserError(f"cannot read the tokenizer {file}: {error}") from error
+            raise UserError(f"cannot read the tokenizer {file}: {reason(error)}") from error
 
     def to_json(self) -> str:
         """The whole tokenizer as the text of a ``tokenizer.json``."""

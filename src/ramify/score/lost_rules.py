@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.base.config import read_toml
 from ramify.base.errors import UserError
+from ramify.base.files import reason
 from ramify.base.ids import stable_hash
 from ramify.score.calls import read_calls
 from ramify.score.predicates import UnreadableError, forbids
@@ -43,7 +44,7 @@ def read_rules(path: Path) -> list[Rule]:
         try:
             found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the rules {path}: {error}") from None
+            raise UserError(f"cannot read the rules {path}: {reason(error)}") from None
     if not isinstance(found, list) or not found:
         raise UserError(f"{path} holds no rule: write one a line, [[rule]] tables (.toml), or a list (.json)")
     rules = []

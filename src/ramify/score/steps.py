@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import whole_file, write_whole
+from ramify.base.files import reason, whole_file, write_whole
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
 from ramify.trace.path import text_between
@@ -41,7 +41,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
         try:
             rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
-            raise UserError(f"cannot read steps from {path}: {error}") from error
+            raise UserError(f"cannot read steps from {path}: {reason(error)}") from error
     else:
         rows = [row for _, row in read_lines(path)]
     if not rows:

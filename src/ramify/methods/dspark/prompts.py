@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.files import reason
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
@@ -65,7 +66,7 @@ def from_file(file: Path, model: LocalModel, template: ChatTemplate | None, raw:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {error}") from error
+        raise UserError(f"cannot read {file}: {reason(error)}") from error
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
