@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from waiting import PATIENCE, until
+
 from ramify.web.limits import Guard
 from ramify.web.server import open_server
-
-PATIENCE = 60.0
-"""Seconds for what must happen, on a machine that may pause: far more than it takes."""
-
-
-def until(happened: Callable[[], object]) -> bool:
-    """Wait for an event; whether it came."""
-    end = time.monotonic() + PATIENCE
-    while not (found := happened()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(found)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raw_client import PATIENCE, get
+from raw_client import get
+from waiting import PATIENCE
 
 
 class Served:

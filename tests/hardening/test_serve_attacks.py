@@ -14,10 +14,11 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from raw_client import PATIENCE, ask, get, head, parsed, post, read_all, until
+from raw_client import ask, get, head, parsed, post, read_all
 from serve_malformed import CHAT, Bad, make_bad
 from serve_process import Served, serve
 from serve_soak import Soak
+from waiting import PATIENCE, until
 
 from ramify.trace.db import Run
 

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_client import PATIENCE, ask, get, head, parsed, post, read_all, serving, until
+from raw_client import ask, get, head, parsed, post, read_all, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from waiting import PATIENCE, until
 
 from ramify.base.errors import UserError
 from ramify.web import connection, limits

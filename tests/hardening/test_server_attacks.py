@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import raw_client
-from raw_client import ask, read_all, until
+from raw_client import ask, read_all
+from waiting import until
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run

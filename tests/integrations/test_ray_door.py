@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ramify.base.errors import NeedsError, RamifyError
 from ramify.env.worlds.household import HouseholdWorld
@@ -118,12 +118,12 @@ def test_a_killed_collector_takes_its_workers_along_and_its_run_goes_on(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
         env=os.environ | {"RAY_ADDRESS": cluster, "PYTHONPATH": str(PARTS)},
     )
-    until(lambda: committed(tmp_path / "run") >= 3)
+    assert until(lambda: committed(tmp_path / "run") >= 3, 120)
     process.send_signal(signal.SIGKILL)
     process.wait(100)
     kept = set(lines(tmp_path / "run"))
     assert committed(tmp_path / "run") < 24
-    until(lambda: ray.available_resources().get("CPU", 0.0) == 2.0)  # the cluster took their places back
+    assert until(lambda: ray.available_resources().get("CPU", 0.0) == 2.0, 120)  # the cluster took their places back
     assert Collection(config).collect(tmp_path / "run")["missing"] == 0
     monkeypatch.setenv("SLOW", "0")
     Collection(config.model_copy(update={"backend": "local"})).collect(tmp_path / "whole")
@@ -142,14 +142,6 @@ def test_cells_of_a_reproduction_run_on_the_cluster(cluster: str, tmp_path: Path
     import ray
 
     assert ray.is_initialized(), "a connection that was there before stays"
-
-
-def until(holds: Any, seconds: float = 120.0) -> None:
-    """Wait for a fact."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
 
 
 def committed(folder: Path) -> int:

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, BudgetSpentError, RamifyError, UserError
@@ -133,27 +133,19 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: committed(tmp_path / "run") >= 3)
+    assert until(lambda: committed(tmp_path / "run") >= 3, 90)
     workers = children(process.pid)
     process.send_signal(how)
     _, said = process.communicate(timeout=90)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     assert how == signal.SIGKILL or "what was done is kept: go on with `ramify resume" in said
     assert len(workers) == 2
-    until(lambda: all(gone(pid) for pid in workers))
+    assert until(lambda: all(gone(pid) for pid in workers), 90)
     assert 3 <= committed(tmp_path / "run") < 24
     before = set(lines(tmp_path / "run"))
     assert Collection(SLOW).collect(tmp_path / "run")["missing"] == 0
     assert before <= set(lines(tmp_path / "run")), "something committed was lost"
     assert sorted(lines(tmp_path / "run")) == sorted(undisturbed)
-
-
-def until(holds: Any, seconds: float = 90.0) -> None:
-    """Wait for a fact."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def committed(folder: Path) -> int:

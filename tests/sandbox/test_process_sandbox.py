@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.sandbox import launch
@@ -357,14 +357,6 @@ def test_nothing_is_left_when_the_host_is_killed(sandbox: ProcessSandbox, option
         assert until(lambda: len(named(marker)) >= 2)
         host.send_signal(signal.SIGKILL)
     assert until(lambda: not named(marker) and not list(tmp_path.iterdir()))
-
-
-def until(happened: Callable[[], bool]) -> bool:
-    """Wait for an event, far longer than it takes; whether it came."""
-    end = time.monotonic() + 60
-    while not (found := happened()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
 
 
 def named(marker: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from waiting import PATIENCE, until
 
 import ramify
 from ramify.engine.local import LocalModel
@@ -28,16 +28,6 @@ from ramify.web.server import address, open_server
 
 HOUSEHOLD = Path(ramify.__file__).parent / "assets" / "household"
 NAME = "tiny"
-PATIENCE = 60.0
-"""Seconds for what must happen, on a machine that may pause: far more than it takes."""
-
-
-def until(happened: Callable[[], object]) -> bool:
-    """Wait for an event; whether it came."""
-    end = time.monotonic() + PATIENCE
-    while not (found := happened()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(found)
 
 
 def household(**options: Any) -> tuple[LocalModel, Layout]:

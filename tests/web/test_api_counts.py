@@ -13,7 +13,8 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import NAME, PATIENCE, Endless, client, household, metric, served, until
+from api_server import NAME, Endless, client, household, metric, served
+from waiting import PATIENCE, until
 
 from ramify.web import limits
 from ramify.web.draws import Events, GoneError, begun

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from api_server import NAME, client, household, served, until
+from api_server import NAME, client, household, served
+from waiting import until
 
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel

@@ -10,7 +10,8 @@ import urllib.parse
 
 import openai
 import pytest
-from api_server import NAME, client, household, metric, served, until
+from api_server import NAME, client, household, metric, served
+from waiting import until
 
 from ramify.base.errors import RamifyError
 from ramify.model.protocol import Draw

@@ -6,7 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import NAME, Endless, client, served, until
+from api_server import NAME, Endless, client, served
+from waiting import until
 
 from ramify.base.errors import BoundaryError
 from ramify.model.chat import TagTemplate

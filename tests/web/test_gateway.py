@@ -17,9 +17,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from api_server import metric, until
+from api_server import metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
