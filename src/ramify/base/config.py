@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import reason
 from ramify.base.secrets import redact
 
 
@@ -94,7 +95,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
+        raise UserError(f"cannot read the configuration {path}: {reason(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read the configuration {path}: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

@@ -11,6 +11,7 @@ import typer
 
 from ramify.base.command import Json
 from ramify.base.errors import InterruptedRunError, RamifyError, UserError
+from ramify.base.files import reason
 from ramify.base.waiting import complete
 from ramify.cli.common import RunArgument, find_improved, find_run
 from ramify.render import terminal
@@ -97,7 +98,7 @@ def read_edit(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the edit {file}: {error.strerror}") from None
+        raise UserError(f"cannot read the edit {file}: {reason(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read the edit {file}: it is not UTF-8 text") from None
     except json.JSONDecodeError as error:

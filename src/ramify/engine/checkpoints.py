@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
-from ramify.base.files import reason, refusal, whole_file
+from ramify.base.files import refusal, whole_file
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
@@ -64,7 +64,7 @@ def save_model(model: LocalModel, start: Path, folder: Path) -> None:
     except OSError as error:
         raise refusal(f"cannot write the checkpoint {folder}", error) from error
     except SafetensorError as error:  # what the library makes of a failed write
-        raise RamifyError(f"cannot write the checkpoint {folder}: {reason(error)}") from error
+        raise RamifyError(f"cannot write the checkpoint {folder}: {error}") from error
 
 
 def weights_of(model: LocalModel) -> bytes:

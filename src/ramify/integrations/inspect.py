@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.base.files import reason
 from ramify.base.secrets import redact
 from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
@@ -199,7 +200,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
     except (ValueError, zipfile.BadZipFile, NotImplementedError) as error:
         raise UserError(f"{path} is no readable zip: {error}") from error
 
@@ -270,7 +271,7 @@ def _parsing(path: Path) -> Iterator[NamedNumbers]:
         with path.open("rb") as file:
             yield NamedNumbers(file)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
     except (ijson.JSONError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({str(error).splitlines()[0]})") from error
 

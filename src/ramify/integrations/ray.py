@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from ramify.base.errors import NeedsError, RamifyError
+from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.rollout.pool import LostWorkerError, Start
 from ramify.rollout.worker import THREADS, Player
@@ -63,7 +64,7 @@ def _knock(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except OSError as error:
-            raise RamifyError(f"cannot reach Ray at {address} (RAY_ADDRESS): {error.strerror or error}") from error
+            raise RamifyError(f"cannot reach Ray at {address} (RAY_ADDRESS): {reason(error)}") from error
 
 
 def _share(ray: Any, workers: int) -> tuple[int, float]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
+from ramify.base.files import reason
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import place_key
@@ -214,7 +215,7 @@ def _check_story(path: Path) -> None:
     try:
         story = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read the game {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the game {path}: {reason(error)}") from error
     factor = {3: 2, 4: 4, 5: 4, 6: 8, 7: 8, 8: 8}.get(story[0] if len(story) >= 64 else 0)
     length = int.from_bytes(story[26:28], "big") * (factor or 0)
     whole = factor is not None and 64 < length <= len(story)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import ramify
 from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.files import reason
 from ramify.rollout.wire import pack, unpack_answer
 from ramify.rollout.worker import FRAME, THREADS
 
@@ -199,7 +200,7 @@ class ProcessWorker:
                 env=environment,
             )
         except OSError as error:
-            raise LostWorkerError(f"no process can be started: {error.strerror or error}") from error
+            raise LostWorkerError(f"no process can be started: {reason(error)}") from error
         return cls(process)
 
     @property

@@ -150,26 +150,20 @@ def _trace(
     for name in ("success", "truncated"):
         if record.get(name) is not None and not isinstance(record[name], bool):
             raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
-    made = []
-    for at, step in enumerate(steps):
-        try:
-            made.append(_step(step, state_key, turn))
-        except UserError as error:
-            raise UserError(f"{place}: step {at}{error}") from error
+    made = tuple(_step(step, f"{place}: step {at}", state_key, turn) for at, step in enumerate(steps))
     success, system = record.get("success"), record.get("system")
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
     if success is None and rewards:
         success = sum(rewards) > 0
     given = () if system is None else (Turn("system", as_text(system)),)
-    return Trace(task, record.get("attempt_id", number), success, tuple(made), given, bool(record.get("truncated")))
+    return Trace(task, record.get("attempt_id", number), success, made, given, bool(record.get("truncated")))
 
 
-def _step(step: Any, state_key: Key | None, turn: Callable[..., Turn]) -> TraceStep:
-    """What a record says of a step. Its faults go on from the name of the step."""
-    if not isinstance(step, dict) and not isinstance(step, Mapping):
-        raise UserError(" is no object")
+def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Turn]) -> TraceStep:
+    if not isinstance(step, Mapping):
+        raise UserError(f"{place} is no object")
     if "action" not in step:
-        raise UserError(f" has no field 'action' ({nearest('action', map(str, step))})")
+        raise UserError(f"{place} has no field 'action' ({nearest('action', map(str, step))})")
     if callable(state_key):
         state = state_key(step)
     elif state_key is None and "state" in step:
@@ -178,15 +172,15 @@ def _step(step: Any, state_key: Key | None, turn: Callable[..., Turn]) -> TraceS
         state = step[name]
     else:
         names = ("state", "obs") if state_key is None else (state_key,)
-        raise UserError(f" has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
+        raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
     reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= _MOST):
-        raise UserError(f": 'reward' must be a finite number, not {str(reward)[:40]!r}")
+        raise UserError(f"{place}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
     count = len(tokens) if isinstance(tokens, list) else tokens
     if count is not None and (type(count) is not int or not 0 <= count <= _MOST):
-        raise UserError(": 'tokens' must be how many tokens the action has, or a list of them")
+        raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
     if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        raise UserError(": 'actions' must be a list of texts")
+        raise UserError(f"{place}: 'actions' must be a list of texts")
     shown = turn("user", as_text(step.get("obs", state)))
     reply = turn("assistant", as_text(step["action"]), count=count)
     return TraceStep(state, (shown,), reply, None, None if options is None else tuple(options))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import reason
 from ramify.base.plugins import find_attribute
 from ramify.rollout.token_forks import Verifier
 from ramify.rollout.token_traces import TokenTrace
@@ -138,7 +139,7 @@ class CommandVerifier:
         try:
             self._content = script.read_bytes()
         except OSError as error:
-            raise UserError(f"cannot read the verifier {script}: {error.strerror}") from error
+            raise UserError(f"cannot read the verifier {script}: {reason(error)}") from error
         if not self._content.startswith(b"#!"):
             raise UserError(f"the verifier {script} must begin with the line that names its program, such as #!/bin/sh")
         self.name, self._limits, self._gate = f"cmd:{script.name}", Limits(seconds=seconds), _Gate(at_once)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
+from ramify.base.files import reason
 
 #: A longer line is refused: parsing it would need several times its size of memory.
 MAX_LINE = 1 << 24
@@ -29,7 +30,7 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
                 if line.strip() and not (ended and not line.endswith(b"\n")):
                     yield number, _parse(line, f"{path}:{number}")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
 def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:

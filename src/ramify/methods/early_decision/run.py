@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
+from ramify.base.files import reason, write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.model.protocol import Tokenizer
@@ -84,7 +84,7 @@ class Study:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+            raise UserError(f"cannot make the folder {folder}: {reason(error)}") from None
         if problems:
             asked = [{"id": p.id, "prompt_ids": list(p.prompt_ids), "data": dict(p.data)} for p in problems]
             self.keep("study.json", {"config": config.to_json(), "source": source or {}}, "another model")
