@@ -13,6 +13,7 @@ import typer
 from ramify.base import conformance, registry
 from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, NeedsError, RamifyError, UserError, nearest
+from ramify.trace import integrity
 
 app = typer.Typer(add_completion=False)
 
@@ -23,32 +24,32 @@ MODELS = ("builtin", "hf", "chat", "completions", "factory")
 @app.command()
 def check(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox or middleware.")
+        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox, middleware, or run.")
     ],
     name: Annotated[
         str,
         typer.Argument(
             metavar="NAME",
-            help="A registered name (see `ramify list KIND`), NAME:ARGUMENT, or MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE.",
+            help="A registered name (see `ramify list KIND`), NAME:ARGUMENT, or MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE. "
+            "Of a run: its folder.",
         ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Check that a part does what its kind promises. Exit code 0: it does; 1: it does not; 4: something it needs is not there."""
+    """Check that a part does what its kind promises, or that a run is undamaged. Exit code 0: it is so; 1: not; 4: something is missing."""
     from ramify.render import terminal
 
-    conformance.known_kind(kind)
-    part = find_part(kind, name)
-    found = conformance.check(kind, part)
-    stopped = any(problem.check == conformance.STOPPED for problem in found)
-    names = list(dict.fromkeys([*([] if stopped else conformance.checks(kind)), *(problem.check for problem in found)]))
+    if kind == "run":
+        checks, found = integrity.CHECKS, integrity.check_run(Path(name))
+    else:
+        conformance.known_kind(kind)
+        found = conformance.check(kind, find_part(kind, name))
+        checks = [] if any(problem.check == conformance.STOPPED for problem in found) else conformance.checks(kind)
+    names = list(dict.fromkeys([*checks, *(problem.check for problem in found)]))
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
     rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
-    verdict = (
-        f"{kind} '{name}' conforms"
-        if not found
-        else f"{kind} '{name}' does not conform: {len(found)} problem{'s'[: len(found) > 1]}"
-    )
+    is_, is_not = ("is undamaged", "is damaged") if kind == "run" else ("conforms", "does not conform")
+    verdict = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {len(found)} problem{'s'[: len(found) > 1]}"
     record = {
         "kind": kind,
         "name": name,

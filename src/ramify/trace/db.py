@@ -46,8 +46,8 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
     Mark: (schema.SELECT_MARK, "s.seq", schema.row_mark),
     Verdict: (schema.SELECT_VERDICT, "s.node, s.scorer, s.unit, j.judges", schema.row_verdict),
-    Context: ("SELECT body FROM contexts s ", "s.seq", schema.row_context),
-    Producer: ("SELECT body FROM producers s ", "s.seq", schema.row_producer),
+    Context: ("SELECT body, hash FROM contexts s ", "s.seq", schema.row_context),
+    Producer: ("SELECT body, hash FROM producers s ", "s.seq", schema.row_producer),
     TreeInfo: (
         "SELECT name, task, grp, data FROM trees s ",
         "s.seq",
@@ -332,11 +332,11 @@ class Run:
 
     def context(self, name: str) -> Context:
         """The context of that hash. Raises UserError when there is none."""
-        return schema.row_context(self._one("SELECT body FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
+        return schema.row_context(self._one("SELECT body, hash FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
 
     def producer(self, name: str) -> Producer:
         """The producer of that hash. Raises UserError when there is none."""
-        return schema.row_producer(self._one("SELECT body FROM producers WHERE hash = ?", name, f"no producer '{name}'"))
+        return schema.row_producer(self._one("SELECT body, hash FROM producers WHERE hash = ?", name, f"no producer '{name}'"))
 
     def streams(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
@@ -369,6 +369,30 @@ class Run:
         select, order, make = _EACH[kind]
         for row in self._rows(f"{select} ORDER BY {order}"):
             yield make(row)
+
+    def faults(self) -> list[str]:
+        """What SQLite's own check finds wrong with the file, and rows that point at rows which are not there."""
+        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check")]
+        rows = [
+            f"row {row[1]} of {row[0]} points at a row of {row[2]} that is not there"
+            for row in self._rows("PRAGMA foreign_key_check")
+        ]
+        return [line for line in found if line != "ok"] + rows
+
+    def unreadable(self, kind: type[Record] | type[TreeInfo] | type[Entry]) -> Iterator[str]:
+        """One sentence for each record of ``kind`` that cannot be read, or whose content is not what its hash says."""
+        select, order, make = _EACH[kind]
+        for row in self._rows(f"{select} ORDER BY {order}"):
+            try:
+                make(row)
+            except RamifyError as error:
+                yield str(error)
+
+    def missing_blobs(self) -> list[tuple[str, str]]:
+        """(node, blob) of each snapshot whose blob is not in the run."""
+        rows = self._rows("SELECT id, substr(snapshot, 6) FROM nodes WHERE snapshot LIKE 'blob:%' ORDER BY seq")
+        known = set(self.blobs.names())
+        return [(str(node), str(blob)) for node, blob in rows if blob not in known]
 
     def columns(self, names: list[str], tree: str | None = None, group: str | None = None) -> dict[str, np.ndarray]:
         """Nodes as columns, in order of writing: see :func:`ramify.trace.columns.read_columns`."""

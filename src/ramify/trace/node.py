@@ -90,20 +90,26 @@ def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, 
     if fields.get("stop", "") not in STOPS:
         raise ValueError(f"unknown stop reason {fields['stop']!r}")
     offset, index = int(offset), int(fields.pop("index", -1))
-    node_id = stable_hash(
-        tree,
-        parent,
-        offset,
-        role,
-        text,
-        None if tokens is None else tokens.tobytes(),
-        None if sampled is None else sampled.tobytes(),
-        int(fields.get("opens", True)),
-        fields.get("context"),
-        fields.get("producer"),
-        index,
+    node = Node("", tree, parent, offset, role, text, tokens, sampled, logprobs, ends, index=index, **fields)
+    object.__setattr__(node, "id", content_id(node))  # nobody has seen it without yet
+    return node
+
+
+def content_id(node: Node) -> str:
+    """The id that belongs to a node's content. One that is read back with another content than its id says is damaged or forged."""
+    return stable_hash(
+        node.tree,
+        node.parent,
+        node.offset,
+        node.role,
+        node.text,
+        None if node.tokens is None else node.tokens.tobytes(),
+        None if node.sampled is None else node.sampled.tobytes(),
+        int(node.opens),
+        node.context,
+        node.producer,
+        node.index,
     )
-    return Node(node_id, tree, parent, offset, role, text, tokens, sampled, logprobs, ends, index=index, **fields)
 
 
 def _array(values: Any, dtype: Any) -> np.ndarray | None:

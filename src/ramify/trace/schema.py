@@ -19,7 +19,7 @@ import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, context_from_json
+from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, content_id, context_from_json
 
 _T = TypeVar("_T")
 SCHEMA = 1
@@ -187,11 +187,11 @@ def node_row(node: Node, tree: int, parent: int | None, context: int | None, pro
 
 @stored
 def row_node(row: tuple[Any, ...]) -> Node:
-    """A node from a row of ``SELECT_NODE``. Arrays are writable copies."""
+    """A node from a row of ``SELECT_NODE``. Arrays are writable copies. Raises RamifyError where its id is not that of its content."""
     sampled, tokens = row[7], _array(row[6], "<i4")
     if tokens is not None and row[19] != len(tokens):
         raise ValueError(f"node {row[0]} has {len(tokens)} tokens, not {row[19]}")
-    return Node(
+    node = Node(
         row[0],
         row[1],
         row[2],
@@ -212,6 +212,9 @@ def row_node(row: tuple[Any, ...]) -> Node:
         row[17],
         {} if row[18] == "{}" else from_object(row[18]),
     )
+    if content_id(node) != node.id:
+        raise ValueError(f"node {node.id} has another content than its id says")
+    return node
 
 
 def stream_row(stream: Stream, seq: int, length: int) -> tuple[Any, ...]:
@@ -264,14 +267,23 @@ def row_verdict(row: tuple[Any, ...]) -> Verdict:
 
 @stored
 def row_context(row: tuple[Any, ...]) -> Context:
-    """A context from its body."""
-    return context_from_json(from_json(row[0]))
+    """A context from its body and hash. Raises RamifyError where they do not belong together."""
+    return _hashed("context", context_from_json(from_json(row[0])), row[1])
 
 
 @stored
 def row_producer(row: tuple[Any, ...]) -> Producer:
-    """A producer from its body."""
-    return Producer(**from_json(row[0]))
+    """A producer from its body and hash. Raises RamifyError where they do not belong together."""
+    return _hashed("producer", Producer(**from_json(row[0])), row[1])
+
+
+_H = TypeVar("_H", Context, Producer)
+
+
+def _hashed(kind: str, record: _H, name: str) -> _H:
+    if record.hash != name:
+        raise ValueError(f"{kind} {name} has another content than its hash says")
+    return record
 
 
 def where(wanted: Mapping[str, Any]) -> tuple[str, list[Any]]:
