@@ -124,6 +124,18 @@ def test_two_plugins_with_one_name_keep_the_first(tmp_path: Path) -> None:
     assert done.stdout.split() == ["second"]
 
 
+def test_a_plugin_that_hangs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hanging_plugin.py").write_text("import sys, time\nwhile True: time.sleep(0.1)\n")
+    install(tmp_path, {"hanging": "hanging_plugin"})
+    environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_PLUGINS"} | {"PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-c", "from ramify.cli.main import main; main(['list', 'scorer'])"]
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert "the plug-in 'hanging' ('hanging_plugin') is still loading; RAMIFY_PLUGINS= turns plug-ins off" in line
+
+
 def test_importing_ramify_looks_for_no_plugin(site: Path) -> None:
     done = run(site, "import sys, ramify, ramify.cli.main; print('good_plugin' in sys.modules)")
     assert done.stdout.split() == ["False"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,33 @@ def test_the_run_is_what_it_was(here: Path) -> None:
     """None of the words above changed it; defined last, so run last."""
     with Run.open(here / "run") as run:
         assert len(run) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["cliffs", "scan", "--out", "x", "--alpha", "1e-320"], "--alpha: must be between 1e-300 and"),
+        (["dspark", "train", "builtin", "--out", "x", "--layers", "999999999"], "--layers: must be less than or equal to 64"),
+        (["governance", "bench", "--out", "x", "--turns", "9" * 20], "--turns: must be"),
+        (["governance", "bench", "--out", "x", "--turns", "999999999"], "--turns: must be less than or equal to 10000"),
+        (["early-decision", "run", "--out", "x", "--prompts", "p", "--open", "\udcff\udcfe"], "--open: must be text"),
+        (["fork", "run", "0", "--edit", "/dev/full"], "cannot read the edit /dev/full: it is larger than 16 MiB"),
+        (["rollout", "--dry-run", "--config", "/dev/zero"], "cannot read the configuration /dev/zero: it is larger than 16 MiB"),
+    ],
+)
+def test_words_that_once_ended_in_a_traceback_or_never(here: Path, words: list[str], says: str) -> None:
+    code, said = call(here, *words)
+    assert code == 2
+    assert says in said
+    assert not (here / "x").exists()
+
+
+def test_a_schema_that_nobody_wrote_is_not_called_newer(here: Path) -> None:
+    for schema, says in ((0, "which no version of ramify has written"), (99, "was written by a newer ramify")):
+        with Run.create(here / f"schema-{schema}", {}):
+            pass
+        with contextlib.closing(sqlite3.connect(here / f"schema-{schema}" / "run.sqlite")) as db:
+            db.execute(f"PRAGMA user_version = {schema}")
+        code, said = call(here, "show", f"schema-{schema}")
+        assert code == 2
+        assert says in said

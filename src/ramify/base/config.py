@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import reason
+from ramify.base.files import read_small
 from ramify.base.secrets import redact
 
 
@@ -26,8 +26,12 @@ class ConfigError(UserError, ValueError):
     """A configuration made in Python of a value it cannot have, as one sentence."""
 
 
+LARGEST, SMALLEST = 2**63 - 1, 1e-300
+"""Numbers of a setting: beyond the first nothing counts or stores them, below the second arithmetic loses them."""
+
+
 class Config(BaseModel):
-    """Base of every typed configuration record: frozen, unknown keys refused, no infinite numbers.
+    """Base of every typed configuration record: frozen, unknown keys refused, no numbers or texts that nothing can work with.
 
     Calling it raises ConfigError with the first mistake, where pydantic's own error would be several lines.
     """
@@ -40,6 +44,15 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error.errors()[0], type(self).__name__)) from None
 
+    @field_validator("*")
+    @classmethod
+    def _usable(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and (abs(value) > LARGEST if isinstance(value, int) else 0 < abs(value) < SMALLEST):
+            raise ValueError(f"must be between {SMALLEST:g} and {LARGEST} in size, or 0")
+        if isinstance(value, str) and not _is_text(value):
+            raise ValueError("must be text, and holds bytes that are none")
+        return value
+
     # as pydantic marks its own: data is validated past it (:func:`check` names other sources), nested records too
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
@@ -47,6 +60,15 @@ class Config(BaseModel):
         """The resolved configuration as JSON, secrets redacted: what a run stores first."""
         record: dict[str, Any] = redact(self.model_dump(mode="json"))
         return record
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can express it; what a shell hands over need not be text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 C = TypeVar("C", bound=Config)
@@ -93,9 +115,7 @@ def check(cls: type[C], data: Mapping[str, Any], sources: Mapping[str, str] | st
 def read_toml(path: Path) -> dict[str, Any]:
     """Read one TOML file. Raises UserError naming the file, and the line of a syntax error."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {reason(error)}") from None
+        return tomllib.loads(read_small(path, "the configuration").decode("utf-8"))
     except UnicodeDecodeError:
         raise UserError(f"cannot read the configuration {path}: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

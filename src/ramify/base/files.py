@@ -65,6 +65,25 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise refusal(f"cannot write {path}", error) from error
 
 
+SMALL = 16 << 20
+"""Bytes of a file that a person writes: an edit, settings."""
+
+
+def read_small(path: Path, what: str, most: int = SMALL) -> bytes:
+    """The bytes of a file of at most ``most``; ``what`` (such as "the edit") names it in the sentence that refuses it.
+
+    Raises UserError where it is larger, as a device without an end is, and where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {what} {path}: {reason(error)}") from None
+    if len(data) > most:
+        raise UserError(f"cannot read {what} {path}: it is larger than {most >> 20} MiB")
+    return data
+
+
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write ``path`` whole or not at all. Raises like :func:`whole_file`."""
     with whole_file(path) as temporary:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import types
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 GROUP = "ramify"
 VARIABLE = "RAMIFY_PLUGINS"
+PATIENCE = 5.0
+"""Seconds after which a plug-in that is still loading is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ def found() -> list[EntryPoint]:
 
 def _load(entry: EntryPoint) -> str:
     """Import one plug-in. Returns why it failed, or ""."""
+    late = threading.Timer(PATIENCE, _name_late, (entry,))
+    late.daemon = True
+    late.start()
     try:
         with redirect_stdout(sys.stderr):
             loaded = entry.load()
@@ -80,9 +86,16 @@ def _load(entry: EntryPoint) -> str:
         raise
     except BaseException as error:  # a stranger's module may do anything, sys.exit too: it is reported, not raised
         return f"{type(error).__name__}: {error}".rstrip(": ")
+    finally:
+        late.cancel()
     if not isinstance(loaded, types.ModuleType):
         return f"it names {type(loaded).__name__} '{entry.value}' where a module is expected, the one that registers the parts"
     return ""
+
+
+def _name_late(entry: EntryPoint) -> None:
+    sys.stderr.write(f"ramify: the plug-in {entry.name!a} ({entry.value!a}) is still loading; {VARIABLE}= turns plug-ins off\n")
+    sys.stderr.flush()
 
 
 def find_attribute(spec: str) -> Any:

@@ -11,7 +11,7 @@ import typer
 
 from ramify.base.command import Json
 from ramify.base.errors import InterruptedRunError, RamifyError, UserError
-from ramify.base.files import reason
+from ramify.base.files import read_small
 from ramify.base.waiting import complete
 from ramify.cli.common import RunArgument, find_improved, find_run
 from ramify.render import terminal
@@ -96,9 +96,7 @@ def parse_place(text: str) -> tuple[str, int | None]:
 def read_edit(file: Path) -> Any:
     """The JSON value in ``file``. Raises UserError naming the file, and the line of a syntax error."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the edit {file}: {reason(error)}") from None
+        return json.loads(read_small(file, "the edit").decode("utf-8"))
     except UnicodeDecodeError:
         raise UserError(f"cannot read the edit {file}: it is not UTF-8 text") from None
     except json.JSONDecodeError as error:

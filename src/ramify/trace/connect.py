@@ -86,10 +86,12 @@ def check(db: sqlite3.Connection, file: Path) -> None:
     if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
         raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version != schema.SCHEMA:
+    if version > schema.SCHEMA:
         raise UserError(
             f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to open it"
         )
+    if version != schema.SCHEMA:
+        raise UserError(f"{file} has schema {version}, which no version of ramify has written: it is damaged or no run")
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     wal = file.with_name(file.name + "-wal")
     if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):

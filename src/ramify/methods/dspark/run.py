@@ -39,9 +39,9 @@ class TrainOptions(DrafterTraining):
 
     kind: Literal["dspark", "dflash", "eagle3"] = "dspark"
     """dspark; dflash (no sequential head, no confidences); eagle3 (token by token)"""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=64)
     """draft layers; eagle3 has one"""
-    block: int = Field(7, ge=1)
+    block: int = Field(7, ge=1, le=256)
     """most tokens of one draft"""
     rank: int = Field(32, ge=0)
     """rank of dspark's sequential head; the paper's is 256 for a vocabulary of 150,000"""

@@ -75,7 +75,7 @@ class BenchConfig(Config):
     """compactions before the request"""
     reps: int = Field(3, ge=1)
     """episodes of each cell"""
-    turns: int = Field(12, ge=2)
+    turns: int = Field(12, ge=2, le=10_000)
     """turns of other work, and as many again between rounds"""
     share: float = Field(0.35, gt=0, lt=1)
     """of the history that fits behind a compaction"""
