@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ramify.base.errors import UserError
+from ramify.cli.fork import read_edit
 from ramify.cli.main import VERBS, main
 from ramify.trace.db import Run
 from ramify.trace.node import make_node
@@ -148,12 +150,11 @@ def test_the_run_is_what_it_was(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["cliffs", "scan", "--out", "x", "--alpha", "1e-320"], "--alpha: must be between 1e-300 and"),
+        (["cliffs", "scan", "--model", "builtin", "--out", "x", "--alpha", "1e-320"], "--alpha: must be between 1e-300 and"),
         (["dspark", "train", "builtin", "--out", "x", "--layers", "999999999"], "--layers: must be less than or equal to 64"),
         (["governance", "bench", "--out", "x", "--turns", "9" * 20], "--turns: must be"),
         (["governance", "bench", "--out", "x", "--turns", "999999999"], "--turns: must be less than or equal to 10000"),
         (["early-decision", "run", "--out", "x", "--prompts", "p", "--open", "\udcff\udcfe"], "--open: must be text"),
-        (["fork", "run", "0", "--edit", "/dev/full"], "cannot read the edit /dev/full: it is larger than 16 MiB"),
         (["rollout", "--dry-run", "--config", "/dev/zero"], "cannot read the configuration /dev/zero: it is larger than 16 MiB"),
     ],
 )
@@ -162,6 +163,11 @@ def test_words_that_once_ended_in_a_traceback_or_never(here: Path, words: list[s
     assert code == 2
     assert says in said
     assert not (here / "x").exists()
+
+
+def test_an_edit_without_an_end_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot read the edit /dev/full: it is larger than 16 MiB"):
+        read_edit(Path("/dev/full"))
 
 
 def test_a_schema_that_nobody_wrote_is_not_called_newer(here: Path) -> None:
