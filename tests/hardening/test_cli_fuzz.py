@@ -150,7 +150,10 @@ def test_the_run_is_what_it_was(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["cliffs", "scan", "--model", "builtin", "--out", "x", "--alpha", "1e-320"], "--alpha: must be between 1e-300 and"),
+        (
+            ["cliffs", "scan", "--model", "builtin", "--verifier", "exact", "--out", "x", "--alpha", "1e-320"],
+            "--alpha: must be between 1e-300 and",
+        ),
         (["dspark", "train", "builtin", "--out", "x", "--layers", "999999999"], "--layers: must be less than or equal to 64"),
         (["governance", "bench", "--out", "x", "--turns", "9" * 20], "--turns: must be"),
         (["governance", "bench", "--out", "x", "--turns", "999999999"], "--turns: must be less than or equal to 10000"),
