@@ -15,6 +15,13 @@ REPORT = "report.html"
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under ./runs.")]
 
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Let the settings of a run that was imported, or made elsewhere, load code, connect and read files."
+    ),
+]
+
 
 def find_run(text: str) -> Path:
     """The folder of the run ``text`` names. Raises UserError with the nearest run that exists."""

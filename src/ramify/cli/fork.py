@@ -13,7 +13,7 @@ from ramify.base.command import Json
 from ramify.base.errors import InterruptedRunError, RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
-from ramify.cli.common import RunArgument, find_improved, find_run
+from ramify.cli.common import RunArgument, Trust, find_improved, find_run
 from ramify.render import terminal
 
 app = typer.Typer(add_completion=False)
@@ -35,6 +35,7 @@ def fork(
     after: Annotated[
         str, typer.Option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
     ] = "resample",
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
@@ -54,7 +55,7 @@ def fork(
 
     with Run.open(folder) as opened:
         found = opened.node(name)
-    with open_episodes(folder, found) as (episodes, task):
+    with open_episodes(folder, found, trust=trust) as (episodes, task):
         try:
             if len(changes) > 1:
                 forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n))

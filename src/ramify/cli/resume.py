@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ramify.base.command import Json
-from ramify.cli.common import RunArgument, find_improved, find_run
+from ramify.cli.common import RunArgument, Trust, find_improved, find_run
 from ramify.cli.improve import finish
 from ramify.cli.rollout import collected
 
@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def resume(run: RunArgument, as_json: Json = False) -> None:
+def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> None:
     """Go on with an interrupted run; it ends where the undisturbed run would have.
 
     A run that is done already prints its result again.
@@ -26,7 +26,7 @@ def resume(run: RunArgument, as_json: Json = False) -> None:
     with Run.open(folder) as opened:
         rollouts = collect.is_collection(opened.meta.get("config"))
     if rollouts:
-        collected(folder, as_json, lambda bar: collect.resume(folder, bar))
+        collected(folder, as_json, lambda bar: collect.resume(folder, bar, trust))
         return
     folder = find_improved(run)
-    finish(folder, as_json, lambda bar: job.resume(folder, bar))
+    finish(folder, as_json, lambda bar: job.resume(folder, bar, trust))

@@ -77,9 +77,11 @@ FREE = {"attempts", "backend", "concurrency", "budget"}
 """Settings that may change between calls on one run: they change no attempt that is there."""
 
 
-def resume(path: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since."""
+def resume(path: Path, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
+    """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
+    (see :func:`ramify.jobs.parts.check_trust`)."""
     with Run.open(path) as run:
+        parts.check_trust(run, trust)
         stored = {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
 

@@ -175,9 +175,11 @@ def improve(
         return job.drive(run, progress)
 
 
-def resume(path: Path | str, progress: Progress | None = None) -> dict[str, Any]:
-    """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since."""
+def resume(path: Path | str, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
+    """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since, or where
+    they are foreign (see :func:`ramify.jobs.parts.check_trust`)."""
     with Run.open(Path(path), write=True) as run:
+        parts.check_trust(run, trust)
         config = check(ImproveConfig, run.meta["config"], f"the stored settings of {path}")
         with Job(config, Path(path)) as job:
             return job.drive(run, progress)

@@ -93,23 +93,30 @@ def fork_run(
     model: Model | None = None,
     world: World | None = None,
     compactor: Compactor | None = None,
+    trust: bool = False,
 ) -> Fork:
     """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
 
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
     ``node.sampled`` does, and an offset in front of that place means it.
 
-    ``model``, ``world`` and ``compactor`` are needed where the run was made with objects of one's own. Raises UserError.
+    ``model``, ``world`` and ``compactor`` are needed where the run was made with objects of one's own. ``trust`` lets the settings of
+    an imported run, or of one made elsewhere, load code and open connections. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
-    with open_episodes(path, found, model, world, compactor) as (episodes, task):
+    with open_episodes(path, found, model, world, compactor, trust) as (episodes, task):
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
 
 
 @contextmanager
 def open_episodes(
-    path: Path | str, node: Node, model: Model | None = None, world: World | None = None, compactor: Compactor | None = None
+    path: Path | str,
+    node: Node,
+    model: Model | None = None,
+    world: World | None = None,
+    compactor: Compactor | None = None,
+    trust: bool = False,
 ) -> Iterator[tuple[Episodes, Task]]:
     """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
 
@@ -121,6 +128,7 @@ def open_episodes(
         spec, env = config.get("model"), config.get("env")
         if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
             raise UserError(f"{path} was made with a model or world that ramify cannot load by name; pass model= and world=")
+        parts.check_trust(run, trust or (model is not None and world is not None and compactor is not None))
         shortens: Any = compactor or config.get("compactor")
         if shortens == "":
             raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")

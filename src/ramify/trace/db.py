@@ -17,6 +17,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path as FilePath
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -25,6 +26,7 @@ import numpy as np
 
 import ramify
 from ramify.base.errors import RamifyError, UserError, nearest
+from ramify.base.ids import stable_hash
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
@@ -35,6 +37,8 @@ from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
 BLOBS = "blobs"
+OWNER = "owner"
+"""Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
 BATCH = 1000
 Record = Node | Stream | Mark | Verdict | Context | Producer
 
@@ -61,6 +65,15 @@ _EACH: dict[type, tuple[str, str, Any]] = {
 }
 
 
+@cache
+def this_user() -> str:
+    """A hash of this machine's id and this user's number."""
+    machine = b""
+    with suppress(OSError):
+        machine = FilePath("/etc/machine-id").read_bytes().strip()
+    return stable_hash("owner", machine or os.uname().nodename.encode(), os.getuid())
+
+
 class Run:
     """An open run. Use :meth:`create` or :meth:`open`, as a context manager or with :meth:`close`, which commits."""
 
@@ -76,15 +89,19 @@ class Run:
         self._producers: dict[str, int] = {}
         self.meta: dict[str, Any] = {"schema": schema.SCHEMA}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
+        self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
+        """Whether its settings are somebody else's: it was imported, made by another user or on another machine, or does not say."""
 
     @classmethod
-    def create(cls, path: FilePath | str, config: Mapping[str, Any]) -> Run:
+    def create(cls, path: FilePath | str, config: Mapping[str, Any], ours: bool = True) -> Run:
         """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
+
+        ``ours`` is False where ``config`` was read from a file: see ``foreign``.
 
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
         folder = FilePath(path)
-        meta = {"ramify": ramify.__version__, "config": dict(config)}
+        meta = {"ramify": ramify.__version__, "config": dict(config), OWNER: this_user() if ours else ""}
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
             folder.mkdir(parents=True, exist_ok=True)

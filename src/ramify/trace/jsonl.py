@@ -96,7 +96,7 @@ def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
     except OSError as error:
         raise refusal(f"cannot make {folder}", error) from error
     try:
-        with Run.create(part, config) as run:
+        with Run.create(part, config, ours=False) as run:
             yield run
         os.replace(part, folder)
     except OSError as error:
