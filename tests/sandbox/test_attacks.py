@@ -215,6 +215,91 @@ def test_shared_memory_bomb(attack: Attack) -> None:
     assert found.text == ""
 
 
+def test_shared_pages_that_were_given_back(attack: Attack) -> None:
+    """They leave the resident size, not the memory."""
+    code = (
+        "import mmap, time\n"
+        "block = mmap.mmap(-1, 512 << 20)\n"
+        "for at in range(0, len(block), 16 << 20):\n"
+        "    block[at : at + (16 << 20)] = bytes(16 << 20)\n"
+        "    block.madvise(mmap.MADV_DONTNEED)\n"
+        "    time.sleep(0.02)\n"
+        "print('HELD'); time.sleep(30)"
+    )
+    found = attack(code)
+    assert found.reason == "memory"
+    assert "HELD" not in found.text
+
+
+def test_memory_behind_a_first_thread_that_has_ended(attack: Attack) -> None:
+    code = (
+        "import ctypes, mmap, threading, time\n"
+        "def hold():\n"
+        "    time.sleep(0.3)\n"
+        "    kept = mmap.mmap(-1, 512 << 20)\n"
+        "    for at in range(0, 512 << 20, 16 << 20): kept[at : at + (16 << 20)] = bytes(16 << 20); time.sleep(0.02)\n"
+        "    print('HELD', flush=True); time.sleep(30)\n"
+        "threading.Thread(target=hold).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    found = attack(code)
+    assert found.reason == "memory"
+    assert "HELD" not in found.text
+
+
+def test_memory_of_page_tables(attack: Attack) -> None:
+    """One page touched in every 2 MiB of a large sparse mapping costs a page table each."""
+    code = (
+        "import mmap, time\n"
+        "kept = []\n"
+        "try:\n"
+        "    for _ in range(1 << 10):\n"
+        "        block = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\n"
+        "        kept.append(block)\n"
+        "        for at in range(0, 4 << 30, 2 << 20): block[at]\n"
+        "finally: print('MAPPED', len(kept) * 4, 'GiB', flush=True)"
+    )
+    found = attack(code)
+    assert found.reason in ("memory", "exit", "signal")
+    assert found.memory_bytes < SHORT.memory_bytes + (64 << 20)
+    assert all(int(line.split()[1]) <= 8 for line in found.text.splitlines())  # 4 KiB of tables for 2 MiB: 16 MiB in all
+
+
+def test_kernel_memory_of_semaphores_and_requests(attack: Attack) -> None:
+    code = TRY + (
+        "attempt('semget', lambda: libc.semget(0, 32000, 0o1600))\n"
+        "ring = ctypes.c_ulong()\n"
+        "attempt('io_setup', lambda: libc.syscall(206 if os.uname().machine == 'x86_64' else 0, 60000, ctypes.byref(ring)))\n"
+        "count = 0\n"
+        "while count < 100 and libc.inotify_init1(0) >= 0: count += 1\n"
+        "print('WORKED inotify', count) if count > 8 else None"
+    )
+    found = attack(code)
+    assert found.ok
+    assert found.text == ""
+
+
+def test_the_kernel_ends_the_command_first_when_memory_is_short(attack: Attack) -> None:
+    assert attack("print(open('/proc/self/oom_score_adj').read())").text.split() == ["1000"]
+
+
+def test_pairs_of_sockets_of_other_families(attack: Attack) -> None:
+    found = attack(
+        TRY + "attempt('vsock', lambda: socket.socketpair(40, socket.SOCK_STREAM)); socket.socketpair(); print('done')"
+    )
+    assert found.text == "done\n"
+
+
+def test_system_calls_that_no_list_knows(attack: Attack) -> None:
+    code = TRY + (
+        "for number in [*range(337, 424), *range(451, 600), 2000, 1 << 20]:\n"
+        "    if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != 38: print('KNOWN', number)\n"
+        "print('done')"
+    )
+    found = attack(code)
+    assert found.text == "done\n"
+
+
 @pytest.mark.parametrize("folder", [".", "/tmp", "/dev/shm", "/var/tmp"])
 def test_disk_fill(attack: Attack, folder: str) -> None:
     found = attack(f"f = open('{folder}/x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()")

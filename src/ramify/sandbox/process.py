@@ -253,10 +253,10 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
         "users": ("user" in apart and seen["capabilities"], "user nobody without capabilities", "runs as this user"),
         "ipc": ("ipc" in apart, "no shared memory or queues with others", "shared memory is shared"),
         "clocks": ("time_for_children" in own, "monotonic clocks can be restarted for all programs", "a pinned clock covers Python only"),
-        "filter": (seen["filter"], "about 60 system calls are refused", "no system-call filter on this architecture"),
+        "filter": (seen["filter"], "system calls are those of a list; about 80 of it and all newer ones are refused", "no system-call filter on this architecture"),
         "privileges": (seen["privileges"], "set-uid programs gain nothing", "set-uid programs work"),
         "limits": (seen["limits"], "resource limits hold", "resource limits do not hold"),
-        "memory": (seen["processes"] > 0, "sampled every 50 ms over all processes: overshoot is possible",
+        "memory": (seen["processes"] > 0, "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible",
                    "limited per process only"),
     }  # fmt: skip
     return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()} | {"docker": _docker()}

@@ -92,8 +92,10 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
             for path, tree in below:
                 os.makedirs(path, exist_ok=True)
                 kernel.move_mount(tree, path)
-    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")  # of this namespace: nobody inside gains capabilities in one of his own
+    # of this namespace: nobody inside gains capabilities in one of his own, or uses up what the host's user may watch
+    for name, most in (("user_namespaces", 0), ("inotify_instances", 8), ("inotify_watches", 1000)):
+        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{name}", "w") as file:
+            file.write(str(most))
     return Box(True, "/box/work", "/box/tmp", "/ramify", program)
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 COLLECT_SECONDS = 10.0
 """How long returning files may take after the command has ended."""
+MAPPED = 8 << 30
+"""Bytes of addresses a process may map beyond its memory: programs and shared memory. It bounds the page tables, too."""
 _OPEN_FILES = 256
 _ERRORS = 200
 """Descriptor on which a command that could not begin says why."""
@@ -185,11 +187,11 @@ def _command(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box)
     os.chdir(spec["folder"])
     env = {"HOME": box.work, "TMPDIR": box.temporary, **spec["env"]}
     _descriptors([fds["stdin"], fds["stdout"], fds["stderr"], *([fds["channel"]] if "channel" in fds else [])])
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     kernel.own_proc_files(True)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # before, the file is root's
+        file.write("1000")
     _limit(spec["limits"], box.isolated)
     kernel.drop_privileges()
     kernel.install_filter(box.program)
@@ -228,6 +230,7 @@ def _limit(limits: dict[str, Any], isolated: bool) -> None:
     wanted = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_DATA: limits["memory_bytes"],
+        resource.RLIMIT_AS: limits["memory_bytes"] + MAPPED,
         resource.RLIMIT_FSIZE: limits["file_bytes"],
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_MEMLOCK: 1 << 16,

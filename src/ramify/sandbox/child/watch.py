@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+_LONGEST = 16 << 20
+"""Bytes read of a file of /proc; the longest a process can make is its list of 65,530 mappings."""
 _PAGE, _TICK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
@@ -29,18 +31,20 @@ class Group:
             return None
         init = 1 if self.root is None else self.root
         pids = [pid for pid in self._pids() if pid != init]
-        ticks = memory = 0
+        ticks = memory = mapped = 0
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 ticks += sum(self._times(pid))
-                memory += int(self._read(f"{pid}/statm").split()[1]) * _PAGE
+                pages, resident = self._pages(pid)
+                mapped += pages * _PAGE
+                memory += resident * _PAGE
         with contextlib.suppress(OSError, ValueError, IndexError):
             own, waited = self._times(init)
             self.init_seconds = own / _TICK
             ticks += waited
         self.cpu_seconds = max(self.cpu_seconds, ticks / _TICK)
-        if memory > limits["memory_bytes"]:
-            memory = self._shared_once(pids)
+        if mapped > limits["memory_bytes"]:  # else nothing hidden can be more than that, either
+            memory = self._whole(pids)
         self.peak_bytes = max(self.peak_bytes, memory)
         if memory > limits["memory_bytes"]:
             return "memory"
@@ -58,19 +62,52 @@ class Group:
         fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
 
-    def _shared_once(self, pids: list[int]) -> int:
-        """Resident bytes with a page shared by n processes counted 1/n in each (PSS)."""
+    def _pages(self, pid: int) -> tuple[int, int]:
+        """Pages a process maps, and those it holds."""
+        pages, resident = self._read(f"{self._living(pid)}/statm").split()[:2]
+        return int(pages), int(resident)
+
+    def _living(self, pid: int) -> str:
+        """Where /proc tells of a process's memory: at a thread that lives, since of a first one that has ended it tells nothing."""
+        if self._read(f"{pid}/statm").startswith("0 "):
+            folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+            try:
+                threads = os.listdir(folder)
+            finally:
+                os.close(folder)
+            for thread in threads:
+                with contextlib.suppress(OSError):
+                    if not self._read(f"{pid}/task/{thread}/statm").startswith("0 "):
+                        return f"{pid}/task/{thread}"
+        return str(pid)
+
+    def _whole(self, pids: list[int]) -> int:
+        """Bytes the processes hold, a page shared by n counted 1/n in each (PSS), with page tables. Of shared memory without a name all
+        that is mapped counts, once: pages that a process gave back (MADV_DONTNEED) stay with the mapping."""
         total = 0
+        shared: dict[str, int] = {}
         for pid in pids:
-            with contextlib.suppress(OSError, ValueError):
-                rollup = self._read(f"{pid}/smaps_rollup")
-                total += 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-        return total
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                place = self._living(pid)
+                kib = dict(line.split(":", 1) for line in self._read(f"{place}/smaps_rollup").splitlines()[1:])
+                total += 1024 * (int(kib["Pss"].split()[0]) - int(kib.get("Pss_Shmem", "0").split()[0]))
+                total += 1024 * int(self._read(f"{place}/status").partition("VmPTE:")[2].split()[0])
+                own: dict[str, int] = {}
+                for line in self._read(f"{place}/maps").splitlines():
+                    if line.endswith("/dev/zero (deleted)"):
+                        span, _, _, _, inode = line.split()[:5]
+                        start, end = (int(word, 16) for word in span.split("-"))
+                        own[inode] = own.get(inode, 0) + end - start
+                shared |= {inode: max(size, shared.get(inode, 0)) for inode, size in own.items()}
+        return total + sum(shared.values())
 
     def _read(self, path: str) -> str:
         handle = os.open(path, os.O_RDONLY, dir_fd=self.proc)
         try:
-            return os.read(handle, 65536).decode(errors="replace")
+            text = b""
+            while (more := os.read(handle, 1 << 20)) and len(text) < _LONGEST:
+                text += more
+            return text.decode(errors="replace")
         finally:
             os.close(handle)
 
