@@ -31,15 +31,22 @@ def import_(
     form: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="The file's format; by default it is told from the content.")
     ] = None,
+    task_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a).")
+    ] = None,
+    reward_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field with an attempt's reward, where it has a name of its own.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a run from traces in a file, whole or not at all."""
     from ramify.render import terminal
+    from ramify.trace.aliases import Fields
     from ramify.trace.db import Run
     from ramify.trace.formats import pick_reader
 
     reader = pick_reader(file, form)
-    count = reader.read(file, run)
+    count = reader.make(file, run, Fields(task_field, reward_field))
     with Run.open(run) as opened:
         record = {"run": str(run), "form": reader.name, "records": count, "trees": len(opened.trees()), "nodes": len(opened)}
     terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes from {file} ({reader.name})")

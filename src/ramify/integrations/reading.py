@@ -11,6 +11,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
 from ramify.trace.messages import Thread, message, plain
@@ -22,7 +23,7 @@ _BATCH = 256
 
 
 class Forest:
-    """Completions under their prompts: rows with one prompt (and one step of a training) share a tree."""
+    """Completions under their prompts: rows with one prompt, or of one named task (and one step of a training), share a tree."""
 
     def __init__(self, run: Run, maker: str) -> None:
         self.run, self.maker = run, maker
@@ -34,12 +35,16 @@ class Forest:
         completion: Sequence[Mapping[str, Any]],
         place: str,
         *,
+        task: str | None = None,
         step: int | None = None,
         scores: Mapping[str, Any] | None = None,
         advantage: Any = None,
         record: Mapping[str, Any] | None = None,
+        success: bool | None = None,
     ) -> None:
         """Add one completion. ``scores``: scorer -> number, or None where it was not scored; ``record``: what else the row held.
+
+        ``task`` puts it into the tree of that name, whatever its prompt; ``success`` is what the row says beside its reward.
 
         Raises UserError naming ``place`` on messages that are none and on scores that are no numbers.
         """
@@ -47,10 +52,10 @@ class Forest:
         said = [message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]
         if not said:
             raise UserError(f"{place}: the completion holds no message")
-        key = stable_hash("prompt", canonical_json([list(m) for m in given]))[:16]
+        name = f"prompt-{stable_hash('prompt', canonical_json([list(m) for m in given]))[:16]}" if task is None else task
         group = "" if step is None else f"step-{step:06d}"
-        tree = f"{group}/prompt-{key}" if group else f"prompt-{key}"
-        self.run.add_tree(tree, {"id": f"prompt-{key}"}, group)
+        tree = f"{group}/{name}" if group else name
+        self.run.add_tree(tree, {"id": name}, group)
         index = self._drawn[tree] = self._drawn.get(tree, -1) + 1
         thread = Thread(self.run, tree, index)
         for role, text, data in given:
@@ -61,7 +66,8 @@ class Forest:
             thread.hang(role, text, data | kept, role == "assistant", last)
         leaf = thread.node.id
         for scorer, value in (scores or {}).items():
-            self.run.add(Verdict(leaf, scorer, number(value, f"{place}: '{scorer}'")))
+            evidence = {"outcome": success} if success is not None and scorer == IMPORTED else None
+            self.run.add(Verdict(leaf, scorer, number(value, f"{place}: '{scorer}'"), evidence=evidence))
         credit = number(advantage, f"{place}: 'advantage'", SINGLE)
         if credit is not None:
             self.run.add(Stream(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))

@@ -22,8 +22,8 @@ from ramify.integrations.rows import (
     settings_of,
     write_table,
 )
+from ramify.trace.aliases import IMPORTED, Fields
 from ramify.trace.db import Run
-from ramify.trace.foreign import IMPORTED
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field
@@ -122,23 +122,30 @@ def check_steps(row: Mapping[str, Any], place: str) -> None:
             raise UserError(f"{place}: '{name}' has {len(record[name])} entries for {length} completion tokens")
 
 
-def read_trl(path: Path, folder: Path) -> int:
+def read_trl(path: Path, folder: Path, fields: Fields = Fields()) -> int:
     """Make a run in ``folder`` from rows of TRL: prompt and completion, chosen and rejected, messages; returns how many.
 
-    Texts become one message each. ``reward``, ``rewards`` (by name or in order), ``label`` and, in the logs of ``log_completions``,
-    every other column of numbers become verdicts; ``advantage`` becomes a stream. Raises UserError naming file and row.
+    Texts become one message each. The reward under any name of :mod:`ramify.trace.aliases`, ``rewards`` (by name or in order),
+    ``label`` and, in the logs of ``log_completions``, every other column of numbers become verdicts; ``advantage`` becomes a stream.
+    Rows of one prompt are one task, unless they name theirs. Raises UserError naming file and row.
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")
-        return add_records([path], lambda record, place: _add(forest, record, place))
+        return add_records([path], lambda record, place: _add(forest, record, place, fields))
 
 
 _TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")
 
 
-def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
+def _add(forest: Forest, record: dict[str, Any], place: str, fields: Fields) -> None:
     step = field(record, "step", int, place, None)
-    rest = {k: v for k, v in record.items() if k not in _TAKEN and v is not None}
+    found = fields.task_of(record, place, record_id=False)  # an id is the row's: rows of one prompt have several
+    task = None if found is None else str(found.value)
+    logged = "advantage" in record and "step" in record  # of a log of completions: each other column of numbers is a reward function's
+    told = {k: v for k, v in record.items() if k == "reward"} if logged and fields.reward is None else record
+    judged = fields.judged(told, place)
+    taken = {*_TAKEN, *judged.names, *([found.name] if found else ())}
+    rest = {k: v for k, v in record.items() if k not in taken and v is not None}
     if "chosen" in record or "rejected" in record:
         sides = {side: messages(record.get(side), "assistant", f"{place}: '{side}'") for side in ("chosen", "rejected")}
         shared = 0
@@ -151,7 +158,8 @@ def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
             scores: dict[str, Any] = {PREFERENCE: value}
             if f"score_{side}" in rest:
                 scores[IMPORTED] = number(rest[f"score_{side}"], f"{place}: 'score_{side}'")
-            forest.add(prompt, sides[side][len(prompt) if shared else 0 :], place, step=step, scores=scores, record=rest)
+            said = sides[side][len(prompt) if shared else 0 :]
+            forest.add(prompt, said, place, task=task, step=step, scores=scores, record=rest)
         return
     if "completion" in record:
         prompt = messages(record.get("prompt") or [], "user", f"{place}: 'prompt'")
@@ -167,15 +175,17 @@ def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
             f"{place}: a TRL row has 'prompt' and 'completion', 'chosen' and 'rejected', or 'messages'; "
             f"this one has {', '.join(map(repr, list(record)[:8])) or 'nothing'}"
         )
-    found, rest = _scores(record, rest, place)
-    forest.add(prompt, completion, place, step=step, scores=found, advantage=record.get("advantage"), record=rest)
+    scores, rest = _scores(record, dict(judged.scores), rest, logged, place)
+    advantage = record.get("advantage")
+    forest.add(
+        prompt, completion, place, task=task, step=step, scores=scores, advantage=advantage, record=rest, success=judged.success
+    )
 
 
-def _scores(record: dict[str, Any], rest: dict[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Scorer -> value, and what is left of the row."""
-    scores: dict[str, Any] = {}
-    if "reward" in record:
-        scores[IMPORTED] = number(record["reward"], f"{place}: 'reward'")
+def _scores(
+    record: dict[str, Any], scores: dict[str, Any], rest: dict[str, Any], logged: bool, place: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scorer -> value, more than the ``scores`` that every format may have, and what is left of the row."""
     rewards = record.get("rewards")
     if isinstance(rewards, Mapping):
         scores |= {str(name): value for name, value in rewards.items()}
@@ -185,7 +195,7 @@ def _scores(record: dict[str, Any], rest: dict[str, Any], place: str) -> tuple[d
         scores[IMPORTED] = number(rewards, f"{place}: 'rewards'")
     if record.get("label") is not None:
         scores["label"] = field(record, "label", bool, place)
-    if "advantage" in record and "step" in record:  # a log of completions: TRL writes one column of numbers a reward function
+    if logged:
         named = {k for k, v in rest.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         scores |= {k: rest[k] for k in rest if k in named}
         rest = {k: v for k, v in rest.items() if k not in named}
@@ -205,6 +215,7 @@ register("reader", "trl")(
         "Rows of TRL, JSON lines or Parquet: prompt and completion (with rewards), chosen and rejected, logged completions.",
         _is_trl,
         read_trl,
+        ("task", "reward"),
     )
 )
 register("writer", "trl-sft")(

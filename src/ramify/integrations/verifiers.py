@@ -18,8 +18,9 @@ from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
 from ramify.trace.chats import FINISHED
+from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Run
-from ramify.trace.foreign import IMPORTED, import_records
+from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, first_record
 from ramify.trace.messages import Thread, message, number, plain, root

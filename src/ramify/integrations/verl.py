@@ -24,8 +24,8 @@ from ramify.base.registry import register
 from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, as_json, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
+from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Run
-from ramify.trace.foreign import IMPORTED
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.graph import factorize
 from ramify.trace.jsonl import new_run

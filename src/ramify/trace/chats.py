@@ -9,32 +9,34 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.trace.aliases import Fields, Found
 from ramify.trace.db import Run
-from ramify.trace.foreign import IMPORTED, import_records
+from ramify.trace.foreign import import_records
 from ramify.trace.lines import field, read_document, read_lines
 from ramify.trace.messages import Thread, message, plain, root
-from ramify.trace.node import Node, Producer, Verdict
+from ramify.trace.node import Node, Producer
 
 #: Why a call ended, in OpenAI's words, as a node says it.
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop", "content_filter": "stop"}
 
 
-def read_chats(path: Path, folder: Path) -> int:
+def read_chats(path: Path, folder: Path, fields: Fields = Fields()) -> int:
     """Make a run in ``folder`` from chats, one a line: ``{"messages": [{"role", "content"}, ...]}``. Returns how many.
 
-    Optional fields: ``task`` (text; chats of one task share a tree, otherwise each line is its own), ``reward`` (a number: becomes a
-    verdict of scorer "imported" on the last message). Other fields are kept with the last message. A line may also be the log of one
+    Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its own),
+    and a reward or success (a verdict of scorer "imported" on the last message; rewards by name are one each). Other fields are kept
+    with the last message. A line may also be the log of one
     call, ``{"request": {...}, "response": {...}}``; a reply that a later call of the same task repeats in its request is the node
     that was drawn. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
     UserError naming file and line; nothing is left in ``folder`` then.
     """
-    calls = Calls()
+    calls = Calls(fields)
 
     def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
         if "messages" not in record and "request" in record and "response" in record:
             calls.add(run, record, place, number)
         else:
-            _add_chat(run, record, place, number)
+            _add_chat(run, record, place, number, fields)
 
     return import_records(path, folder, "chats", add, _records(path))
 
@@ -53,32 +55,37 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _add_chat(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+def _add_chat(run: Run, record: dict[str, Any], place: str, number: int, fields: Fields) -> None:
     messages = field(record, "messages", list, place)
     if not messages:
         raise UserError(f"{place}: 'messages' is empty")
-    thread = Thread(run, _tree(run, record, place, number), number)
+    task, judged = fields.task_of(record, place), fields.judged(record, place)
+    taken = {"messages", *judged.names, *([task.name] if task else ())}
+    thread = Thread(run, _tree(run, task, number), number)
     for at, value in enumerate(messages):
         role, text, data = message(value, f"{place}: message {at}")
         last = at == len(messages) - 1
         if last:
-            extra = {k: v for k, v in record.items() if k not in ("messages", "task", "reward")}
+            extra = {k: v for k, v in record.items() if k not in taken}
             data |= {"record": plain(extra)} if extra else {}
         thread.hang(role, text, data, role == "assistant", last)
-    _reward(run, record, place, thread.node)
+    run.add(*judged.verdicts(thread.node.id))
 
 
 class Calls:
     """Logs of single calls. Remembers each drawn reply by its place and content, a few words each, to find it again in a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Fields = Fields()) -> None:
+        self._fields = fields
         self._drawn: dict[str, str] = {}
         self._draws = count()
 
     def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
         """Hang one call below what its request repeats. Raises UserError naming ``place``."""
         request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
-        tree = _tree(run, record, place, number)
+        task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
+        taken = {"request", "response", *judged.names, *([task.name] if task else ())}
+        tree = _tree(run, task, number)
         thread = Thread(run, tree, next(self._draws))
         for at, value in enumerate(field(request, "messages", list, f"{place}: 'request'")):
             role, text, data = message(value, f"{place}: message {at} of the request")
@@ -89,12 +96,12 @@ class Calls:
                 thread.hang(role, text, data, role == "assistant")
         producer = _producer(request, response)
         run.add(producer)
-        extra = {k: v for k, v in record.items() if k not in ("request", "response", "task", "reward")}
+        extra = {k: v for k, v in record.items() if k not in taken}
         about = _redacted({k: v for k, v in response.items() if k != "choices"} | ({"record": extra} if extra else {}))
         choices = field(response, "choices", list, f"{place}: 'response'", [])
         if not choices:  # the call failed, or the log does not tell what came of it: an attempt that ended there
             thread.hang("assistant", "", {"response": about}, True, stop="failed", producer=producer.hash)
-            _reward(run, record, place, thread.node)
+            run.add(*judged.verdicts(thread.node.id))
         for at, choice in enumerate(choices):
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
@@ -106,7 +113,7 @@ class Calls:
             key = _said(thread.node, role, text, data)
             node = each.hang(role, text, data | {"response": plain(about | rest)}, True, stop=stop, producer=producer.hash)
             self._drawn.setdefault(key, node.id)
-            _reward(run, record, place, node)
+            run.add(*judged.verdicts(node.id))
 
 
 def _said(parent: Node, role: str, text: str, data: dict[str, Any]) -> str:
@@ -127,16 +134,9 @@ def _redacted(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _tree(run: Run, record: dict[str, Any], place: str, number: int) -> str:
-    """The tree of a record's task, or one of its own."""
-    task = field(record, "task", str, place, None)
-    tree = f"chat-{number:06d}" if task is None else task
-    run.add_tree(tree, {} if task is None else {"id": task})
+def _tree(run: Run, task: Found | None, number: int) -> str:
+    """The tree of a task, or one of its own."""
+    tree = f"chat-{number:06d}" if task is None else str(task.value)
+    run.add_tree(tree, {} if task is None else {"id": tree})
     root(run, tree)
     return tree
-
-
-def _reward(run: Run, record: dict[str, Any], place: str, node: Node) -> None:
-    reward = field(record, "reward", (float, int), place, None)
-    if reward is not None:
-        run.add(Verdict(node.id, IMPORTED, reward))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ramify.trace.aliases import Fields
 from ramify.trace.chats import read_chats
 from ramify.trace.dot import tree_dot
 from ramify.trace.foreign import read_steps
@@ -14,11 +15,11 @@ from ramify.trace.parquet import write_parquet
 __all__ = ["read_chats", "read_exported", "read_run", "read_steps", "tree_dot", "write_lines", "write_parquet"]
 
 
-def read_run(path: Path, folder: Path, form: str | None = None) -> str:
+def read_run(path: Path, folder: Path, form: str | None = None, fields: Fields | None = None) -> str:
     """Make a run in ``folder`` from a file of the format ``form``, or of the one it is seen to have. Returns the format's name.
 
-    Raises UserError naming file and line or field; nothing is left in ``folder`` then.
+    ``fields`` names the fields of task and reward, where they have names of their own. Raises UserError naming file and line or field; nothing is left in ``folder`` then.
     """
     reader = pick_reader(path, form)
-    reader.read(path, folder)
+    reader.make(path, folder, fields)
     return reader.name

@@ -371,6 +371,11 @@ class Run:
         """Verdicts that match all that is given, in order of their nodes and scorers."""
         return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
 
+    def scorers(self) -> list[tuple[str, str, bool]]:
+        """(scorer, unit, whether a value was given) of every kind of verdict there is."""
+        sql = "SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts GROUP BY scorer, unit ORDER BY scorer, unit"
+        return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql)]
+
     def journal(self, kind: str | None = None, key: str | None = None) -> list[Entry]:
         """What was noted as done, in order: of one kind, of one key, or all."""
         where, args = schema.where({"s.kind": kind, "s.key": key})

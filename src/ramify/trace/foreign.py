@@ -6,21 +6,18 @@ they are equal (they were two draws); what the attempts were given and share (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
+from ramify.trace.aliases import IMPORTED, Fields, required
 from ramify.trace.db import Run
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.messages import as_text, root
 from ramify.trace.node import Node, make_node
-
-#: Scorer of a reward that came with a trace and has no name of its own.
-IMPORTED = "imported"
-
 
 def import_records(
     path: Path,
@@ -29,11 +26,12 @@ def import_records(
     add: Callable[[Run, dict[str, Any], str, int], None],
     records: Iterable[tuple[int, dict[str, Any]]] | None = None,
     about: dict[str, Any] | None = None,
+    end: Callable[[Run], None] = lambda run: None,
 ) -> int:
     """Make a run in ``folder`` by calling ``add(run, record, place, number)`` for each record, whole or not at all. Returns how many.
 
     Records are the file's JSON lines unless given with their line numbers; ``about`` joins what the run's configuration says of its
-    source. Raises UserError naming file and line on anything that does not fit.
+    source; ``end`` is called after the last record. Raises UserError naming file and line on anything that does not fit.
     """
     count = 0
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
@@ -43,31 +41,38 @@ def import_records(
             count += 1
         if not count:
             raise UserError(f"{path} holds no record")
+        end(run)
     return count
 
 
-def read_steps(path: Path, folder: Path) -> int:
+def read_steps(path: Path, folder: Path, fields: Fields = Fields()) -> int:
     """Make a run in ``folder`` from step records, one a line, attempts whole or interleaved. Returns how many lines.
 
     A record is ``{"task_id", "attempt_id", "step", "anchor" or "obs", "action", "reward", "done"}`` with optional ``obs``,
-    ``truncated``, ``valid``, ``state_hash`` (graph-credit). Each becomes an observation (its state key is ``state_hash``, or the
-    anchor) and an action below it; a closing empty observation carries the last reward and why the attempt ended. Other fields are
+    ``truncated``, ``valid``, ``state_hash`` (graph-credit); task, attempt and reward under any name of :mod:`ramify.trace.aliases`. Each becomes an observation (its state key is ``state_hash``, or the
+    anchor) and an action below it; a closing empty observation carries the last reward and why the attempt ended, where it did. Other fields are
     kept with the action. Raises UserError naming file and line: also on a step that is there twice, out of order, or missing.
     """
     attempts: dict[tuple[Any, Any], _Attempt] = {}
     counts: dict[Any, int] = {}
 
     def add(run: Run, record: dict[str, Any], place: str, _: int) -> None:
-        task = field(record, "task_id", (str, int), place)
-        name = field(record, "attempt_id", (str, int), place)
+        task_name, task = required(fields.task_of(record, place, record_id=False), record, "task", place)
+        attempt_name, name = required(fields.attempt_of(record, place), record, "attempt", place)
+        judged = fields.judged(record, place)
+        taken = {task_name, attempt_name, *judged.names}
         attempt = attempts.get((task, name))
         if attempt is None:
             run.add_tree(str(task), {"id": task})
             attempt = attempts[task, name] = _Attempt(root(run, str(task)), counts.setdefault(task, 0))
             counts[task] += 1
-        attempt.add(run, record, place, f"attempt {name!r} of task {task!r}")
+        attempt.add(run, record, judged.scores.get(IMPORTED), taken, place, f"attempt {name!r} of task {task!r}")
 
-    return import_records(path, folder, "steps", add)
+    def end(run: Run) -> None:
+        for attempt in attempts.values():
+            attempt.close(run)
+
+    return import_records(path, folder, "steps", add, end=end)
 
 
 class _Attempt:
@@ -78,7 +83,9 @@ class _Attempt:
         self.next: int | None = None
         self.reward: float | None = None
 
-    def add(self, run: Run, record: dict[str, Any], place: str, who: str) -> None:
+    def add(
+        self, run: Run, record: dict[str, Any], reward: float | None, taken: Collection[str], place: str, who: str
+    ) -> None:
         step = field(record, "step", int, place)
         if self.next is None and step not in (0, 1):
             raise UserError(f"{place}: {who} starts at step {step}; steps start at 0 or 1 and are in order")
@@ -98,16 +105,21 @@ class _Attempt:
         extra = {
             k: v
             for k, v in record.items()
-            if k not in ("task_id", "attempt_id", "step", "obs", "state_hash", "action", "reward", "done")
+            if k not in ("step", "obs", "state_hash", "action", "done") and k not in taken
         }
         self._hang(run, "assistant", as_text(record.get("action")), index=self.index, data=extra)
-        self.reward = field(record, "reward", (float, int), place, None)
+        self.reward = reward
         self.next = step + 1
         truncated = field(record, "truncated", bool, place, False)
         if field(record, "done", bool, place, False) or truncated:
             # an index of its own: attempts that end alike below one shared node are still two ends
             stop = "truncated" if truncated else "terminated"
             self._hang(run, "user", "", reward=self.reward, stop=stop, index=self.index)
+
+    def close(self, run: Run) -> None:
+        """An attempt that did not say it was done has earned its last reward, too."""
+        if self.last.role == "assistant" and self.reward is not None:
+            self._hang(run, "user", "", reward=self.reward, index=self.index)
 
     def _hang(self, run: Run, role: str, text: str, **fields: Any) -> None:
         self.last = make_node(self.last.tree, self.last.id, len(self.last), role, text, **fields)

@@ -10,6 +10,7 @@ from typing import Any
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
 from ramify.trace import chats, dot, foreign, jsonl, parquet
+from ramify.trace.aliases import Fields
 from ramify.trace.lines import first_record, read_lines
 
 
@@ -24,9 +25,21 @@ class Reader:
     """Given the file (or folder) and its first JSON record, None where it has none: whether this is the format. Must be cheap and
     never raise. The first record is the first line's object; of a file that is one JSON document, that object, or the first of
     its list."""
-    read: Callable[[Path, Path], int]
-    """Make a run in the (second) folder from the file; returns how many records were read. Raises UserError naming file and line or
-    field; leaves nothing in the folder then."""
+    read: Callable[..., int]
+    """``read(path, folder)``: make a run in the folder from the file; returns how many records were read. Raises UserError naming file
+    and line or field; leaves nothing in the folder then. Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
+    fields: tuple[str, ...] = ()
+    """What a user may name the field of: "task", "reward"; none where the format itself says where they stand."""
+
+    def make(self, path: Path, folder: Path, fields: Fields | None = None) -> int:
+        """``read``, with the fields that the user named. Raises UserError where the format has nothing for one to name."""
+        for what in {} if fields is None else fields.named:
+            if what not in self.fields:
+                raise UserError(
+                    f"{path} is read as '{self.name}', a format that itself says where the {what} stands, "
+                    f"so --{what}-field has nothing to name"
+                )
+        return self.read(path, folder, fields=fields) if fields is not None and fields.named else self.read(path, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,8 @@ def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
 
 
 def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
-    return first is not None and ("task_id" in first or "attempt_id" in first) and "messages" not in first
+    others = {"messages", "prompt", "completion", "chosen", "rejected", "request", "role"}
+    return first is not None and ("task_id" in first or "attempt_id" in first) and not others & first.keys()
 
 
 for _reader in (
@@ -111,8 +125,15 @@ for _reader in (
         "Messages in the form of OpenAI's, one conversation a line: text-only nodes.",
         _is_chat,
         chats.read_chats,
+        ("task", "reward"),
     ),
-    Reader("steps", "Step records, one a line: an observation and an action each.", _is_step, foreign.read_steps),
+    Reader(
+        "steps",
+        "Step records, one a line: an observation and an action each.",
+        _is_step,
+        foreign.read_steps,
+        ("task", "reward"),
+    ),
 ):
     registry.register("reader", _reader.name)(_reader)
 

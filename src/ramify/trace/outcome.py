@@ -1,0 +1,84 @@
+"""Who says how the attempts of a run ended, and what was said: the one place that chooses among several scorers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ramify.base.errors import UserError, nearest
+from ramify.trace.aliases import IMPORTED
+from ramify.trace.node import Verdict
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
+
+_FIRST = ("env", IMPORTED)
+_PART = "score."
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """The scorer whose verdicts say how attempts ended. A score of several numbers is one a part, called ``scorer.part``."""
+
+    name: str
+    scorer: str
+    unit: str | None = None
+    """The part's, None where the score is one number."""
+
+    def verdicts(self, run: Run, tree: str) -> dict[str, Verdict]:
+        """Its verdicts in a tree, by node."""
+        found = run.verdicts(tree=tree, scorer=self.scorer)
+        return {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
+
+
+def decider(run: Run, wanted: str | None = None) -> Decider | None:
+    """Who decides: the scorer ``wanted``, else the environment, else the reward that was imported, else the only scorer there is.
+
+    Metrics and grades that are no rewards decide only where they are wanted. None in a run without any scorer. Raises UserError where
+    nobody is called ``wanted``, or where several could decide.
+    """
+    known, able = _scorers(run)
+    if wanted is not None:
+        if wanted not in known:
+            raise UserError(f"{run.folder} has no verdict of scorer '{wanted}' ({nearest(wanted, known)})")
+        return known[wanted]
+    if len(able) > 1:
+        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(able))})")
+    return known[able[0]] if able else None
+
+
+def undecided(run: Run) -> list[str]:
+    """The scorers that could decide where several could and nobody chose; none where it is clear."""
+    able = _scorers(run)[1]
+    return sorted(able) if len(able) > 1 else []
+
+
+def _scorers(run: Run) -> tuple[dict[str, Decider], list[str]]:
+    """Every scorer by name, and the names of those that decide unless another is wanted: one, several where it is not clear, or none."""
+    known: dict[str, Decider] = {}
+    able: dict[str, bool] = {}
+    for scorer, unit, scored in run.scorers():
+        part = unit.startswith(_PART)
+        name = f"{scorer}.{unit.removeprefix(_PART)}" if part else scorer
+        known[name] = Decider(name, scorer, unit if part else None)
+        if unit == "reward" or unit == "score" or part:
+            able[name] = scored or able.get(name, False)
+    first = next((name for name in _FIRST if name in able), None)
+    if first is not None:
+        return known, [first]
+    return known, [name for name, scored in able.items() if scored] or list(able)
+
+
+def succeeded(verdict: Verdict | None) -> bool | None:
+    """Whether the attempt succeeded: what was said of it, else whether its reward is above 0; None where nobody said."""
+    if verdict is None or verdict.value is None:
+        return None
+    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
+    return outcome if isinstance(outcome, bool) else verdict.value > 0
+
+
+def cut_short(verdict: Verdict | None, stop: str) -> bool:
+    """Whether a limit ended the attempt, as its verdict says, else as its last node's ``stop`` does."""
+    evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, Mapping) else {}
+    return bool(evidence.get("truncated", stop == "truncated"))
