@@ -98,7 +98,7 @@ def test_step_records_and_chats_are_read_as_runs(tmp_path: Path):
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     [trace] = load(tmp_path / "chats.jsonl").traces
     assert trace.success is None
-    assert trace.steps[0].action == '["",[{"arguments":"{\\"way\\": \\"up\\"}","name":"go"}]]'  # a call is what was done
+    assert trace.steps[0].action == 'go({"way": "up"})'  # a call is what was done
     assert [step.state for step in trace.steps] == ["Find the lamp.", "attic"]
 
 

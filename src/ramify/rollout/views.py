@@ -17,7 +17,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, called, faults
-from ramify.trace.messages import message, plain
+from ramify.trace.messages import message, plain, spoken
 from ramify.trace.rules import Survival
 
 Chat = Sequence[Mapping[str, Any]]
@@ -78,8 +78,7 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
     if isinstance(content, str) and content and not value.get("tool_calls") and isinstance(value.get("role"), str):
         return content  # nearly all messages; the rest are looked at closely
     _, text, data = message(value, spot)
-    calls = [call.get("function") or {} for call in data.get("tool_calls") or () if isinstance(call, Mapping)]
-    return "\n".join([*([text] if text else []), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)])
+    return spoken(text, data)
 
 
 def readable(value: Mapping[str, Any]) -> bool:

@@ -15,14 +15,16 @@ from pydantic import Field
 from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
 from ramify.score.steps import run_attempts
+from ramify.trace.aliases import ALIASES, IMPORTED, Fields, name_in
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
-from ramify.trace.keys import Canonicaliser, canonical, exact, scrub, with_history
+from ramify.trace.keys import Canonicaliser, canonicaliser
 from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.loops import Loops, Ways
-from ramify.trace.messages import as_text
-from ramify.trace.node import Verdict
+from ramify.trace.messages import as_text, spoken
+from ramify.trace.node import Node
+from ramify.trace.outcome import succeeded
 from ramify.trace.turns import Turn, turns_of
 
 Key = str | Callable[[Mapping[str, Any]], Any]
@@ -47,8 +49,7 @@ class TraceStep(NamedTuple):
     @property
     def action(self) -> str:
         """What was done: the text, and the calls of tools in it."""
-        calls = self.reply.data.get("tool_calls")
-        return self.reply.text if not calls else canonical([self.reply.text, [call.get("function") for call in calls]])
+        return spoken(self.reply.text, self.reply.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +68,12 @@ class Trace:
 class Traces:
     """Traces and their merged graph: attempt i of ``graph`` is ``traces[i]``, its rows are ``first[i]`` and those that follow."""
 
-    def __init__(self, traces: Iterable[Trace], keys: Canonicaliser | None = None) -> None:
+    def __init__(self, traces: Iterable[Trace], keys: Canonicaliser | None = None, texts: bool = False) -> None:
+        """``keys`` makes state keys of states. ``texts``: states are what was observed, as it was written."""
         self.traces = [trace for trace in traces if trace.steps]
         if not self.traces:
             raise UserError("there is no trace with a step")
-        self.keys = keys
+        self.keys, self.texts = keys, texts
         self.first = np.cumsum([0, *(len(trace.steps) for trace in self.traces)])
         self.success = np.array([trace.success is True for trace in self.traces], np.bool_)
         self.cut = np.array([trace.cut for trace in self.traces], np.bool_)
@@ -121,12 +123,12 @@ class Traces:
 def from_records(
     records: Iterable[Mapping[str, Any] | tuple[str, Mapping[str, Any]]],
     state_key: Key | None = None,
-    task_key: Key = "task_id",
+    task_key: Key | None = None,
 ) -> list[Trace]:
     """Traces of records ``{"task_id", "steps": [{"state" or "obs", "action"}, ...], "success"}``, or pairs of (place, record).
 
-    Optional: ``attempt_id``, ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could
-    have been done). Without ``success`` a sum of rewards above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of the
+    Task, attempt, reward and success may stand under any name of :mod:`ramify.trace.aliases`. Optional: ``attempt_id``, ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could
+    have been done). Without ``success`` a reward, or a sum of rewards, above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of the
     step and of the record. Raises UserError naming place and field.
     """
     found = []
@@ -139,24 +141,30 @@ def from_records(
 
 
 def _trace(
-    record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key, turn: Callable[..., Turn]
+    record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key | None, turn: Callable[..., Turn]
 ) -> Trace:
-    if isinstance(task_key, str) and task_key not in record:
-        raise UserError(f"{place}: a trace has no field '{task_key}' ({nearest(task_key, map(str, record))})")
-    task = record[task_key] if isinstance(task_key, str) else task_key(record)
+    if callable(task_key):
+        task = task_key(record)
+    else:
+        name = task_key or name_in(record, "task") or ALIASES["task"][0]
+        if name not in record:
+            raise UserError(f"{place}: a trace has no field '{name}' ({nearest(name, map(str, record))})")
+        task = record[name]
     steps = record.get("steps")
     if not isinstance(steps, list) or not steps:
         raise UserError(f"{place}: 'steps' must be a list with at least one step")
     for name in ("success", "truncated"):
         if record.get(name) is not None and not isinstance(record[name], bool):
             raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
+    judged = Fields().judged(record, place)
     made = tuple(_step(step, f"{place}: step {at}", state_key, turn) for at, step in enumerate(steps))
-    success, system = record.get("success"), record.get("system")
+    success, reward, system = judged.success, judged.scores.get(IMPORTED), record.get("system")
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
-    if success is None and rewards:
-        success = sum(rewards) > 0
+    if success is None and (rewards or reward is not None):
+        success = (sum(rewards) if reward is None else reward) > 0
     given = () if system is None else (Turn("system", as_text(system)),)
-    return Trace(task, record.get("attempt_id", number), success, made, given, bool(record.get("truncated")))
+    attempt = name_in(record, "attempt")
+    return Trace(task, number if attempt is None else record[attempt], success, made, given, bool(record.get("truncated")))
 
 
 def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Turn]) -> TraceStep:
@@ -192,9 +200,8 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
     States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt succeeded
     by the world's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
     """
-    scorer = _scorer(run, scorer)
     found = []
-    for (task, leaf, path, verdict), rows in run_attempts(run, group, scorer or "env"):
+    for (task, leaf, path, verdict), rows in run_attempts(run, group, scorer, unscored=True):
         given, talk = _talk(turns_of(path))
         if len(talk) != len(rows):
             raise UserError(f"the attempt that ends in node {leaf} has {len(rows)} steps and {len(talk)} replies")
@@ -202,26 +209,13 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
         for row, (shown, reply) in zip(rows, talk, strict=True):
             anchor = row["anchor"]
             keyed = isinstance(anchor, Mapping) and not texts  # a state's key, not a text
-            state = anchor["key"] if keyed else shown[-1].text if shown else ""
+            state = anchor["key"] if keyed else row["text"]
             steps.append(TraceStep(state, shown, reply, row["node"]))
-        found.append(Trace(task, leaf, _succeeded(verdict), tuple(steps), given, rows[-1]["truncated"]))
+        success = succeeded(verdict)
+        if verdict is None and any(node.reward is not None for node, _ in path.segments):
+            success = sum(row["reward"] for row in rows) > 0
+        found.append(Trace(task, leaf, success, tuple(steps), given, rows[-1]["truncated"]))
     return found
-
-
-def _scorer(run: Run, wanted: str | None) -> str | None:
-    known = {verdict.scorer for verdict in run.each(Verdict)}
-    if wanted is not None and wanted not in known:
-        raise UserError(f"{run.folder} has no verdict of scorer '{wanted}' ({nearest(wanted, known)})")
-    if wanted is None and len(known) > 1 and "env" not in known:
-        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(known))})")
-    return wanted or ("env" if "env" in known else next(iter(known), None))
-
-
-def _succeeded(verdict: Verdict | None) -> bool | None:
-    if verdict is None or verdict.value is None:
-        return None
-    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
-    return outcome if isinstance(outcome, bool) else verdict.value > 0
 
 
 def _talk(turns: list[Turn]) -> tuple[tuple[Turn, ...], list[tuple[tuple[Turn, ...], Turn]]]:
@@ -246,8 +240,10 @@ class Source(Config):
 
     state_field: str | None = None
     """Field of a step that tells its state apart (default: state, else obs); for files of whole traces."""
-    task_field: str = "task_id"
-    """Field with the task of a trace; equal states of two tasks are never merged."""
+    task_field: str | None = None
+    """Field with the task of a trace or of an imported record (default: task_id and its like); equal states of two tasks never merge."""
+    state_pattern: str | None = None
+    """Regular expression that takes the state out of an observation (its groups, else the match); a run's states are its texts then."""
     scrub: tuple[str, ...] = ()
     """Taken out of states before they are compared: numbers, timestamps, whitespace. A run's states are its texts then."""
     history: int = Field(0, ge=0)
@@ -255,13 +251,11 @@ class Source(Config):
     group: str | None = None
     """Only trees of this group of a run."""
     scorer: str | None = None
-    """Whose verdict of a run says what succeeded; by default env, or the only one there is."""
+    """Whose verdict of a run says what succeeded; by default env, the imported reward, or the only one there is."""
 
     def keys(self) -> Canonicaliser | None:
         """The canonicaliser, None where states are compared as they are."""
-        if not (self.scrub or self.history):
-            return None
-        return with_history(self.history, scrub(*self.scrub) if self.scrub else exact)
+        return canonicaliser(self.state_pattern, self.scrub, self.history)
 
 
 def load(source: Path, settings: Source | None = None, form: str | None = None) -> Traces:
@@ -274,20 +268,23 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
     keys = c.keys()
     if not (source / "run.sqlite").is_file():
         first = None if form is not None or source.is_dir() else first_record(source)[1]
-        if first is not None and "steps" in first and "kind" not in first:
+        if first is not None and "steps" in first and not {"kind", "messages"} & first.keys():
             records = ((f"{source}:{number}", record) for number, record in read_lines(source))
-            return Traces(from_records(records, c.state_field, c.task_field), keys)
+            made = from_records(records, c.state_field, c.task_field)
+            return Traces(made, keys, texts=c.state_field is None and "state" not in first["steps"][0])
         if c.state_field is not None:
             raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "run"
-            read_run(source, place, form)
+            read_run(source, place, form, Fields(task=c.task_field))
             try:
-                return load(place, settings)
+                return load(place, c.model_copy(update={"task_field": None}))
             except UserError as error:
                 raise UserError(str(error).replace(str(place), str(source))) from error
-    for option, given in (("--state-field", c.state_field), ("--from", form)):
+    for option, given in (("--state-field", c.state_field), ("--task-field", c.task_field), ("--from", form)):
         if given is not None:
-            raise UserError(f"{source} is a run, whose states are its own, so {option} has nothing to name")
+            raise UserError(f"{source} is a run, whose tasks and states are its own, so {option} has nothing to name")
     with Run.open(source) as run:
-        return Traces(from_run(run, c.group, c.scorer, texts=keys is not None), keys)
+        texts = keys is not None
+        found = from_run(run, c.group, c.scorer, texts)
+        return Traces(found, keys, texts or not any(node.state_key is not None for node in run.each(Node)))

@@ -16,8 +16,11 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason, whole_file, write_whole
+from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
+from ramify.trace.messages import spoken
+from ramify.trace.outcome import cut_short, decider
 from ramify.trace.path import text_between
 
 if TYPE_CHECKING:
@@ -49,22 +52,26 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def to_columns(steps: Iterable[Mapping[str, Any]], task_key: str = "task_id") -> Columns:
-    """Records to columns, optional fields filled in. Raises UserError naming the record and the field it lacks."""
-    rows = list(steps)
-    for number, row in enumerate(rows, 1):
-        for name in (task_key, *REQUIRED[1:]):
-            if name not in row:
-                raise UserError(f"step record {number} has no field '{name}' ({nearest(name, map(str, row))})")
-        step, reward = row["step"], row["reward"]
+def to_columns(steps: Iterable[Mapping[str, Any]], task_key: str | None = None) -> Columns:
+    """Records to columns, optional fields filled in; task, attempt and reward under any name of :mod:`ramify.trace.aliases`.
+
+    ``task_key`` names the field of the task. Raises UserError naming the record and the field it lacks.
+    """
+    columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
+    for number, row in enumerate(steps, 1):
+        names = {"task_id": task_key or name_in(row, "task"), "attempt_id": name_in(row, "attempt"), "step": "step"}
+        names["reward"] = name_in(row, "reward")
+        for what, name in names.items():
+            if name is None or name not in row:
+                raise UserError(f"step record {number} has no field '{name or what}' ({nearest(name or what, map(str, row))})")
+            columns[what].append(row[name])
+        step, reward = row["step"], columns["reward"][-1]
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
             raise UserError(f"step record {number}: field 'step' is {step!r}, not an integer")
         if isinstance(reward, bool) or not isinstance(reward, (int, float, np.number)) or not _finite(reward):
-            raise UserError(f"step record {number}: field 'reward' is {reward!r}, not a finite number")
-    columns: Columns = {name: [row[name] for row in rows] for name in REQUIRED[1:]}
-    columns["task_id"] = [row[task_key] for row in rows]
-    for name, default in OPTIONAL.items():
-        columns[name] = [row.get(name, default) for row in rows]
+            raise UserError(f"step record {number}: field '{names['reward']}' is {reward!r}, not a finite number")
+        for name, default in OPTIONAL.items():
+            columns[name].append(row.get(name, default))
     return columns
 
 
@@ -106,14 +113,16 @@ class RunPath(NamedTuple):
     verdict: Verdict | None
 
 
-def run_paths(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[RunPath]:
+def run_paths(run: Run, group: str | None = None, scorer: str | None = None) -> Iterator[RunPath]:
     """Every attempt in a run's trees, in an order that does not depend on when they ended.
 
-    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one).
+    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one); without a name, of the one that
+    :func:`ramify.trace.outcome.decider` says. Raises UserError where there is none of that name, or several and none is named.
     """
+    deciding = decider(run, scorer)
     for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
-        verdicts = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)}
+        verdicts = {} if deciding is None else deciding.verdicts(run, info.name)
         task = str(info.task.get("id", info.name))
         if group is None and info.group:
             task = f"{info.group}/{task}"
@@ -121,23 +130,36 @@ def run_paths(run: Run, group: str | None = None, scorer: str = "env") -> Iterat
             yield RunPath(task, leaf, tree.path(leaf), verdicts.get(leaf))
 
 
-def run_attempts(run: Run, group: str | None = None, scorer: str = "env") -> Iterator[tuple[RunPath, list[dict[str, Any]]]]:
+def run_attempts(
+    run: Run, group: str | None = None, scorer: str | None = None, unscored: bool = False
+) -> Iterator[tuple[RunPath, list[dict[str, Any]]]]:
     """Every scored attempt (:func:`run_paths`) with the records of its steps, without task and attempt; ``text`` is the observation's.
 
-    An attempt whose verdict has no value is unscored and left out, never counted as failed. Its reward is the verdict's. The anchor of
-    a state is the environment's ``state_key``, or the observation's text where it gave none. Raises UserError when there is no attempt.
+    An attempt without a reward, by a verdict or paid on the way, is left out, never counted as failed; with ``unscored`` only one whose
+    verdict has no value. Its reward is the verdict's. The anchor of a state is the environment's ``state_key``, or the observation's text
+    where it gave none. Raises UserError when there is no attempt.
     """
     found = False
     for attempt in run_paths(run, group, scorer):
-        if steps := _steps(attempt.path, attempt.verdict):
+        verdict = attempt.verdict
+        if verdict is None:
+            left_out = not unscored and all(node.reward is None for node, _ in attempt.path.segments)
+        else:
+            left_out = verdict.value is None
+        if not left_out and (steps := _steps(attempt.path, verdict)):
             found = True
             yield attempt, steps
     if not found:
         where = "" if group is None else f" in group '{group}'"
-        raise UserError(f"{run.folder} holds no scored attempt{where}")
+        names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
+        others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))
+        raise UserError(
+            f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in one of "
+            f"{names}, or name the field with `ramify import --reward-field`" + (f", or choose a --scorer: {others}" if others else "")
+        )
 
 
-def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str = "env") -> Columns:
+def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str | None = None) -> Columns:
     """Step columns of every scored attempt in a run's trees (:func:`run_attempts`), ``node`` telling which steps attempts share.
 
     ``keys`` makes the anchors from the observations' texts. Raises UserError when there is no attempt.
@@ -154,11 +176,9 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
 
 
 def _steps(path: TreePath, verdict: Verdict | None) -> list[dict[str, Any]]:
-    """The steps on a path: one per agent message, all pieces of a message that was forked inside taken together; none of an unscored one."""
-    if verdict is not None and verdict.value is None:
-        return []
+    """The steps on a path: one per agent message, all pieces of a message that was forked inside taken together."""
     rows: list[dict[str, Any]] = []
-    seen: Node | None = None
+    seen: list[Node] = []  # what was observed since the last reply; of what was given before the first, the last message
     end: Node | None = None
     pieces: list[str] = []  # of the reply that is being said, empty between replies
     for node, kept in path.segments:
@@ -167,23 +187,23 @@ def _steps(path: TreePath, verdict: Verdict | None) -> list[dict[str, Any]]:
             continue  # a message that was rewound whole
         if node.role == "assistant":
             if not pieces or node.opens:
-                state = None if seen is None else seen.state_key
-                text = "" if seen is None else seen.text
+                state = seen[-1].state_key if seen else None
+                text = "\n".join(one.text for one in seen)
                 anchor = {"key": state} if state is not None else text
                 rows.append({"step": len(rows), "anchor": anchor, "text": text, "reward": 0.0, "valid": True})
                 pieces = []
             pieces.append(node.text if kept == len(node) else text_between(node, 0, kept))
-            rows[-1] |= {"node": node.id, "action": "".join(pieces), "done": False, "truncated": False}
+            rows[-1] |= {"node": node.id, "action": spoken("".join(pieces), node.data), "done": False, "truncated": False}
             continue
         if rows and pieces:
             rows[-1] |= {"reward": node.reward or 0.0, "valid": bool(node.data.get("valid", True))}
-        seen, pieces = node, []
+        seen = [*seen, node] if node.role == "tool" and seen and seen[-1].role == "tool" and not pieces else [node]
+        pieces = []
     if not rows or end is None:
         return []
     if verdict is not None and verdict.value is not None:
         rows[-1]["reward"] = verdict.value - sum(row["reward"] for row in rows[:-1])
-    evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, Mapping) else {}
-    rows[-1]["truncated"] = bool(evidence.get("truncated", end.stop == "truncated"))
+    rows[-1]["truncated"] = cut_short(verdict, end.stop)
     rows[-1]["done"] = not rows[-1]["truncated"]
     return rows
 

@@ -124,6 +124,11 @@ def required(found: Found | None, record: Mapping[str, Any], what: str, place: s
     return found
 
 
+def name_in(record: Mapping[str, Any], what: str) -> str | None:
+    """The name under which ``record`` says ``what``, whatever its value; None where it does not."""
+    return next((name for name in ALIASES[what] if name in record), None)
+
+
 def _inside(record: Mapping[str, Any], name: str, what: str, place: str) -> Any:
     if name in record:
         return record[name]

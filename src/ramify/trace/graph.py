@@ -133,6 +133,14 @@ class StateGraph:
             edge_count=np.asarray(count, np.int64),
         )
 
+    @property
+    def starts_apart(self) -> bool:
+        """Whether states recur, and yet no attempt is ever again in the state that it or another began in."""
+        first = self.visit_step == self.visit_step.min(initial=0)
+        later = self.visit_group[~first]
+        recurs = len(later) > len(np.unique(later))
+        return bool(recurs and not np.isin(later, self.visit_group[first]).any())
+
     def to_json(self, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Any]:
         """Node-link form, of one task or all (None); ``extra`` adds a field with one JSON value a group (its value, its colour)."""
         groups, edges = self._of_task(task)

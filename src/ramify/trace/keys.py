@@ -70,6 +70,38 @@ def scrub(*what: str) -> Canonicaliser:
     return apply
 
 
+def by_pattern(pattern: str, then: Canonicaliser = exact) -> Canonicaliser:
+    """A canonicaliser that takes out of each text what the regular expression finds first: its groups where it has some, else the match.
+
+    A text it does not find anything in is its own state, and so is what is no text. Raises UserError on an expression that is none, and
+    naming the first text where none of an attempt's holds it.
+    """
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise UserError(f"the pattern {pattern!r} of states is no regular expression: {error}") from None
+
+    def state(observation: Any) -> Any:
+        found = search(observation) if isinstance(observation, str) else None
+        return observation if found is None else list(found.groups()) if found.re.groups else found[0]
+
+    def apply(observations: Sequence[Any]) -> list[str]:
+        texts = [text for text in observations if isinstance(text, str)]
+        if texts and not any(map(search, texts)):
+            raise UserError(f"the pattern {pattern!r} of states is found in no observation of an attempt that begins {texts[0][:80]!r}")
+        return then([state(observation) for observation in observations])
+
+    return apply
+
+
+def canonicaliser(pattern: str | None = None, scrubbed: Sequence[str] = (), history: int = 0) -> Canonicaliser | None:
+    """What the options of a verb ask for: :func:`by_pattern`, then :func:`scrub`, then :func:`with_history`; None where they ask nothing."""
+    if pattern is None and not scrubbed and not history:
+        return None
+    keys = scrub(*scrubbed) if scrubbed else exact
+    return with_history(history, keys if pattern is None else by_pattern(pattern, keys))
+
+
 def last_informative(
     uninformative: Callable[[Any], bool], joined: Callable[[Any], bool] | None = None, then: Canonicaliser = exact
 ) -> Canonicaliser:

@@ -76,6 +76,16 @@ def _call(call: Any, spot: str) -> dict[str, Any]:
     return dict(call)
 
 
+def spoken(text: str, data: Mapping[str, Any]) -> str:
+    """What a message says: its text, then each call it makes as ``name(arguments)``, a line each."""
+    lines = [text] if text else []
+    for call in data.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            lines.append(f"{function.get('name')}({as_text(function.get('arguments', ''))})")
+    return "\n".join(lines)
+
+
 def as_text(value: Any) -> str:
     """Text as it is; anything else as canonical JSON."""
     return value if isinstance(value, str) else canonical_json(plain(value))

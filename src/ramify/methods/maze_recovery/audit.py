@@ -22,7 +22,7 @@ _AMBIGUOUS = 0.05
 def audit_traces(
     traces: Iterable[Mapping[str, Any]] | Sequence[Trace] | Traces,
     state_key: Key | None = None,
-    task_key: Key = "task_id",
+    task_key: Key | None = None,
     *,
     keys: Canonicaliser | None = None,
     family: Canonicaliser | None = None,
@@ -110,7 +110,13 @@ def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
         found.append(f"{report['success_unknown']} traces do not say whether they succeeded; they count as not successful")
     if report["steps"] > report["traces"] and report["states"] == report["steps"]:
         found.append(
-            "no state occurs twice: the key may be too fine (a clock, a step counter, the whole history) to see any loop"
+            "no state occurs twice: the key may be too fine (a clock, a step counter, the whole history) to see any loop; "
+            "--state-pattern REGEX takes the state out of what was observed"
+        )
+    if t.texts and (t.keys is None or report["states"] < report["steps"]) and t.graph.starts_apart:
+        found.append(
+            "no trace is ever back in a state that one began in, as where the first observation also holds the task: recoveries that "
+            "lead back there are missed or too short; --state-pattern REGEX takes the state out of what was observed"
         )
     odd = report["ambiguity"]
     if odd is not None and odd["value"] > _AMBIGUOUS:
