@@ -19,7 +19,7 @@ from ramify.trace.aliases import ALIASES, IMPORTED, Fields, name_in
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
-from ramify.trace.keys import Canonicaliser, canonicaliser
+from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
 from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.loops import Loops, Ways
 from ramify.trace.messages import as_text, spoken
@@ -68,12 +68,23 @@ class Trace:
 class Traces:
     """Traces and their merged graph: attempt i of ``graph`` is ``traces[i]``, its rows are ``first[i]`` and those that follow."""
 
-    def __init__(self, traces: Iterable[Trace], keys: Canonicaliser | None = None, texts: bool = False) -> None:
-        """``keys`` makes state keys of states. ``texts``: states are what was observed, as it was written."""
+    def __init__(
+        self, traces: Iterable[Trace], keys: Canonicaliser | None = None, texts: bool = False, pattern: StatePattern | None = None
+    ) -> None:
+        """``keys`` makes state keys of states, with ``pattern`` where one is given. ``texts``: states are what was observed, as text.
+
+        Raises UserError where there is no step, and where no state holds the pattern.
+        """
         self.traces = [trace for trace in traces if trace.steps]
         if not self.traces:
             raise UserError("there is no trace with a step")
         self.keys, self.texts = keys, texts
+        self.doubts: list[str] = []
+        """Why the states may not be what they should."""
+        if pattern is not None:
+            for trace in self.traces:
+                pattern.states([step.state for step in trace.steps])
+            self.doubts = pattern.check()
         self.first = np.cumsum([0, *(len(trace.steps) for trace in self.traces)])
         self.success = np.array([trace.success is True for trace in self.traces], np.bool_)
         self.cut = np.array([trace.cut for trace in self.traces], np.bool_)
@@ -253,9 +264,11 @@ class Source(Config):
     scorer: str | None = None
     """Whose verdict of a run says what succeeded; by default env, the imported reward, or the only one there is."""
 
-    def keys(self) -> Canonicaliser | None:
-        """The canonicaliser, None where states are compared as they are."""
-        return canonicaliser(self.state_pattern, self.scrub, self.history)
+    def keys(self, pattern: StatePattern | None = None) -> Canonicaliser | None:
+        """The canonicaliser, None where states are compared as they are; ``pattern`` is that of the settings."""
+        if pattern is None and self.state_pattern is not None:
+            pattern = StatePattern(self.state_pattern)
+        return canonicaliser(pattern, self.scrub, self.history)
 
 
 def load(source: Path, settings: Source | None = None, form: str | None = None) -> Traces:
@@ -265,13 +278,14 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
     file, line and field that is wrong.
     """
     c = settings or Source()
-    keys = c.keys()
+    pattern = None if c.state_pattern is None else StatePattern(c.state_pattern)
+    keys = c.keys(pattern)
     if not (source / "run.sqlite").is_file():
         first = None if form is not None or source.is_dir() else first_record(source)[1]
         if first is not None and "steps" in first and not {"kind", "messages"} & first.keys():
             records = ((f"{source}:{number}", record) for number, record in read_lines(source))
             made = from_records(records, c.state_field, c.task_field)
-            return Traces(made, keys, texts=c.state_field is None and "state" not in first["steps"][0])
+            return Traces(made, keys, c.state_field is None and "state" not in first["steps"][0], pattern)
         if c.state_field is not None:
             raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
         with tempfile.TemporaryDirectory() as folder:
@@ -287,4 +301,4 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
     with Run.open(source) as run:
         texts = keys is not None
         found = from_run(run, c.group, c.scorer, texts)
-        return Traces(found, keys, texts or not any(node.state_key is not None for node in run.each(Node)))
+        return Traces(found, keys, texts or not any(node.state_key is not None for node in run.each(Node)), pattern)

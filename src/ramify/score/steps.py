@@ -104,6 +104,10 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise UserError(f"cannot write {path}: a text holds half a character ({error.object[error.start]!a})") from error
 
 
+class UnscoredError(UserError):
+    """Nobody said how any attempt ended."""
+
+
 class RunPath(NamedTuple):
     """An attempt in a run's trees: the path to ``leaf``."""
 
@@ -137,7 +141,7 @@ def run_attempts(
 
     An attempt without a reward, by a verdict or paid on the way, is left out, never counted as failed; with ``unscored`` only one whose
     verdict has no value. Its reward is the verdict's. The anchor of a state is the environment's ``state_key``, or the observation's text
-    where it gave none. Raises UserError when there is no attempt.
+    where it gave none. Raises UnscoredError when there is no attempt.
     """
     found = False
     for attempt in run_paths(run, group, scorer):
@@ -153,7 +157,7 @@ def run_attempts(
         where = "" if group is None else f" in group '{group}'"
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
         others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))
-        raise UserError(
+        raise UnscoredError(
             f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in one of "
             f"{names}, or name the field with `ramify import --reward-field`" + (f", or choose a --scorer: {others}" if others else "")
         )

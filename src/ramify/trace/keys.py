@@ -70,36 +70,53 @@ def scrub(*what: str) -> Canonicaliser:
     return apply
 
 
-def by_pattern(pattern: str, then: Canonicaliser = exact) -> Canonicaliser:
-    """A canonicaliser that takes out of each text what the regular expression finds first: its groups where it has some, else the match.
+class StatePattern:
+    """Takes the state out of each text by a regular expression: the groups of what it finds first, the match where it has none.
 
-    A text it does not find anything in is its own state, and so is what is no text. Raises UserError on an expression that is none, and
-    naming the first text where none of an attempt's holds it.
+    A text in which it finds nothing is its own state, and so is what is no text. Raises UserError on an expression that is none.
     """
-    try:
-        search = re.compile(pattern).search
-    except re.error as error:
-        raise UserError(f"the pattern {pattern!r} of states is no regular expression: {error}") from None
 
-    def state(observation: Any) -> Any:
-        found = search(observation) if isinstance(observation, str) else None
-        return observation if found is None else list(found.groups()) if found.re.groups else found[0]
+    def __init__(self, expression: str) -> None:
+        try:
+            self._search = re.compile(expression).search
+        except re.error as error:
+            raise UserError(f"--state-pattern {expression!r} is no regular expression: {error}") from None
+        self.expression = expression
+        self._texts = self._found = 0
+        self._missed = ""
 
-    def apply(observations: Sequence[Any]) -> list[str]:
-        texts = [text for text in observations if isinstance(text, str)]
-        if texts and not any(map(search, texts)):
-            raise UserError(f"the pattern {pattern!r} of states is found in no observation of an attempt that begins {texts[0][:80]!r}")
-        return then([state(observation) for observation in observations])
+    def states(self, observations: Sequence[Any]) -> list[Any]:
+        """The state of each observation."""
+        return [self._state(one) if isinstance(one, str) else one for one in observations]
 
-    return apply
+    def _state(self, text: str) -> Any:
+        found = self._search(text)
+        self._texts += 1
+        if found is None:
+            self._missed = self._missed or text
+            return text
+        self._found += 1
+        return list(found.groups()) if found.re.groups else found[0]
+
+    def check(self) -> list[str]:
+        """One sentence where some of the texts so far did not hold it, none where all did. Raises UserError where no text did."""
+        if self._texts and not self._found:
+            raise UserError(
+                f"--state-pattern {self.expression!r} is found in none of {self._texts} observations, such as {self._missed[:80]!r}"
+            )
+        missed = self._texts - self._found
+        told = f"--state-pattern is not found in {missed} of {self._texts} observations, such as {self._missed[:80]!r}"
+        return [f"{told}: their whole text is their state"] if missed else []
 
 
-def canonicaliser(pattern: str | None = None, scrubbed: Sequence[str] = (), history: int = 0) -> Canonicaliser | None:
-    """What the options of a verb ask for: :func:`by_pattern`, then :func:`scrub`, then :func:`with_history`; None where they ask nothing."""
+def canonicaliser(
+    pattern: StatePattern | None = None, scrubbed: Sequence[str] = (), history: int = 0
+) -> Canonicaliser | None:
+    """What the options of a verb ask for: a pattern, then :func:`scrub`, then :func:`with_history`; None where they ask nothing."""
     if pattern is None and not scrubbed and not history:
         return None
     keys = scrub(*scrubbed) if scrubbed else exact
-    return with_history(history, keys if pattern is None else by_pattern(pattern, keys))
+    return with_history(history, keys if pattern is None else lambda observations: keys(pattern.states(observations)))
 
 
 def last_informative(

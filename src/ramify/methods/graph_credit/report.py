@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ from ramify.trace.graph import StateGraph
 LOUD = 0.9  # share of steps in states visited once above which the graph terms say nothing
 
 
-def diagnose(graph: StateGraph, found: dict[str, np.ndarray], top: int = 5) -> dict[str, Any]:
+_ONE_TASK = " (where records are attempts at one task, `ramify import --task-field` names the field that tells it)"
+
+
+def diagnose(
+    graph: StateGraph, found: dict[str, np.ndarray], top: int = 5, *, nodes: Sequence[str | None] = (), texts: bool = False
+) -> dict[str, Any]:
     """How much states repeat, how much of the credit comes from where, and which moves gained or lost most.
 
-    ``found`` as returned by ``credit_graph`` on ``graph``. ``warnings`` holds one sentence for each reason for doubt.
+    ``found`` as returned by ``credit_graph`` on ``graph``; ``nodes``: the node of each visit, where it is of a run; ``texts``: states are
+    texts of observations. ``warnings`` holds one sentence for each reason for doubt.
     """
     kept = found["weight"] > 0
     weight, size = found["weight"][kept], found["group_size"][kept]
@@ -48,18 +55,30 @@ def diagnose(graph: StateGraph, found: dict[str, np.ndarray], top: int = 5) -> d
     delta, _, votes = moments(np.nan_to_num(found["delta"]), graph.visit_edge, weights=found["weight"], ddof=0)
     order = np.argsort(np.where(votes > 0, delta, 0.0), kind="stable")
     for name, edges in (("top_gains", order[::-1][:top]), ("top_losses", order[:top])):
-        out[name] = [_edge(graph, int(e), float(delta[e])) for e in edges if delta[e] * (1 if name == "top_gains" else -1) > 0]
+        chosen = [int(e) for e in edges if delta[e] * (1 if name == "top_gains" else -1) > 0]
+        out[name] = [_edge(graph, e, float(delta[e])) | ({"node": _node(graph, e, nodes)} if nodes else {}) for e in chosen]
     out["warnings"] = []
     if single > LOUD:
         told = f"{100 * single:.0f} % of steps are in a state visited once"
         out["warnings"].append(
-            f"no state repetition ({told}): only the episode term is informative; see `scrub` and `state_hash`"
+            f"no state repetition ({told}): only the episode term is informative; --state-pattern REGEX takes the state out of a text, "
+            "--scrub takes numbers and times out of it"
+        )
+    elif texts and graph.starts_apart:
+        out["warnings"].append(
+            "no attempt is ever back in a state that one began in, as where the first observation also holds the task: "
+            "--state-pattern REGEX takes the state out of a text"
         )
     if lone.any():
-        out["warnings"].append(f"{lone.sum()} of {present.sum()} tasks have one attempt: their episode term is 0")
+        out["warnings"].append(f"{lone.sum()} of {present.sum()} tasks have one attempt: their episode term is 0{_ONE_TASK}")
     elif len(present) and constant.sum() == present.sum():
         out["warnings"].append("in every task all attempts have one reward: there is nothing to credit")
     return out
+
+
+def _node(graph: StateGraph, edge: int, nodes: Sequence[str | None]) -> str | None:
+    """The node of the first visit that took an edge."""
+    return nodes[int(np.flatnonzero(graph.visit_edge == edge)[0])]
 
 
 def _edge(graph: StateGraph, edge: int, delta: float) -> dict[str, Any]:

@@ -30,8 +30,10 @@ CREDIT = ("V", "V_next", "delta", "A_ep", "A_nc", "A_ec", "A")
 class StateGraph:
     """Attempts merged by state. ``columns`` hold one entry per step; ``graph`` is the merged view, in the same order."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = c = columns
+    def __init__(self, columns: Columns, texts: bool = False) -> None:
+        """``texts``: anchors are texts of observations, which may hold more than the state."""
+        self.columns, self.texts = columns, texts
+        c = columns
         ends = [f"end, reward {r:g}{', truncated' * bool(cut)}" for r, cut in zip(c["reward"], c["truncated"], strict=True)]
         self.graph = MergedGraph.of(c["task_id"], c["attempt_id"], c["step"], c["anchor"], c["action"], ends)
         self.config = CreditConfig()
@@ -43,7 +45,7 @@ class StateGraph:
         steps: Iterable[Mapping[str, Any]],
         anchor: str | Callable[[Mapping[str, Any]], Any] = "anchor",
         keys: Canonicaliser | None = None,
-        task_key: str = "task_id",
+        task_key: str | None = None,
     ) -> StateGraph:
         """From step records (section 3.8). ``anchor`` is the field with what was observed, or a function of the record; ``keys``
         turns an attempt's observations into state keys (``trace.keys``: scrub, with_history, last_informative; None takes them as are).
@@ -74,9 +76,15 @@ class StateGraph:
         return cls({name: [default] * len(lists["step"]) for name, default in OPTIONAL.items()} | lists)
 
     @classmethod
-    def from_run(cls, run: Run, group: str | None = None, keys: Canonicaliser | None = None) -> StateGraph:
-        """From the scored attempts of a run's trees (see ``score.steps.run_columns``)."""
-        return cls(run_columns(run, group, keys))
+    def from_run(
+        cls, run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str | None = None
+    ) -> StateGraph:
+        """From the scored attempts of a run's trees (see ``score.steps.run_columns``). ``scorer``: whose verdicts are the rewards.
+
+        Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
+        """
+        columns = run_columns(run, group, keys, scorer)
+        return cls(columns, texts=any(not isinstance(anchor, Mapping) for anchor in columns["anchor"]))
 
     def advantages(self, config: CreditConfig | None = None, **options: Any) -> dict[str, np.ndarray]:
         """Credit every step: columns as of ``algorithm.credit``; ``options`` are fields of ``CreditConfig``.
@@ -100,7 +108,10 @@ class StateGraph:
 
     def report(self) -> dict[str, Any]:
         """Diagnostics; every number is explained on the method's page."""
-        return diagnose(self.graph, self.credit)
+        nodes = self.columns["node"]
+        return diagnose(
+            self.graph, self.credit, nodes=nodes if any(node is not None for node in nodes) else (), texts=self.texts
+        )
 
     def rows(self, positive: bool = False) -> list[dict[str, Any]]:
         """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""
@@ -158,6 +169,14 @@ class StateGraph:
         ]
         return value
 
+    def why_node(self, node: str) -> dict[str, Any]:
+        """The numbers behind the credit of a step of a run, the mean over the attempts that share it. Raises UserError where it has none."""
+        if node not in self.columns["node"]:
+            raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
+        row = self.columns["node"].index(node)
+        place = [self.columns[name][row] for name in ("task_id", "attempt_id", "step")]
+        return {"node": node} | self.why(*place) | node_credit(self.columns, self.credit)[node]
+
     def _row(self, task: Any, attempt: Any, step: int) -> int:
         places = zip(self.columns["task_id"], self.columns["attempt_id"], self.columns["step"], strict=True)
         rows = {"/".join(map(str, place)): row for row, place in enumerate(places)}
@@ -173,6 +192,7 @@ def credit_group(
     trees: Mapping[str, Tree] | None = None,
     config: CreditConfig | None = None,
     keys: Canonicaliser | None = None,
+    scorer: str | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Credit every agent message in a group of stored trees: node id -> credit along its tokens, and the diagnostics' warnings.
 
@@ -180,7 +200,7 @@ def credit_group(
     call. A message that several attempts share has one credit. Unscored attempts have no part in it. ``trees`` are read where they
     are not given.
     """
-    graph = StateGraph.from_run(run, group, keys)
+    graph = StateGraph.from_run(run, group, keys, scorer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         columns = graph.advantages(config)

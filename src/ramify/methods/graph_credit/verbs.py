@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,10 +18,11 @@ from ramify.base.files import write_whole
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import MAKER, StateGraph, credit_group
 from ramify.render.terminal import emit, say, table
-from ramify.score.steps import read_steps, write_rows
+from ramify.score.steps import UnscoredError, read_steps, write_rows
 from ramify.trace.db import Run
+from ramify.trace.formats import pick_reader
 from ramify.trace.graph import short
-from ramify.trace.keys import Canonicaliser, canonical, exact, scrub, with_history
+from ramify.trace.keys import Canonicaliser, StatePattern, canonical, canonicaliser
 
 
 class Options(CreditConfig):
@@ -28,12 +30,16 @@ class Options(CreditConfig):
 
     anchor: str = "anchor"
     """Field of a step that tells its state apart."""
+    state_pattern: str | None = None
+    """Regular expression that takes the state out of an anchor (its groups, else the match); in a run, out of an observation's text."""
     scrub: tuple[str, ...] = ()
     """Taken out of anchors: numbers, timestamps, whitespace."""
     history: int = Field(0, ge=0)
     """How many earlier anchors each key includes."""
     group: str | None = None
     """Trees of this group of a run only."""
+    scorer: str | None = None
+    """Whose verdict of a run is an attempt's reward; by default env, the imported reward, or the only one there is."""
     task: str | None = None
     """One task only (build, show, why)."""
 
@@ -45,36 +51,64 @@ Source = Annotated[Path, typer.Argument(help="Step records (.jsonl or .parquet) 
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
 
 
-def _keys(options: Options) -> Canonicaliser | None:
-    if not (options.scrub or options.history):
-        return None
-    return with_history(options.history, scrub(*options.scrub) if options.scrub else exact)
+@dataclass(frozen=True)
+class _Keys:
+    """How the options tell states apart."""
+
+    pattern: StatePattern | None
+    make: Canonicaliser | None
+
+    @classmethod
+    def of(cls, options: Options) -> _Keys:
+        pattern = None if options.state_pattern is None else StatePattern(options.state_pattern)
+        return cls(pattern, canonicaliser(pattern, options.scrub, options.history))
+
+    def check(self) -> None:
+        """Says where the pattern was not found. Raises UserError where it never was."""
+        for doubt in [] if self.pattern is None else self.pattern.check():
+            say(f"warning: {doubt}")
 
 
-def _graph(source: Path, flags: list[str]) -> tuple[StateGraph, Options]:
-    options = load(Options, flags=flags)
-    keys = _keys(options)
+def _graph(source: Path, options: Options) -> StateGraph:
+    keys = _Keys.of(options)
     if source.is_dir():
+        if options.anchor != Options().anchor:
+            raise UserError(f"{source} is a run, whose states are its own, so --anchor has nothing to name")
         with Run.open(source) as run:
-            graph = StateGraph.from_run(run, options.group, keys)
+            graph = StateGraph.from_run(run, options.group, keys.make, options.scorer)
     else:
-        rows = read_steps(source)
+        for name in ("scorer", "group"):
+            if getattr(options, name) is not None:
+                raise UserError(f"{source} is no run but a file of steps, so --{name} has nothing to name")
+        rows = _steps(source)
         try:
-            graph = StateGraph.from_steps(rows, options.anchor, keys)
+            graph = StateGraph.from_steps(rows, options.anchor, keys.make)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
+    keys.check()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph.advantages(options)
     for warning in caught:
         say(f"warning: {warning.message}")
-    return graph, options
+    return graph
+
+
+def _steps(source: Path) -> list[dict[str, Any]]:
+    try:
+        form = pick_reader(source).name
+    except UserError:
+        form = "steps"  # reading it says what is wrong
+    if form != "steps":
+        raise UserError(f"{source} holds no steps but '{form}': make a run of it with `ramify import {source} --run DIR`, and name that")
+    return read_steps(source)
 
 
 @app.command(**takes(Options))
 def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = False) -> None:
     """Merge states; --out writes the graph as .json (node-link), .graphml or .dot."""
-    graph, options = _graph(source, ctx.args)
+    options = load(Options, flags=ctx.args)
+    graph = _graph(source, options)
     if out is not None and out.suffix == ".graphml":
         graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
     elif out is not None:
@@ -93,7 +127,7 @@ def advantages(
     as_json: Json = False,
 ) -> None:
     """Write every step with its credit."""
-    rows = _graph(source, ctx.args)[0].rows(positive)
+    rows = _graph(source, load(Options, flags=ctx.args)).rows(positive)
     write_rows(out, rows)
     emit({"out": str(out), "steps": len(rows)}, as_json, f"{len(rows)} steps with their credit are in {out}")
 
@@ -101,11 +135,17 @@ def advantages(
 @app.command(**takes(Options))
 def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     """How much states repeat and where the credit comes from."""
-    found = _graph(source, ctx.args)[0].report()
+    found = _graph(source, load(Options, flags=ctx.args)).report()
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
     for title in ("top_gains", "top_losses"):
-        moves = [[short(e["task"]), *_apart(e["from"], e["to"], short(e["action"])), e["delta"]] for e in found[title]]
-        text += "\n\n" + table(["task", "from", "action", "to", "delta"], moves, title.replace("_", " ")) if moves else ""
+        moves = [
+            [short(e["task"]), *_apart(e["from"], e["to"], short(e["action"])), e["delta"], *([e["node"][:12]] if "node" in e else [])]
+            for e in found[title]
+        ]
+        columns = ["task", "from", "action", "to", "delta", *(["node"] if source.is_dir() else [])]
+        text += "\n\n" + table(columns, moves, title.replace("_", " ")) if moves else ""
+    if source.is_dir() and (found["top_losses"] or found["top_gains"]):
+        text += f"\n\nThe numbers behind a step, and what else was done in its state: `ramify graph-credit why {source} NODE`."
     emit(found, as_json, text)
 
 
@@ -116,7 +156,8 @@ def show(
     form: Annotated[Literal["dot", "json"], typer.Option("--format", help="dot or json.")] = "dot",
 ) -> None:
     """Print the merged graph."""
-    graph, options = _graph(source, ctx.args)
+    options = load(Options, flags=ctx.args)
+    graph = _graph(source, options)
     emit(graph.to_json(options.task), form == "json", _drawing(graph, options.task, form))
 
 
@@ -134,18 +175,25 @@ def mark(
         present = dict.fromkeys(info.group for info in stored.trees(options.group))
         if not present:
             raise UserError(f"{run} holds no trees" + (f" of the group '{options.group}'" if options.group is not None else ""))
-        steps = 0
+        steps = credited = 0
+        keys, unscored = _Keys.of(options), []
         for group in present:  # groups apart: attempts of one task under different weights are not compared
-            credit, warned = credit_group(stored, group, config=options, keys=_keys(options))
+            try:
+                credit, warned = credit_group(stored, group, config=options, keys=keys.make, scorer=options.scorer)
+            except UnscoredError as error:
+                unscored.append(error)
+                continue
             steps += len(credit)
+            credited += sum(bool(values.any()) for values in credit.values())
             for warning in warned:
                 say(f"warning: {warning}")
+        if len(unscored) == len(present):
+            raise unscored[0]
+        keys.check()
         stored.commit()
-    emit(
-        {"run": str(run), "steps": steps},
-        as_json,
-        f"{steps} steps of {run} carry credit: see them with `ramify show {run} --web`",
-    )
+    told = f"{credited} of {steps} steps of {run} have credit, the others 0: see them with `ramify show {run} --web`"
+    none = f"no step of {run} has any credit: all {steps} are 0"
+    emit({"run": str(run), "steps": steps, "credited": credited}, as_json, told if credited else none)
 
 
 @app.command(**takes(Options))
@@ -161,20 +209,24 @@ def why(
     if source.is_dir():
         if not node or node.startswith("-"):
             raise UserError(f"name a node of the run {source}")
+        options = load(Options, flags=ctx.args)
         with Run.open(source) as run:
             name = run.find(node)
-            marks = run.marks(name="why", maker=MAKER, node=name)
-        if not marks:
-            raise UserError(f"node {name} of {source} carries no credit: `ramify graph-credit mark {source}` stores it")
-        found: dict[str, Any] = {"node": name} | dict(marks[0].value)
+            marks = [] if ctx.args else run.marks(name="why", maker=MAKER, node=name)
+            group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
+        if marks:
+            found: dict[str, Any] = {"node": name} | dict(marks[0].value)
+        else:
+            found = _graph(source, options.model_copy(update={"group": options.group or group or None})).why_node(name)
     else:
-        graph, options = _graph(source, [node, *ctx.args] if node else ctx.args)
+        options = load(Options, flags=[node, *ctx.args] if node else ctx.args)
+        graph = _graph(source, options)
         if options.task is None or attempt is None or step is None:
             raise UserError("a step of a file is named by --task, --attempt and --step")
         found = graph.why(options.task, attempt, step)
-    rows = [
-        [k, f"{v:.6g}" if isinstance(v, float) else "-" if v is None else short(v)] for k, v in found.items() if k != "visits"
-    ]
+    first = [name for name in ("node", "task", "attempt", "step", "key", "action") if name in found]
+    names = [*first, *(name for name in found if name not in (*first, "visits"))]
+    rows = [[k, f"{v:.6g}" if isinstance(v := found[k], float) else "-" if v is None else short(v)] for k in names]
     text = table(["number", "value"], rows)
     if visits := found.get("visits"):
         moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]

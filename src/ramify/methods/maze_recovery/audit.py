@@ -99,7 +99,7 @@ def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, 
 
 
 def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
-    found = []
+    found = list(t.doubts)
     if not t.success.any():
         found.append("no trace is known to have succeeded, so which states lead nowhere is not known either")
     elif report["loop_free"]["k"] == report["traces"] and report["success_share"]["k"] == report["traces"]:
