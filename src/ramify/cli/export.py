@@ -65,13 +65,16 @@ def formats() -> dict[str, Writer]:
     """The registered writers, and the report, which web makes."""
     from ramify.trace.formats import Writer, writers
 
-    return writers() | {"html": Writer("html", "the report, as one self-contained page", _write_html, (".html", ".htm"))}
+    return writers() | {"html": Writer("html", "the report, as one self-contained page", _write_html, (".html", ".htm"), _HTML)}
 
 
-def _write_html(run: Run, out: Path) -> int:
+_HTML = {"scorer": "whose verdicts say which attempts succeeded (default: env, the imported reward, or the only one there is)"}
+
+
+def _write_html(run: Run, out: Path, scorer: str | None = None) -> int:
     from ramify.web.pages import report_html
 
-    write_whole(out, report_html(run))
+    write_whole(out, report_html(run, scorer=scorer))
     return 1
 
 

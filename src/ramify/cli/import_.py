@@ -32,7 +32,8 @@ def import_(
         str | None, typer.Option("--from", metavar="FORMAT", help="The file's format; by default it is told from the content.")
     ] = None,
     task_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a).")
+        str | None,
+        typer.Option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a)."),
     ] = None,
     reward_field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Field with an attempt's reward, where it has a name of its own.")

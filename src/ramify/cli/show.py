@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from ramify.base.files import write_whole
 from ramify.cli.common import RunArgument, find_run
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
+from ramify.trace.outcome import NOBODY, Decider, paid, settled, succeeded, undecided
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -36,6 +38,10 @@ def show(
     token: Annotated[
         bool, typer.Option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
     ] = False,
+    scorer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose verdicts say which attempts succeeded; by default env, or the imported reward."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Summarise a run: how often its attempts succeeded; of an improve run before and after, the last updates, where the budget went."""
@@ -47,38 +53,45 @@ def show(
     if web:
         from ramify.web.server import serve_run
 
-        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None)
+        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None, scorer)
         return
     if html is not None:
-        write_report(folder, html)
+        write_report(folder, html, scorer)
         emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
         return
     from ramify.trace.db import Run
     from ramify.trace.schema import stored
 
     with Run.open(folder) as opened:
-        record = stored(summarise)(opened)
+        record = stored(summarise)(opened, scorer)
     stored(emit)(record, as_json, "" if as_json else stored(_text)(record))
 
 
-def write_report(folder: Path, out: Path) -> None:
+def write_report(folder: Path, out: Path, scorer: str | None = None) -> None:
     """Write the run's report as one HTML file, whole or not at all."""
     from ramify.trace.db import Run
     from ramify.trace.schema import stored
     from ramify.web.pages import report_html
 
     with Run.open(folder) as run:
-        write_whole(out, stored(report_html)(run))
+        write_whole(out, stored(report_html)(run, scorer=scorer))
 
 
-def summarise(run: Run) -> dict[str, Any]:
-    """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result."""
+def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
+    """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result.
+
+    ``attempts`` is None in an improve run, whose evaluations tell more, and where nobody said how an attempt ended. ``scorers`` are those
+    that could say it where several could. Raises UserError where nobody is called ``scorer``.
+    """
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
     arm = (run.meta.get("config") or {}).get("arm")
     updates = [] if arm is None else [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
     result: dict[str, Any] = next((e.payload for e in run.journal("result")), {})
-    outcomes = [entry.payload["outcome"] for entry in run.journal("attempt")]
+    deciding = settled(run, scorer)
+    outcomes = [entry.payload["outcome"] for entry in run.journal("attempt")] if scorer is None else []
     scored = [outcome for outcome in outcomes if outcome is not None]
+    if not outcomes and not evals and not updates:
+        scored = [success for success in _successes(run, deciding) if success is not None]
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
@@ -86,6 +99,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "attempts": {"successes": sum(scored), "n": len(scored), "interval": list(wilson(sum(scored), len(scored)))}
         if scored
         else None,
+        "scorers": undecided(run) if deciding is NOBODY else [],
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
         "done": bool(result),
@@ -94,6 +108,21 @@ def summarise(run: Run) -> dict[str, Any]:
         "updates": updates,
         "spent": _spent(updates, evals),
     }
+
+
+def _successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
+    """Whether each attempt succeeded, None where nobody said."""
+    for info in run.trees():
+        verdicts = deciding.verdicts(run, info.name)
+        if verdicts:
+            yield from map(succeeded, verdicts.values())
+            continue
+        if np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
+            continue  # nothing says anything of how they ended
+        tree = run.tree(info.name)
+        for leaf in tree.leaves():
+            reward = paid(tree.path(leaf.id))
+            yield None if reward is None else reward > 0
 
 
 def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -117,6 +146,10 @@ def _text(record: dict[str, Any]) -> str:
         rate = f"{played['successes'] / played['n']:.1%}"
         columns = ["success", "95 % interval", "successes", "attempts"]
         parts.append(table(columns, [(rate, f"[{low:.1%}, {high:.1%}]", played["successes"], played["n"])]))
+    elif record["scorers"]:
+        parts.append(
+            f"Several scorers judged the attempts ({', '.join(record['scorers'])}): --scorer NAME says whose verdict counts."
+        )
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]

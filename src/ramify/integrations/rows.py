@@ -24,7 +24,8 @@ from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
 from ramify.score.steps import run_columns
 from ramify.trace.db import Run
-from ramify.trace.node import Stream, Verdict
+from ramify.trace.node import Node, Stream, Verdict
+from ramify.trace.outcome import Decider, decider, paid
 from ramify.trace.path import Path as TracePath
 from ramify.trace.path import Said
 from ramify.trace.tree import Tree
@@ -39,11 +40,11 @@ class Selection(Config):
     group: str | None = None
     """Only trees of this group."""
     scorer: str | None = None
-    """Whose verdict ends an attempt and is its reward; by default env, or the only scorer there is."""
+    """Whose verdict ends an attempt and is its reward; by default env, the imported reward, or the only scorer there is."""
     min_reward: float | None = None
     """Only attempts with at least this reward."""
     successful: bool = False
-    """Only attempts that succeeded: by the world's outcome, or, where it told none, by a reward above 0."""
+    """Only attempts that succeeded: by the outcome that was told, or, where none was, by a reward above 0."""
     max_rows: int | None = Field(None, ge=1)
     """Stop after this many rows."""
 
@@ -89,7 +90,7 @@ class Ended:
 def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
-    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves. Those cut off by a failure at a
+    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves, with the rewards paid on the way. Those cut off by a failure at a
     boundary are left out: one that was played again went on from there. Raises UserError when the scorer or group is unknown.
     """
     infos = sorted(run.trees(selection.group), key=lambda info: info.name)
@@ -97,32 +98,28 @@ def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
         known = nearest(selection.group or "", {info.group for info in run.trees() if info.group})
         where = "" if selection.group is None else f" in group '{selection.group}' ({known})"
         raise UserError(f"{run.folder} holds no tree{where}")
-    scorer = _scorer(run, selection)
+    deciding = _decider(run, selection)
     for info in infos:
         tree = run.tree(info.name)
-        found = {v.node: v for v in run.verdicts(tree=info.name, scorer=scorer)} if scorer else {}
-        for leaf in sorted(found) if scorer else sorted(node.id for node in tree.leaves()):
+        found = deciding.verdicts(run, info.name) if deciding else {}
+        for leaf in sorted(found) if deciding else sorted(node.id for node in tree.leaves()):
             if _failed(found.get(leaf)):
                 continue
-            reward, outcome = _judged(found.get(leaf))
+            path = tree.path(leaf)
+            reward, outcome = _judged(found[leaf]) if deciding else (paid(path), None)
             if selection.min_reward is not None and (reward is None or reward < selection.min_reward):
                 continue
             if selection.successful and not (outcome if outcome is not None else (reward or 0.0) > 0):
                 continue
-            yield Ended(tree, str(info.task.get("id", info.name)), tree.path(leaf), reward, outcome)
+            yield Ended(tree, str(info.task.get("id", info.name)), path, reward, outcome)
 
 
-def _scorer(run: Run, selection: Selection) -> str | None:
-    known = {verdict.scorer for verdict in run.each(Verdict)}
-    if selection.scorer is not None:
-        if selection.scorer not in known:
-            raise UserError(f"{run.folder} has no verdict of scorer '{selection.scorer}' ({nearest(selection.scorer, known)})")
-        return selection.scorer
-    if not known and (selection.successful or selection.min_reward is not None):
+def _decider(run: Run, selection: Selection) -> Decider | None:
+    found = decider(run, selection.scorer)
+    wanted = selection.successful or selection.min_reward is not None
+    if wanted and found is None and all(node.reward is None for node in run.each(Node)):
         raise UserError(f"{run.folder} has no verdicts, so no attempt can be chosen by its reward")
-    if len(known) > 1 and "env" not in known:
-        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(known))})")
-    return "env" if "env" in known else next(iter(known), None)
+    return found
 
 
 def _failed(verdict: Verdict | None) -> bool:
@@ -237,7 +234,7 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
 
 
 def _credit_now(run: Run, selection: StepSelection, rule: str) -> Callable[[Tree], dict[str, np.ndarray]]:
-    graph = StateGraph(run_columns(run, selection.group, scorer=_scorer(run, selection) or "env"))
+    graph = StateGraph(run_columns(run, selection.group, scorer=selection.scorer))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `ramify graph-credit report` says what the credit is worth
         found = node_credit(graph.columns, graph.advantages(CreditConfig.model_validate({"rule": rule})))

@@ -22,7 +22,7 @@ from ramify.integrations.rows import (
     settings_of,
     write_table,
 )
-from ramify.trace.aliases import IMPORTED, Fields
+from ramify.trace.aliases import IMPORTED, KNOWN, Fields
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.jsonl import new_run
@@ -122,7 +122,7 @@ def check_steps(row: Mapping[str, Any], place: str) -> None:
             raise UserError(f"{place}: '{name}' has {len(record[name])} entries for {length} completion tokens")
 
 
-def read_trl(path: Path, folder: Path, fields: Fields = Fields()) -> int:
+def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from rows of TRL: prompt and completion, chosen and rejected, messages; returns how many.
 
     Texts become one message each. The reward under any name of :mod:`ramify.trace.aliases`, ``rewards`` (by name or in order),
@@ -141,7 +141,9 @@ def _add(forest: Forest, record: dict[str, Any], place: str, fields: Fields) -> 
     step = field(record, "step", int, place, None)
     found = fields.task_of(record, place, record_id=False)  # an id is the row's: rows of one prompt have several
     task = None if found is None else str(found.value)
-    logged = "advantage" in record and "step" in record  # of a log of completions: each other column of numbers is a reward function's
+    logged = (
+        "advantage" in record and "step" in record
+    )  # of a log of completions: each other column of numbers is a reward function's
     told = {k: v for k, v in record.items() if k == "reward"} if logged and fields.reward is None else record
     judged = fields.judged(told, place)
     taken = {*_TAKEN, *judged.names, *([found.name] if found else ())}

@@ -17,8 +17,8 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
-from ramify.trace.chats import FINISHED
 from ramify.trace.aliases import IMPORTED
+from ramify.trace.chats import FINISHED
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader

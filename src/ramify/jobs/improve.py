@@ -425,8 +425,6 @@ class Job:
         if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
             return [], {"policy_gradient": 1.0}, ["no attempt of this update could be scored"]
         rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
-        credit, warned = credit_group(
-            run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}), scorer="env"
-        )
+        credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}), scorer="env")
         rows = training_rows(run, grown.trees, grown.attempts, credit, self.config.clip_credit)
         return rows, {"policy_gradient": 1.0}, warned

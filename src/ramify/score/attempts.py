@@ -15,7 +15,7 @@ from pydantic import Field
 from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
 from ramify.score.steps import run_attempts
-from ramify.trace.aliases import ALIASES, IMPORTED, Fields, name_in
+from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Fields, name_in
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
@@ -24,7 +24,7 @@ from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.loops import Loops, Ways
 from ramify.trace.messages import as_text, spoken
 from ramify.trace.node import Node
-from ramify.trace.outcome import succeeded
+from ramify.trace.outcome import paid, succeeded
 from ramify.trace.turns import Turn, turns_of
 
 Key = str | Callable[[Mapping[str, Any]], Any]
@@ -167,7 +167,7 @@ def _trace(
     for name in ("success", "truncated"):
         if record.get(name) is not None and not isinstance(record[name], bool):
             raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
-    judged = Fields().judged(record, place)
+    judged = KNOWN.judged(record, place)
     made = tuple(_step(step, f"{place}: step {at}", state_key, turn) for at, step in enumerate(steps))
     success, reward, system = judged.success, judged.scores.get(IMPORTED), record.get("system")
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
@@ -222,9 +222,8 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
             keyed = isinstance(anchor, Mapping) and not texts  # a state's key, not a text
             state = anchor["key"] if keyed else row["text"]
             steps.append(TraceStep(state, shown, reply, row["node"]))
-        success = succeeded(verdict)
-        if verdict is None and any(node.reward is not None for node, _ in path.segments):
-            success = sum(row["reward"] for row in rows) > 0
+        reward = paid(path) if verdict is None else None
+        success = succeeded(verdict) if reward is None else reward > 0
         found.append(Trace(task, leaf, success, tuple(steps), given, rows[-1]["truncated"]))
     return found
 

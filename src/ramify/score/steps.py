@@ -20,7 +20,7 @@ from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
 from ramify.trace.messages import spoken
-from ramify.trace.outcome import cut_short, decider
+from ramify.trace.outcome import cut_short, decider, paid
 from ramify.trace.path import text_between
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def run_attempts(
     for attempt in run_paths(run, group, scorer):
         verdict = attempt.verdict
         if verdict is None:
-            left_out = not unscored and all(node.reward is None for node, _ in attempt.path.segments)
+            left_out = not unscored and paid(attempt.path) is None
         else:
             left_out = verdict.value is None
         if not left_out and (steps := _steps(attempt.path, verdict)):
@@ -159,7 +159,8 @@ def run_attempts(
         others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))
         raise UnscoredError(
             f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in one of "
-            f"{names}, or name the field with `ramify import --reward-field`" + (f", or choose a --scorer: {others}" if others else "")
+            f"{names}, or name the field with `ramify import --reward-field`"
+            + (f", or choose a --scorer: {others}" if others else "")
         )
 
 

@@ -1,6 +1,7 @@
 """Attempts as token rows with their actions marked: what a grader that reads log-probs needs, from a run, JSON lines or plain lists.
 
-An attempt as JSON has ``task_id``, optionally ``trial``, ``outcome: {reward, success}`` and ``policy_id``, and one of three forms:
+An attempt as JSON has ``task_id``, optionally ``trial``, ``reward`` and ``success`` (in ``outcome`` or beside it; under any name of
+:mod:`ramify.trace.aliases`) and ``policy_id``, and one of three forms:
 ``steps: [{role, token_ids, is_action}]``; ``messages`` (laid out by the policy's chat template); or one row of a trainer, ``prompt_ids``,
 ``completion_ids``, ``env_mask`` and, where it was stored, ``old_log_probs`` and ``ref_log_prob``, under the names TRL and verl use.
 """
@@ -19,8 +20,10 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.score.steps import run_paths
+from ramify.trace.aliases import IMPORTED, KNOWN, required
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.messages import message
+from ramify.trace.outcome import paid
 from ramify.trace.path import text_between
 
 if TYPE_CHECKING:
@@ -166,8 +169,9 @@ def read_trajectories(path: Path, layout: Layout | None = None, skipped: list[st
     for number, record in read_lines(path):
         place = f"{path}:{number}"
         with at_place(place):
-            task = str(field(record, "task_id", (str, int), place))
-            trial = field(record, "trial", (int, str), place, trials.get(task, 0))
+            task = str(required(KNOWN.task_of(record, place), record, "task", place).value)
+            named = KNOWN.attempt_of(record, place)
+            trial = trials.get(task, 0) if named is None else named.value
             trials[task] = trials.get(task, 0) + 1
             name = f"{task}/{trial}"
             if name in found:
@@ -188,6 +192,9 @@ def _read(record: dict[str, Any], name: str, task: str, place: str, layout: Layo
     outcome = field(record, "outcome", dict, place, {})
     reward = field(outcome, "reward", (float, int), f"{place}: 'outcome'", None)
     success = field(outcome, "success", bool, f"{place}: 'outcome'", None)
+    judged = KNOWN.judged(record, place)
+    reward = judged.scores.get(IMPORTED) if reward is None else reward
+    success = judged.success if success is None else success
     if reward is not None and not math.isfinite(reward):
         raise UserError(f"'reward' is {reward}, not a finite number")
     if "steps" in record:
@@ -291,28 +298,34 @@ def _calls(data: Mapping[str, Any]) -> str:
     return "".join(f"\n<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
-def load_trajectories(source: Path, layout: Layout | None = None) -> tuple[list[Trajectory], list[str]]:
+def load_trajectories(
+    source: Path, layout: Layout | None = None, scorer: str | None = None
+) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a file (:func:`read_trajectories`) or of a run's folder (:func:`run_trajectories`), and why others were skipped."""
     if not source.is_dir():
+        if scorer is not None:
+            raise UserError(f"{source} is no run but a file of attempts, so --scorer has nothing to name")
         skipped: list[str] = []
         return read_trajectories(source, layout, skipped), skipped
     from ramify.trace.db import Run
 
     with Run.open(source) as run:
-        return run_trajectories(run, layout)
+        return run_trajectories(run, layout, scorer=scorer)
 
 
-def run_trajectories(run: Run, layout: Layout | None = None, group: str | None = None) -> tuple[list[Trajectory], list[str]]:
+def run_trajectories(
+    run: Run, layout: Layout | None = None, group: str | None = None, scorer: str | None = None
+) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
-    An attempt is a path to a node with a verdict of the world (to a leaf, in trees without one). Where nodes have tokens these are the
+    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are the
     row, and the drawn ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
     """
     found, skipped = [], []
-    for task, leaf, path, verdict in run_paths(run, group):
+    for task, leaf, path, verdict in run_paths(run, group, scorer):
         evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, dict) else {}
         outcome = evidence.get("outcome")
-        reward = None if verdict is None else verdict.value
+        reward = paid(path) if verdict is None else verdict.value
         success = outcome if isinstance(outcome, bool) else None
         try:
             if evidence.get("failure") is not None:

@@ -116,6 +116,10 @@ class Fields:
         return None
 
 
+#: Nothing named by the user.
+KNOWN = Fields()
+
+
 def required(found: Found | None, record: Mapping[str, Any], what: str, place: str) -> Found:
     """``found``. Raises UserError naming the first name of ``what`` where it is None."""
     if found is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.trace.aliases import Fields, Found
+from ramify.trace.aliases import KNOWN, Fields, Found
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.lines import field, read_document, read_lines
@@ -20,7 +20,7 @@ from ramify.trace.node import Node, Producer
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop", "content_filter": "stop"}
 
 
-def read_chats(path: Path, folder: Path, fields: Fields = Fields()) -> int:
+def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from chats, one a line: ``{"messages": [{"role", "content"}, ...]}``. Returns how many.
 
     Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its own),
@@ -75,7 +75,7 @@ def _add_chat(run: Run, record: dict[str, Any], place: str, number: int, fields:
 class Calls:
     """Logs of single calls. Remembers each drawn reply by its place and content, a few words each, to find it again in a request."""
 
-    def __init__(self, fields: Fields = Fields()) -> None:
+    def __init__(self, fields: Fields = KNOWN) -> None:
         self._fields = fields
         self._drawn: dict[str, str] = {}
         self._draws = count()

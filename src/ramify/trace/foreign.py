@@ -12,12 +12,13 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.aliases import IMPORTED, Fields, required
+from ramify.trace.aliases import IMPORTED, KNOWN, Fields, required
 from ramify.trace.db import Run
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.messages import as_text, root
 from ramify.trace.node import Node, make_node
+
 
 def import_records(
     path: Path,
@@ -45,7 +46,7 @@ def import_records(
     return count
 
 
-def read_steps(path: Path, folder: Path, fields: Fields = Fields()) -> int:
+def read_steps(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from step records, one a line, attempts whole or interleaved. Returns how many lines.
 
     A record is ``{"task_id", "attempt_id", "step", "anchor" or "obs", "action", "reward", "done"}`` with optional ``obs``,
@@ -83,9 +84,7 @@ class _Attempt:
         self.next: int | None = None
         self.reward: float | None = None
 
-    def add(
-        self, run: Run, record: dict[str, Any], reward: float | None, taken: Collection[str], place: str, who: str
-    ) -> None:
+    def add(self, run: Run, record: dict[str, Any], reward: float | None, taken: Collection[str], place: str, who: str) -> None:
         step = field(record, "step", int, place)
         if self.next is None and step not in (0, 1):
             raise UserError(f"{place}: {who} starts at step {step}; steps start at 0 or 1 and are in order")
@@ -102,11 +101,7 @@ class _Attempt:
         self._hang(
             run, "user", as_text(shown), reward=self.reward, state_key=key if isinstance(key, str) else canonical_json(key)
         )
-        extra = {
-            k: v
-            for k, v in record.items()
-            if k not in ("step", "obs", "state_hash", "action", "done") and k not in taken
-        }
+        extra = {k: v for k, v in record.items() if k not in ("step", "obs", "state_hash", "action", "done") and k not in taken}
         self._hang(run, "assistant", as_text(record.get("action")), index=self.index, data=extra)
         self.reward = reward
         self.next = step + 1

@@ -71,7 +71,7 @@ def scrub(*what: str) -> Canonicaliser:
 
 
 class StatePattern:
-    """Takes the state out of each text by a regular expression: the groups of what it finds first, the match where it has none.
+    """Takes the state out of each text by a regular expression: its group or groups in what it finds first, the match where it has none.
 
     A text in which it finds nothing is its own state, and so is what is no text. Raises UserError on an expression that is none.
     """
@@ -96,7 +96,7 @@ class StatePattern:
             self._missed = self._missed or text
             return text
         self._found += 1
-        return list(found.groups()) if found.re.groups else found[0]
+        return found[found.re.groups] if found.re.groups < 2 else list(found.groups())
 
     def check(self) -> list[str]:
         """One sentence where some of the texts so far did not hold it, none where all did. Raises UserError where no text did."""
@@ -109,9 +109,7 @@ class StatePattern:
         return [f"{told}: their whole text is their state"] if missed else []
 
 
-def canonicaliser(
-    pattern: StatePattern | None = None, scrubbed: Sequence[str] = (), history: int = 0
-) -> Canonicaliser | None:
+def canonicaliser(pattern: StatePattern | None = None, scrubbed: Sequence[str] = (), history: int = 0) -> Canonicaliser | None:
     """What the options of a verb ask for: a pattern, then :func:`scrub`, then :func:`with_history`; None where they ask nothing."""
     if pattern is None and not scrubbed and not history:
         return None

@@ -12,6 +12,7 @@ from ramify.trace.node import Verdict
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
+    from ramify.trace.path import Path
 
 _FIRST = ("env", IMPORTED)
 _PART = "score."
@@ -32,6 +33,10 @@ class Decider:
         return {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
 
 
+#: Decides nothing.
+NOBODY = Decider("", "")
+
+
 def decider(run: Run, wanted: str | None = None) -> Decider | None:
     """Who decides: the scorer ``wanted``, else the environment, else the reward that was imported, else the only scorer there is.
 
@@ -49,9 +54,14 @@ def decider(run: Run, wanted: str | None = None) -> Decider | None:
 
 
 def undecided(run: Run) -> list[str]:
-    """The scorers that could decide where several could and nobody chose; none where it is clear."""
+    """The scorers that could decide where several could; none where it is clear."""
     able = _scorers(run)[1]
     return sorted(able) if len(able) > 1 else []
+
+
+def settled(run: Run, wanted: str | None = None) -> Decider:
+    """:func:`decider`, or :data:`NOBODY` where there is none or it is not clear. Raises UserError where nobody is called ``wanted``."""
+    return (None if wanted is None and undecided(run) else decider(run, wanted)) or NOBODY
 
 
 def _scorers(run: Run) -> tuple[dict[str, Decider], list[str]]:
@@ -62,12 +72,17 @@ def _scorers(run: Run) -> tuple[dict[str, Decider], list[str]]:
         part = unit.startswith(_PART)
         name = f"{scorer}.{unit.removeprefix(_PART)}" if part else scorer
         known[name] = Decider(name, scorer, unit if part else None)
-        if unit == "reward" or unit == "score" or part:
+        if is_reward(unit):
             able[name] = scored or able.get(name, False)
     first = next((name for name in _FIRST if name in able), None)
     if first is not None:
         return known, [first]
     return known, [name for name, scored in able.items() if scored] or list(able)
+
+
+def is_reward(unit: str) -> bool:
+    """Whether a verdict of this unit may say how an attempt ended; metrics and grades of other kinds do only where they are wanted."""
+    return unit in ("reward", "score") or unit.startswith(_PART)
 
 
 def succeeded(verdict: Verdict | None) -> bool | None:
@@ -76,6 +91,12 @@ def succeeded(verdict: Verdict | None) -> bool | None:
         return None
     outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
     return outcome if isinstance(outcome, bool) else verdict.value > 0
+
+
+def paid(path: Path) -> float | None:
+    """The sum of the rewards on the way; None where none was paid."""
+    rewards = [node.reward for node, _ in path.segments if node.reward is not None]
+    return sum(rewards) if rewards else None
 
 
 def cut_short(verdict: Verdict | None, stop: str) -> bool:

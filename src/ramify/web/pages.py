@@ -19,7 +19,9 @@ from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run
+from ramify.trace.messages import spoken
 from ramify.trace.node import TreeInfo
+from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
 
@@ -50,14 +52,18 @@ WHY = {
 }
 
 
-def report_html(run: Run, served: bool = False) -> str:
-    """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`."""
+def report_html(run: Run, served: bool = False, scorer: str | None = None) -> str:
+    """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`.
+
+    ``scorer`` says which attempts succeeded, where several could. Raises UserError where nobody is called that.
+    """
+    deciding = settled(run, scorer)
     arm = own_arm(run)
     journal = [entry.payload for entry in run.journal("update")]
     every = [update for update in journal if isinstance(update, Mapping) and {"update", "arm"} <= update.keys()]
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
-    trees = [_tree_view(run, name, served) for name in interesting(run)]
+    trees = [_tree_view(run, name, served, deciding) for name in interesting(run, deciding=deciding)]
     return _page(
         "report.html",
         title=f"Run {run.folder.resolve().name}",
@@ -75,9 +81,9 @@ def report_html(run: Run, served: bool = False) -> str:
     )
 
 
-def tree_html(run: Run, name: str, served: bool = False) -> str:
+def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
-    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(run, name, served))
+    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(run, name, served, settled(run, scorer)))
 
 
 def trees_html(run: Run) -> str:
@@ -95,9 +101,9 @@ def node_html(run: Run, name: str) -> str:
         title=f"Node {node.id[:12]}",
         served=True,
         node=node,
-        messages=[(said.role, said.text) for said in path.messages()],
+        messages=[(said.role, spoken(said.text, said.data)) for said in path.messages()],
         numbers=_numbers(why[0]) if why else [],
-        verdicts=[(v.scorer, v.value, outcome_of(v)) for v in run.verdicts(node=node.id)],
+        verdicts=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.verdicts(node=node.id)],
     )
 
 
@@ -112,7 +118,7 @@ def own_arm(run: Run) -> str:
     return str(config.get("arm", "ours")) if isinstance(config, Mapping) else "ours"
 
 
-def interesting(run: Run, count: int = SHOWN_TREES) -> list[str]:
+def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = None) -> list[str]:
     """Names of up to ``count`` trees worth showing, in the run's order: mixed outcomes first, then the strongest credit.
 
     Trees that were trained on come first, then different groups (updates), and pictures that stay readable. Long runs are looked
@@ -124,9 +130,10 @@ def interesting(run: Run, count: int = SHOWN_TREES) -> list[str]:
     ]
     if len(infos) > _SCANNED:
         infos = [infos[round(i * (len(infos) - 1) / (_SCANNED - 1))] for i in range(_SCANNED)]
+    deciding = deciding or settled(run)
     ranked: list[tuple[tuple[bool, bool, float], int, TreeInfo]] = []
     for place, name in enumerate(infos):
-        tree = read_tree(run, name)
+        tree = read_tree(run, name, deciding)
         if tree.steps:
             ranked.append(((not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), place, tree.info))
     ranked.sort(key=lambda item: item[:2])
@@ -225,8 +232,8 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
     return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
 
 
-def _tree_view(run: Run, name: str, served: bool) -> dict[str, Any]:
-    tree = read_tree(run, name)
+def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str, Any]:
+    tree = read_tree(run, name, deciding)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
     return {
@@ -235,6 +242,8 @@ def _tree_view(run: Run, name: str, served: bool) -> dict[str, Any]:
         "prompt": tree.prompt,
         "attempts": len(tree.ends),
         "wins": wins,
+        "told": any(step.outcome != "done" for step in tree.ends),
+        "scorers": undecided(run) if deciding is NOBODY else [],
         "picture": _picture(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
         "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
@@ -251,7 +260,7 @@ def _step_view(step: Step, tree: TaskTree) -> dict[str, Any]:
         "credit": "no credit" if step.credit is None else signed(step.credit),
         "sign": "" if not step.credit else "up" if step.credit > 0 else "down",
         "said": said(step),
-        "text": step.node.text,
+        "text": spoken(step.node.text, step.node.data),
         "before": tree.prompt if step.before == START else tree.states.get(step.before, ""),
         "answer": step.answer,
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ramify.base.errors import RamifyError, UserError
 from ramify.render.terminal import say
 from ramify.trace.db import Run
+from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
 from ramify.web import pages
 from ramify.web.limits import Guard, RefusedError, check_bind, make_token
@@ -28,22 +29,23 @@ DRAIN_SECONDS = 10.0
 BACKLOG = 512
 
 
-def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | None = None) -> Guard:
+def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | None = None, scorer: str | None = None) -> Guard:
     """The pages of a run as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
     headers = {"content-security-policy": pages.CONTENT_POLICY + "; frame-ancestors 'none'", "connection": "close"}
-    return Guard(make_app(run_path), host, token, _page, headers)
+    return Guard(make_app(run_path, scorer), host, token, _page, headers)
 
 
-def make_app(run_path: str | Path) -> Starlette:
+def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
     """The application: ``/`` the report, ``/trees`` the list, ``/tree/NAME`` and ``/node/ID``. Only reads.
 
-    Raises UserError when there is no readable run at ``run_path``.
+    ``scorer`` says which attempts succeeded. Raises UserError when there is no readable run at ``run_path``, or no such scorer in it.
     """
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse
     from starlette.routing import Route
 
-    Run.open(run_path).close()
+    with Run.open(run_path) as run:
+        settled(run, scorer)
 
     def answer(make: Callable[..., str], name: str = "") -> Callable[[Request], Response]:
         # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no other.
@@ -62,9 +64,9 @@ def make_app(run_path: str | Path) -> Starlette:
         return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
     routes = [
-        Route("/", answer(lambda run: pages.report_html(run, served=True))),
+        Route("/", answer(lambda run: pages.report_html(run, True, scorer))),
         Route("/trees", answer(pages.trees_html)),
-        Route("/tree/{name:path}", answer(lambda run, name: pages.tree_html(run, name, served=True), "name")),
+        Route("/tree/{name:path}", answer(lambda run, name: pages.tree_html(run, name, True, scorer), "name")),
         Route("/node/{name}", answer(pages.node_html, "name")),
     ]
     return Starlette(routes=routes, exception_handlers={404: missing})
@@ -134,13 +136,15 @@ def address(host: str, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
 
 
-def serve_run(run_path: str | Path, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+def serve_run(
+    run_path: str | Path, host: str = "127.0.0.1", port: int = 0, token: str | None = None, scorer: str | None = None
+) -> None:
     """Serve the pages of a run until Ctrl-C. Port 0 takes a free one; the address is printed.
 
     An empty ``token`` has one made up, which is then part of the address. Raises like :func:`open_server` and :func:`guarded_pages`.
     """
     made = "" if token != "" else make_token()
-    server, listener = open_server(guarded_pages(run_path, host, made or token), port)
+    server, listener = open_server(guarded_pages(run_path, host, made or token, scorer), port)
     with listener:
         where = address(host, listener) + (f"?token={made}" if made else "")
         say(f"Serving {run_path} on {where} (Ctrl-C stops)")

@@ -11,7 +11,9 @@ from ramify.render.graphs import Move, State
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
+from ramify.trace.messages import spoken
 from ramify.trace.node import Node, TreeInfo, Verdict
+from ramify.trace.outcome import Decider, cut_short, settled, succeeded
 
 START = "start"
 _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
@@ -74,22 +76,29 @@ class TaskTree:
         return max((abs(step.credit) for step in self.steps if step.credit is not None), default=0.0)
 
 
-def read_tree(run: Run, name: str) -> TaskTree:
-    """Read one tree of a run. Raises UserError when there is none of that name."""
+def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
+    """Read one tree of a run. ``deciding``: whose verdicts say how attempts ended; by default the run's, where that is clear.
+
+    An attempt ends at a node with such a verdict; in a tree without one, at a leaf. Raises UserError when there is no tree of that name.
+    """
     info = next((tree for tree in run.trees() if tree.name == name), None)
     if info is None:
         raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
     why = {mark.node: mark.value for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
-    verdicts = {verdict.node: verdict for verdict in run.verdicts(tree=name, scorer="env")}
+    verdicts = (deciding or settled(run)).verdicts(run, name)
     children: dict[str | None, list[Node]] = {}
     for node in run.nodes(name):
         children.setdefault(node.parent, []).append(node)
     prompt: list[str] = []
     steps: list[Step] = []
     states: dict[str, str] = {}
-    stack: list[tuple[Node, Step | None, str]] = [(node, None, START) for node in reversed(children.get(None, []))]
+    stack: list[tuple[Node, Step | None, str, float | None]] = [
+        (node, None, START, None) for node in reversed(children.get(None, []))
+    ]
     while stack:
-        node, step, state = stack.pop()
+        node, step, state, paid = stack.pop()
+        if node.reward is not None:
+            paid = node.reward + (paid or 0.0)
         if node.role == "assistant":
             step = Step(node, step.id if step else None, step.depth + 1 if step else 1, state, why.get(node.id, {}))
             steps.append(step)
@@ -97,25 +106,28 @@ def read_tree(run: Run, name: str) -> TaskTree:
             prompt.append(node.text)
         elif not step.answer:
             step.answer = node.text
-        if node.state_key is not None:
-            state = node.state_key
+        if node.state_key is not None or (step is not None and node.role != "assistant" and node.text):
+            state = node.text if node.state_key is None else node.state_key
             states.setdefault(state, node.text)
             if step is not None:
                 step.after = step.after or state
-        if step is not None and node.id in verdicts and node.id not in children:  # an attempt that ended, not one that forks here
-            step.outcome, step.reward = outcome_of(verdicts[node.id]), verdicts[node.id].value
-        stack += [(child, step, state) for child in reversed(children.get(node.id, []))]
+        ends = node.id in verdicts if verdicts else True
+        if step is not None and ends and node.id not in children:  # an attempt that ended, not one that forks here
+            verdict = verdicts.get(node.id)
+            step.outcome = outcome_of(verdict, node.stop, paid)
+            step.reward = paid if verdict is None else verdict.value
+        stack += [(child, step, state, paid) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
 
 
-def outcome_of(verdict: Verdict) -> str:
-    """success, cut, failure, or done where the environment calls it none of these."""
-    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
-    if evidence.get("outcome") is True:
+def outcome_of(verdict: Verdict | None, stop: str = "", paid: float | None = None) -> str:
+    """success, cut, failure, or done where nobody said. ``stop``: why the last node ended; ``paid``: rewards on the way to it."""
+    success = (None if paid is None else paid > 0) if verdict is None else succeeded(verdict)
+    if success:
         return "success"
-    if evidence.get("truncated"):
+    if cut_short(verdict, stop):
         return "cut"
-    return "failure" if evidence.get("outcome") is False else "done"
+    return "done" if success is None else "failure"
 
 
 def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
@@ -128,8 +140,8 @@ def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
 
 
 def said(step: Step) -> str:
-    """What the agent wrote in one line, special tokens of chat templates included as text."""
-    return clip(step.node.text, 200) or "(nothing)"
+    """What the agent wrote and called in one line, special tokens of chat templates included as text."""
+    return clip(spoken(step.node.text, step.node.data), 200) or "(nothing)"
 
 
 def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int]:
@@ -182,5 +194,5 @@ def _mean_credit(steps: Sequence[Step]) -> float | None:
 
 
 def _variants(steps: Sequence[Step]) -> str:
-    texts = sorted({clip(step.node.text, 60) for step in steps})
+    texts = sorted({clip(spoken(step.node.text, step.node.data), 60) for step in steps})
     return " | ".join(texts[:3]) + (f" | and {len(texts) - 3} more" if len(texts) > 3 else "")

@@ -109,9 +109,7 @@ class StateGraph:
     def report(self) -> dict[str, Any]:
         """Diagnostics; every number is explained on the method's page."""
         nodes = self.columns["node"]
-        return diagnose(
-            self.graph, self.credit, nodes=nodes if any(node is not None for node in nodes) else (), texts=self.texts
-        )
+        return diagnose(self.graph, self.credit, nodes=nodes if any(node is not None for node in nodes) else (), texts=self.texts)
 
     def rows(self, positive: bool = False) -> list[dict[str, Any]]:
         """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""

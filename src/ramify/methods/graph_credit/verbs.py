@@ -100,7 +100,9 @@ def _steps(source: Path) -> list[dict[str, Any]]:
     except UserError:
         form = "steps"  # reading it says what is wrong
     if form != "steps":
-        raise UserError(f"{source} holds no steps but '{form}': make a run of it with `ramify import {source} --run DIR`, and name that")
+        raise UserError(
+            f"{source} holds no steps but '{form}': make a run of it with `ramify import {source} --run DIR`, and name that"
+        )
     return read_steps(source)
 
 
@@ -139,7 +141,12 @@ def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
     for title in ("top_gains", "top_losses"):
         moves = [
-            [short(e["task"]), *_apart(e["from"], e["to"], short(e["action"])), e["delta"], *([e["node"][:12]] if "node" in e else [])]
+            [
+                short(e["task"]),
+                *_apart(e["from"], e["to"], short(e["action"])),
+                e["delta"],
+                *([e["node"][:12]] if "node" in e else []),
+            ]
             for e in found[title]
         ]
         columns = ["task", "from", "action", "to", "delta", *(["node"] if source.is_dir() else [])]

@@ -40,6 +40,9 @@ def score(
     ctx: typer.Context,
     trajectories: Annotated[Path, typer.Option(help="Attempts as JSON lines, or the folder of a run.")],
     out: Annotated[Path, typer.Option(help="Score records to write (.jsonl).")],
+    scorer: Annotated[
+        str | None, typer.Option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="hf:PATH, a folder, builtin or completions:MODEL@URL.")] = None,
     reference: Annotated[str | None, typer.Option(help="As --policy; none for a LoRA, whose base is the reference.")] = None,
     alpha: Annotated[float, typer.Option(help="Move the reference this far towards the policy (0 to 1).")] = 0.0,
@@ -71,14 +74,14 @@ def score(
     elif of_a_pair != (None, 0, "linear", "template", None, False, True):
         asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
         raise UserError(f"{asking} ask for a pair: name --policy")
-    attempts, skipped = load_trajectories(trajectories, layout)
+    attempts, skipped = load_trajectories(trajectories, layout, scorer)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
         bill = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
         bill |= {"tokens_each_model_reads": tokens if pair else 0}
         emit(bill, as_json, table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in bill.items()]))
         return
-    scorer = AdvantageScorer(pair, config, noise_rows=4)
+    grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
     with progress("score", 2 * len(attempts), "rows", as_json) as bar:
 
@@ -88,7 +91,7 @@ def score(
             bar.at(total)
 
         try:
-            scored, failed = scorer.score_each(attempts, confidence, tell)
+            scored, failed = grader.score_each(attempts, confidence, tell)
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
             raise IncompatiblePairError(str(error)) from error
     _write(scored, skipped + failed, pair, out, as_json)
