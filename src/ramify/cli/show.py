@@ -112,6 +112,8 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
 
 def _successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
     """Whether each attempt succeeded, None where nobody said."""
+    import numpy as np
+
     for info in run.trees():
         verdicts = deciding.verdicts(run, info.name)
         if verdicts:

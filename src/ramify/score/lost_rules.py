@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.base.config import read_toml
 from ramify.base.errors import UserError
@@ -15,9 +15,11 @@ from ramify.base.files import reason
 from ramify.base.ids import stable_hash
 from ramify.score.calls import read_calls
 from ramify.score.predicates import UnreadableError, forbids
+from ramify.trace.aliases import KNOWN
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
 from ramify.trace.lines import field, read_document
+from ramify.trace.messages import spoken
 from ramify.trace.node import Node
 from ramify.trace.path import Said
 from ramify.trace.rules import CLASSES, SURVIVED, survival
@@ -73,8 +75,11 @@ def _check(predicate: Mapping[str, Any], place: str) -> None:
 def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[str, Any]:
     """The fate of each rule in the conversations of ``source``: the folder of a run, or a file of any format that can be imported.
 
-    What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls (of one
-    session: those of one ``task``, or of one file that names none), or a conversation as it grew. Raises UserError like the readers.
+    What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
+    conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
+    path from the root to a leaf. A call goes on from the reply that its request repeats; one that repeats none, and does not begin as
+    another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them). Raises
+    UserError like the readers.
     """
     if source.is_dir():
         with Run.open(source) as run:
@@ -88,36 +93,91 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
 def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
     known: dict[str, list[str]] = {}
     fates = [_Fate(rule) for rule in rules]
-    compactions, before, steps = [], dict[str, set[str]](), 0
-    for session, node, messages in _steps(run):
-        steps += 1
-        marks = {stable_hash(m.role, m.text) for m in messages}
-        gone = len(before.get(session, set()) - marks)
+    compactions: list[dict[str, Any]] = []
+    marks: dict[str, frozenset[str]] = {}
+    ends: set[str] = set()
+    for step, reply in enumerate(_replies(run), 1):
+        node, before = reply.node, reply.before
+        marks[node.id] = frozenset(_mark(message) for message in reply.shown)
+        gone = 0 if before is None else len(marks[before] - marks[node.id])
         if gone:
-            compactions.append({"session": session, "step": steps, "dropped": gone})
+            compactions.append({"session": reply.session, "step": step, "dropped": gone})
+        ends.add(node.id)
+        ends.discard(before or "")
         calls = list(_calls(node))
         for at, fate in enumerate(fates):
             kinds = []
-            for message in messages:
+            for message in reply.shown:
                 cached = known.setdefault(stable_hash(message.text), [])
                 while len(cached) <= at:
                     cached.append(survival(rules[len(cached)].text, message.text).kind)
                 kinds.append(cached[at])
-            fate.see(session, steps, min(kinds, key=CLASSES.index, default="dropped"), calls)
-        before[session] = marks
-    if not steps:
+            fate.see(reply, step, min(kinds, key=CLASSES.index, default="dropped"), calls)
+    if not marks:
         raise UserError(f"{run.folder.name} holds no reply of a model, so nothing can be said of rules")
-    return {"sessions": len(before), "replies": steps, "compactions": compactions, "rules": [fate.report() for fate in fates]}
+    told = [fate.report(ends) for fate in fates]
+    return {"sessions": len(ends), "replies": len(marks), "compactions": compactions, "rules": told}
 
 
-def _steps(run: Run) -> Iterator[tuple[str, Node, Sequence[Said]]]:
-    """(session, drawn node, what the model was shown) in the order in which the log was written."""
+def _mark(message: Said) -> str:
+    """Tells a message from others; a call by what is called, since harnesses write ids and arguments anew."""
+    return stable_hash(message.role, spoken(message.text, message.data))
+
+
+class _Reply(NamedTuple):
+    """What the model was shown at one of its replies, and the reply before it in the same session: None where the session begins."""
+
+    session: str
+    node: Node
+    shown: Sequence[Said]
+    before: str | None
+
+
+def _replies(run: Run) -> Iterator[_Reply]:
+    """Every reply in the order in which the log was written, after the one it follows."""
     named = {info.name: bool(info.task) for info in run.trees()}
     logs = {node.tree for node in run.each(Node) if "response" in node.data}
+    calls: dict[str, _Calls] = {}
+    nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
     for node in run.each(Node):
+        before = None if node.parent is None else nearest.get(node.parent)
+        if before is not None:
+            nearest[node.id] = before
         if node.role != "assistant" or node.index < 0 or not node.opens or (node.tree in logs and "response" not in node.data):
             continue  # in a log of calls, what a request repeats is no reply
-        yield "log" if node.tree in logs and not named[node.tree] else node.tree, node, run.shown(node.id).messages
+        nearest[node.id] = node.id
+        shown = run.shown(node.id).messages
+        session = node.tree
+        if node.tree in logs:
+            session = "log" if not named[node.tree] else node.tree
+            record = node.data["response"].get("record") if isinstance(node.data["response"], Mapping) else None
+            attempt = KNOWN.attempt_of(record, session) if isinstance(record, Mapping) else None
+            session = session if attempt is None else f"{session}#{attempt.value}"
+            before = calls.setdefault(session, _Calls()).follows(shown, node)
+        yield _Reply(session, node, shown, before)
+
+
+class _Calls:
+    """The logged calls of one task (or file), each a request and a reply: which follows which is told from what requests repeat."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, str] = {}  # hash of a request and its reply -> the reply's node
+        self._openings: set[str] = set()
+        self._last: str | None = None
+
+    def follows(self, shown: Sequence[Said], node: Node) -> str | None:
+        """The reply that this call goes on from, None where it opens an attempt."""
+        chain, before = "", None
+        for message in shown:
+            chain = stable_hash(chain, _mark(message))
+            before = self._after.get(chain, before)
+        if before is None and self._last is not None and chain not in self._openings:
+            before = self._last  # it repeats no reply whole, and begins as no other did: the history was compacted
+        if before is None:
+            self._openings.add(chain)
+        reply = Said(node.role, node.text, node.data)
+        self._after[stable_hash(chain, _mark(reply))] = self._last = node.id
+        return before
 
 
 def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -133,25 +193,26 @@ class _Fate:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.held: dict[str, bool] = {}
+        """Reply at or before which the rule was stated -> whether what was shown still held it."""
         self.losses: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
         self.without = self.since = 0
 
-    def see(self, session: str, step: int, kind: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    def see(self, reply: _Reply, step: int, kind: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """What the model was shown at one reply says ``kind`` of the rule; it made ``calls``."""
-        if kind in SURVIVED:
-            self.held[session] = True
-        if session not in self.held:  # not stated yet
+        holds = kind in SURVIVED
+        held = self.held.get(reply.before or "")
+        if not holds and held is None:  # not stated yet
             return
+        self.held[reply.node.id] = holds
         self.since += 1
-        if kind in SURVIVED:
+        if holds:
             return
         self.without += 1
-        if self.held[session]:
-            self.losses.append({"session": session, "step": step, "became": kind})
-        self.held[session] = False
+        if held:
+            self.losses.append({"session": reply.session, "step": step, "became": kind})
         self.calls += [
-            {"session": session, "step": step, "name": name, "arguments": dict(a), "forbidden": self._forbidden(name, a)}
+            {"session": reply.session, "step": step, "name": name, "arguments": dict(a), "forbidden": self._forbidden(name, a)}
             for name, a in calls
         ]
 
@@ -163,11 +224,11 @@ class _Fate:
         except UnreadableError:
             return None
 
-    def report(self) -> dict[str, Any]:
-        """The rule's part of the report. ``forbidden`` is None where no predicate says what the rule forbids."""
+    def report(self, ends: Set[str]) -> dict[str, Any]:
+        """The rule's part of the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
         return {
             "rule": self.rule.text,
-            "stated_in": len(self.held),
+            "stated_in": len(self.held.keys() & ends),
             "lost": self.losses,
             "replies_since_stated": self.since,
             "replies_without": self.without,
