@@ -45,9 +45,17 @@ def import_(
     from ramify.trace.aliases import Fields
     from ramify.trace.db import Run
     from ramify.trace.formats import pick_reader
+    from ramify.trace.outcome import settled, successes, undecided
 
     reader = pick_reader(file, form)
     count = reader.make(file, run, Fields(task_field, reward_field))
     with Run.open(run) as opened:
         record = {"run": str(run), "form": reader.name, "records": count, "trees": len(opened.trees()), "nodes": len(opened)}
-    terminal.emit(record, as_json, f"{run}: {record['trees']} trees, {record['nodes']} nodes from {file} ({reader.name})")
+        scored = sum(success is not None for success in successes(opened, settled(opened)))
+        several = undecided(opened)
+    told = f"scores by {', '.join(several)}" if several else f"{scored or 'no'} attempts with a reward"
+    terminal.emit(
+        record | {"scored": scored, "scorers": several},
+        as_json,
+        f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})",
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from ramify.base.files import write_whole
 from ramify.cli.common import RunArgument, find_run
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
-from ramify.trace.outcome import NOBODY, Decider, paid, settled, succeeded, undecided
+from ramify.trace.outcome import NOBODY, settled, successes, undecided
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -91,7 +90,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     outcomes = [entry.payload["outcome"] for entry in run.journal("attempt")] if scorer is None else []
     scored = [outcome for outcome in outcomes if outcome is not None]
     if not outcomes and not evals and not updates:
-        scored = [success for success in _successes(run, deciding) if success is not None]
+        scored = [success for success in successes(run, deciding) if success is not None]
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
@@ -108,23 +107,6 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         "updates": updates,
         "spent": _spent(updates, evals),
     }
-
-
-def _successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
-    """Whether each attempt succeeded, None where nobody said."""
-    import numpy as np
-
-    for info in run.trees():
-        verdicts = deciding.verdicts(run, info.name)
-        if verdicts:
-            yield from map(succeeded, verdicts.values())
-            continue
-        if np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
-            continue  # nothing says anything of how they ended
-        tree = run.tree(info.name)
-        for leaf in tree.leaves():
-            reward = paid(tree.path(leaf.id))
-            yield None if reward is None else reward > 0
 
 
 def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.trace.aliases import IMPORTED
@@ -97,6 +99,18 @@ def paid(path: Path) -> float | None:
     """The sum of the rewards on the way; None where none was paid."""
     rewards = [node.reward for node, _ in path.segments if node.reward is not None]
     return sum(rewards) if rewards else None
+
+
+def successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
+    """Whether each attempt of a run succeeded, by a verdict or by the rewards on its way; None where nobody said."""
+    for info in run.trees():
+        verdicts = deciding.verdicts(run, info.name)
+        if verdicts:
+            yield from map(succeeded, verdicts.values())
+        elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
+            tree = run.tree(info.name)
+            for reward in (paid(tree.path(leaf.id)) for leaf in tree.leaves()):
+                yield None if reward is None else reward > 0
 
 
 def cut_short(verdict: Verdict | None, stop: str) -> bool:

@@ -15,17 +15,17 @@ from ramify.score.trajectories import chat_layout, load_trajectories
 
 
 def judged(
-    trajectories: Path, model: str, tokenizer: str, style: Style, wanted: Mapping[str, str]
+    trajectories: Path, model: str, tokenizer: str, style: Style, wanted: Mapping[str, str], scorer: str | None = None
 ) -> tuple[dict[str, float], list[str]]:
     """Scores of the ``wanted`` attempts by id, and a sentence for each without one. ``wanted``: id -> its record's ``decisions``, or "".
 
     ``model`` is ``head:PATH`` for a reward model, else any model by name, asked in ``style``; ``tokenizer`` names the model whose ids the
-    attempts hold. Raises UserError where the tokenizer or an attempt is missing, or an attempt is another than the one that was graded.
+    attempts hold; ``scorer`` is the one the records were made with. Raises UserError where the tokenizer or an attempt is missing, or an attempt is another than the one that was graded.
     """
     template = pair_template(tokenizer)
     if template is None:
         raise UserError(f"'{tokenizer}' has no chat template, so the attempts cannot be read as text")
-    attempts, _ = load_trajectories(trajectories, chat_layout(template))
+    attempts, _ = load_trajectories(trajectories, chat_layout(template), scorer)
     texts = [(a.id, template.tokenizer.decode(a.tokens.tolist()), a.n) for a in attempts if a.id in wanted]
     if missing := set(wanted) - {name for name, _, _ in texts}:
         raise UserError(f"{trajectories} has no attempt '{min(missing)}', of which there is a score record")

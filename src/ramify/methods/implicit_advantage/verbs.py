@@ -196,13 +196,15 @@ def judge(
     tokenizer: Annotated[str, typer.Option(help="Folder (or model) whose tokenizer the attempts are read with.")],
     style: Annotated[Literal["grade", "steps"], typer.Option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
     name: Annotated[str, typer.Option(help="What the judge is called in the records.")] = "judge",
+    scorer: Annotated[str | None, typer.Option(help="As in `score`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add a judge's or reward model's score to score records, as a baseline for `report` and `select`."""
     from ramify.methods.implicit_advantage.baselines import judged
 
     records = read_scores(scores)
-    values, failed = judged(trajectories, model, tokenizer, style, {r["trajectory_id"]: r.get("decisions", "") for r in records})
+    wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
+    values, failed = judged(trajectories, model, tokenizer, style, wanted, scorer)
     for record in records:
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
     write_rows(scores, records)
