@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.score.trajectories import plain_layout, run_trajectories
+from ramify.trace.aliases import ALIASES
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -272,3 +273,9 @@ def test_a_session_is_an_attempt(verb: Any) -> None:
     write("log.jsonl", [*calls, called(summary, "c", **first), called(asked, "d", **second)])
     found = verb(*audit)  # the log says which attempt a call is of, so the compaction is the first one's
     assert [(c["session"], c["dropped"]) for c in found.json["compactions"]] == [("t#1", 1)]
+
+
+def test_every_name_of_a_field_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/which-step.md").read_text(encoding="utf-8")
+    for what, names in ALIASES.items():
+        assert f"| {what} | {', '.join(f'`{name}`' for name in names)}" in page

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.cli.main import main
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
 from ramify.trace.messages import plain, root
@@ -384,3 +385,40 @@ def test_odd_chats_become_logs(tmp_path: Path) -> None:
             assert sample.messages[1].tool_calls[0].parse_error == "the arguments are not JSON"
             assert sample.messages[2].metadata["ramify"]["tool_call_id"] == 5
             assert sample.scores["imported"].value == 0.5
+
+
+def test_which_step_went_wrong_in_a_log(logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several scorers judged the samples, one of them in parts, one with no number: the user says whose score counts."""
+
+    def verb(*words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == code
+        told = capsys.readouterr()
+        return told.out if code == 0 else told.err
+
+    run = tmp_path / "run"
+    assert "scores by includes, pair.a, pair.b" in verb("import", logs["eval"], "--run", run)
+    said = verb("graph-credit", "report", run, code=2)
+    assert "choose one with --scorer (includes, pair.a, pair.b)" in said
+    rewards = {"includes": {1.0, 0.0}, "pair.a": {1.0}, "pair.b": {0.5}}
+    for scorer, values in rewards.items():
+        rows = tmp_path / f"{scorer}.jsonl"
+        verb("graph-credit", "advantages", run, "--scorer", scorer, "--out", rows)
+        steps = [json.loads(line) for line in rows.read_text().splitlines()]
+        assert {step["reward"] for step in steps if step["done"]} == values
+        assert any(step["action"].endswith('add({"x":1,"y":2})') for step in steps)
+    found = json.loads(verb("show", run, "--scorer", "includes", "--json"))["attempts"]
+    assert (found["successes"], found["n"]) == (2, 4)
+    assert "no verdict of scorer 'pair.c' (did you mean 'pair." in verb(
+        "graph-credit", "report", run, "--scorer", "pair.c", code=2
+    )
+    assert "--task-field has nothing to name" in verb(
+        "import", logs["json"], "--run", tmp_path / "b", "--task-field", "id", code=2
+    )
+    assert "no attempts with a reward" in verb("import", logs["failed"], "--run", tmp_path / "failed")
+    assert "holds no scored attempt" in verb("graph-credit", "report", tmp_path / "failed", code=2)
+    (tmp_path / "rules").write_text("Be brief\n")
+    for form in ("inspect", "inspect-calls"):
+        audit = ("governance", "audit", logs["eval"], "--from", form, "--rules", tmp_path / "rules", "--strict", "--json")
+        found = json.loads(verb(*audit))
+        assert (found["sessions"], found["compactions"], found["rules"][0]["stated_in"]) == (4, [], 4)

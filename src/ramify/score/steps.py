@@ -128,7 +128,7 @@ def run_paths(run: Run, group: str | None = None, scorer: str | None = None) -> 
         tree = run.tree(info.name)
         verdicts = {} if deciding is None else deciding.verdicts(run, info.name)
         task = str(info.task.get("id", info.name))
-        if group is None and info.group:
+        if group is None and info.group and not task.startswith(f"{info.group}/"):
             task = f"{info.group}/{task}"
         for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
             yield RunPath(task, leaf, tree.path(leaf), verdicts.get(leaf))
