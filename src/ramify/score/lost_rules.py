@@ -15,7 +15,7 @@ from ramify.base.files import reason
 from ramify.base.ids import stable_hash
 from ramify.score.calls import read_calls
 from ramify.score.predicates import UnreadableError, forbids
-from ramify.trace.aliases import KNOWN
+from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
 from ramify.trace.lines import field, read_document
@@ -151,8 +151,8 @@ def _replies(run: Run) -> Iterator[_Reply]:
         if node.tree in logs:
             session = "log" if not named[node.tree] else node.tree
             record = node.data["response"].get("record") if isinstance(node.data["response"], Mapping) else None
-            attempt = KNOWN.attempt_of(record, session) if isinstance(record, Mapping) else None
-            session = session if attempt is None else f"{session}#{attempt.value}"
+            name = name_in(record, "attempt") if isinstance(record, Mapping) else None
+            session = session if name is None else f"{session}#{record[name]}"
             before = calls.setdefault(session, _Calls()).follows(shown, node)
         yield _Reply(session, node, shown, before)
 

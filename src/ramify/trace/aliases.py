@@ -129,8 +129,9 @@ def required(found: Found | None, record: Mapping[str, Any], what: str, place: s
 
 
 def name_in(record: Mapping[str, Any], what: str) -> str | None:
-    """The name under which ``record`` says ``what``, whatever its value; None where it does not."""
-    return next((name for name in ALIASES[what] if name in record), None)
+    """The first name under which ``record`` says ``what``, one that is null only where all are; None where there is none."""
+    there = [name for name in ALIASES[what] if name in record]
+    return next((name for name in there if record[name] is not None), there[0] if there else None)
 
 
 def _inside(record: Mapping[str, Any], name: str, what: str, place: str) -> Any:

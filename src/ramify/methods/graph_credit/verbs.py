@@ -198,7 +198,7 @@ def mark(
             raise unscored[0]
         keys.check()
         stored.commit()
-    told = f"{credited} of {steps} steps of {run} have credit, the others 0: see them with `ramify show {run} --web`"
+    told = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
     none = f"no step of {run} has any credit: all {steps} are 0"
     emit({"run": str(run), "steps": steps, "credited": credited}, as_json, told if credited else none)
 
