@@ -150,8 +150,10 @@ def _replies(run: Run) -> Iterator[_Reply]:
         session = node.tree
         if node.tree in logs:
             session = "log" if not named[node.tree] else node.tree
-            record = node.data["response"].get("record") if isinstance(node.data["response"], Mapping) else None
-            name = name_in(record, "attempt") if isinstance(record, Mapping) else None
+            about = node.data["response"]
+            record = about.get("record") if isinstance(about, Mapping) else None
+            record = record if isinstance(record, Mapping) else {}
+            name = name_in(record, "attempt")
             session = session if name is None else f"{session}#{record[name]}"
             before = calls.setdefault(session, _Calls()).follows(shown, node)
         yield _Reply(session, node, shown, before)
