@@ -11,6 +11,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.integrations import verifiers as door
+from ramify.score.lost_rules import Rule, audit
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.node import Mark, Node, Producer, Stream
@@ -239,3 +240,12 @@ def test_odd_but_honest_traces(tmp_path: Path) -> None:
         assert len({leaf.id for leaf in leaves}) == 4
         assert [v.value for v in run.verdicts(node=leaves[3].id)] == [None, None]
         assert sum(1 for _ in run.each(Node)) == 9
+
+
+def test_an_audit_follows_the_compaction_that_a_trace_declares() -> None:
+    """Four attempts in two trees; in one of them the history was rewritten, and nothing was between the others."""
+    found = audit(TRACES, [Rule("Use the tool .")])
+    assert (found["sessions"], found["replies"]) == (4, 8)
+    [compaction] = found["compactions"]
+    assert (compaction["session"], compaction["dropped"]) == ("sums/sum-0", 3)
+    assert found["rules"][0]["lost"] == []  # the system message stayed

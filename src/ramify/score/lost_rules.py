@@ -20,7 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
 from ramify.trace.lines import field, read_document
 from ramify.trace.messages import spoken
-from ramify.trace.node import Node
+from ramify.trace.node import Mark, Node
 from ramify.trace.path import Said
 from ramify.trace.rules import CLASSES, SURVIVED, survival
 
@@ -78,8 +78,8 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
     What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
     conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
     path from the root to a leaf. A call goes on from the reply that its request repeats; one that repeats none, and does not begin as
-    another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them). Raises
-    UserError like the readers.
+    another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
+    trace itself declares what a compaction followed, that counts. Raises UserError like the readers.
     """
     if source.is_dir():
         with Run.open(source) as run:
@@ -138,6 +138,11 @@ def _replies(run: Run) -> Iterator[_Reply]:
     named = {info.name: bool(info.task) for info in run.trees()}
     logs = {node.tree for node in run.each(Node) if "response" in node.data}
     calls: dict[str, _Calls] = {}
+    declared = {  # a harness that says itself which turn a compaction followed
+        mark.node: str(mark.value.get("node"))
+        for mark in run.each(Mark)
+        if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
+    }
     nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
     for node in run.each(Node):
         before = None if node.parent is None else nearest.get(node.parent)
@@ -145,6 +150,7 @@ def _replies(run: Run) -> Iterator[_Reply]:
             nearest[node.id] = before
         if node.role != "assistant" or node.index < 0 or not node.opens or (node.tree in logs and "response" not in node.data):
             continue  # in a log of calls, what a request repeats is no reply
+        before = nearest.get(declared.get(node.id, ""), before)
         nearest[node.id] = node.id
         shown = run.shown(node.id).messages
         session = node.tree
