@@ -87,8 +87,10 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     why = {mark.node: mark.value for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
     verdicts = (deciding or settled(run)).verdicts(run, name)
     children: dict[str | None, list[Node]] = {}
+    keyed = False  # whether the environment told its states; else they are the texts of observations
     for node in run.nodes(name):
         children.setdefault(node.parent, []).append(node)
+        keyed = keyed or node.state_key is not None
     prompt: list[str] = []
     steps: list[Step] = []
     states: dict[str, str] = {}
@@ -106,7 +108,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             prompt.append(node.text)
         elif not step.answer:
             step.answer = node.text
-        if node.state_key is not None or (step is not None and node.role != "assistant" and node.text):
+        if node.state_key is not None or (not keyed and step is not None and node.role != "assistant" and node.text):
             state = node.text if node.state_key is None else node.state_key
             states.setdefault(state, node.text)
             if step is not None:
