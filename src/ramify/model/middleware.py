@@ -98,6 +98,30 @@ class Middleware:
         return await self.after(given, shown, draw, key)
 
 
+def unwrapped(model: Model) -> tuple[tuple[Middleware, ...], Model]:
+    """The middleware around ``model`` that only edits what is shown and reads replies, outermost first, and the model inside it."""
+    layers: list[Middleware] = []
+    while isinstance(model, Middleware) and type(model).sample is Middleware.sample and type(model).stream is Middleware.stream:
+        layers.append(model)
+        model = model.inner
+    return tuple(layers), model
+
+
+async def shown_by(layers: Sequence[Middleware], given: Prefix) -> list[Prefix]:
+    """What each of ``layers`` is given, outermost first, and at the end what the model inside them is shown."""
+    seen = [given]
+    for layer in layers:
+        seen.append(await layer.before(seen[-1]))
+    return seen
+
+
+async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], draw: Draw, key: int) -> Draw:
+    """What ``layers`` make of a draw. ``seen`` is what :func:`shown_by` found."""
+    for layer, given, shown in reversed(list(zip(layers, seen, seen[1:], strict=False))):
+        draw = await layer._after(given, shown, draw, key)
+    return draw
+
+
 def wrap(model: Model, names: Sequence[str]) -> Model:
     """``model`` inside the middleware of these names (NAME or NAME:ARGUMENT), the first outermost. Raises UserError with the nearest name."""
     for name in reversed(names):

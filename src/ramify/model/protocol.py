@@ -38,6 +38,8 @@ class Message:
     role: str
     text: str
     data: Any = None
+    sent: Any = field(default=None, compare=False, repr=False)
+    """The JSON object that a client sent, where it is passed on: what middleware leaves alone goes to the endpoint as it came."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,7 @@ class Prefix:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools the world offers, as JSON schemas; a model that takes messages may call them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What else a chat request asks for that only an endpoint can keep to: sent with the messages as it is (``HttpModel.forwards``)."""
+    """What else a request asks for that only an endpoint can keep to: sent with the prompt as it is (``HttpModel.forwards``)."""
 
 
 NO_LIMIT = 1 << 30

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ramify.model import wire
@@ -73,6 +73,7 @@ class _Choice:
     thoughts: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     ended: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Heard:
@@ -103,20 +104,25 @@ class Heard:
         return news
 
     def _hear(self, heard: _Choice, choice: Mapping[str, Any]) -> str:
-        delta = choice.get("delta", choice)
+        delta = choice.get("delta", choice) if "delta" not in choice or choice["delta"] is not None else {}
         if not isinstance(delta, dict):
             raise ProviderError("shape", f"{self.host} streams a delta that is no object")
         if choice.get("finish_reason") is not None:
             heard.ended = {k: choice[k] for k in ("finish_reason", "stop_reason") if k in choice}
         text = next((delta[k] for k in ("content", "text", "refusal") if delta.get(k) is not None), "")
         thought = next((delta[k] for k in ("reasoning_content", "reasoning") if delta.get(k) is not None), "")
+        if isinstance(text, list):  # parts
+            text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
         if not isinstance(text, str) or not isinstance(thought, str):
             raise ProviderError("shape", f"{self.host} streams content that is no text")
         heard.texts.append(text)
         heard.thoughts.append(thought)
+        if extra := wire.extra_of(choice, delta):
+            wire.merge(heard.extra, extra)
         calls = delta.get("tool_calls") or ()
         for call in calls if isinstance(calls, list) else ():
-            self._call(heard, call)
+            if wire.calls_function(call) or not isinstance(call, dict):
+                self._call(heard, call)
         return text
 
     def _call(self, heard: _Choice, call: Any) -> None:
@@ -136,8 +142,10 @@ class Heard:
         """Whether every choice told of has ended."""
         return bool(self.choices) and all(choice.ended for choice in self.choices.values())
 
-    def draws(self, failed: str = "") -> dict[int, Draw]:
-        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
+    def draws(self, failed: str = "", extra: bool = False) -> dict[int, Draw]:
+        """The draw of each choice, with ``extra`` in its data what else was told (:func:`ramify.model.wire.extra_of`).
+
+        Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
 
         Raises ProviderError where an ending is none that the protocol knows.
         """
@@ -151,5 +159,7 @@ class Heard:
             answer = {"choices": [{"message": message, **ended}], "usage": self.usage}
             draw = wire.chat_draw(answer, self.model, self.host)
             why = "content_filter" if withheld else "" if heard.ended else failed
-            found[at] = Draw(draw.text, "failed", data={**(draw.data or {}), "failure": why}) if why else draw
+            if extra and heard.extra:
+                draw = replace(draw, data={**(draw.data or {}), "extra": heard.extra})
+            found[at] = replace(draw, stop="failed", data={**(draw.data or {}), "failure": why}) if why else draw
         return found

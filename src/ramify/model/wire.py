@@ -5,6 +5,7 @@ The readers take any JSON value and return what it says or raise ProviderError; 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,6 +164,55 @@ def chat_draw(answer: Mapping[str, Any], model: str, host: str) -> Draw:
     if thought:
         data["reasoning"] = clean(thought)
     return Draw(text, stop, data=data | usage_of(answer))
+
+
+_SAID = frozenset(
+    (
+        "index",
+        "message",
+        "delta",
+        "text",
+        "finish_reason",
+        "stop_reason",
+        "role",
+        "content",
+        "reasoning",
+        "reasoning_content",
+        "tool_calls",
+    )
+)
+
+
+def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a choice and its message (or delta) say that a draw has no field for; calls that are no functions' are ``other_calls``."""
+    found = {
+        name: value
+        for part in (choice, message)
+        for name, value in part.items()
+        if name not in _SAID and value not in (None, [], {}, "")
+    }
+    calls = message.get("tool_calls")
+    others = [call for call in calls if not calls_function(call)] if isinstance(calls, list) else []
+    return found | ({"other_calls": others} if others else {})
+
+
+def calls_function(call: Any) -> bool:
+    """Whether a tool call, or a piece of one, is of a function, as far as it says."""
+    return isinstance(call, dict) and call.get("type") in (None, "function") and "custom" not in call
+
+
+def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add a piece of a streamed object to what came of it: texts and lists go on, objects merge, anything else is the newest."""
+    for name, value in piece.items():
+        there = into.get(name)
+        if isinstance(there, dict) and isinstance(value, dict):
+            merge(there, value)
+        elif isinstance(there, str) and isinstance(value, str) and name not in ("id", "type", "name"):
+            into[name] = there + value
+        elif isinstance(there, list) and isinstance(value, list):
+            there.extend(value)
+        elif value is not None:
+            into[name] = copy.deepcopy(value) if isinstance(value, (dict, list)) else value
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:

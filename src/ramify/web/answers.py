@@ -20,7 +20,7 @@ from ramify.model.protocol import CLIENT, Draw, Identity
 from ramify.model.streaming import Piece, Pieces, stream, whole
 from ramify.web.draws import merged
 from ramify.web.exchange import Exchange, Recorder
-from ramify.web.forms import Form, Top
+from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import Places, RefusedError
 from ramify.web.metrics import Metrics
 from ramify.web.replies import Part, Reply
@@ -84,7 +84,7 @@ class Answer:
         except RamifyError as error:
             if not begun:
                 raise
-            yield _event(refusal(error).to_json())
+            yield _event(refusal(error, form.served).to_json())
             return
         for opening in [] if begun else openings():
             yield opening
@@ -204,8 +204,18 @@ _STATUS = {"rate": 429, "timeout": 504}
 """Kinds of failures of an endpoint behind this server; any other is 502."""
 
 
-def refusal(error: RamifyError) -> RefusedError:
-    """What a client is told of an error. What an upstream refuses of a request is the client's own business; a refused key is not."""
+def refusal(error: RamifyError, served: Served | None = None) -> RefusedError:
+    """What a client is told of an error, by the name that ``served`` has for it.
+
+    What an upstream refuses of a request is the client's own business; a refused key is not.
+    """
+    refused = _refusal(error)
+    if served is not None:
+        refused.message = served.named(refused.message)
+    return refused
+
+
+def _refusal(error: RamifyError) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, BoundaryError) else ""

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from ramify.base.errors import RamifyError, nearest
 from ramify.model.endpoint import HttpModel
+from ramify.model.middleware import unwrapped
 from ramify.model.protocol import CLIENT, Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
@@ -52,8 +53,9 @@ class Api:
         self.created = int(time.time())
         self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.most, **gauges()})
         self.gateway: Gateway | None = None
-        if isinstance(model, HttpModel) and model.mode == "chat":  # nothing in front of it: requests pass as they are
-            self.gateway = Gateway(model, name, places, self.metrics, record)
+        layers, inner = unwrapped(model)
+        if isinstance(inner, HttpModel) and inner.mode == "chat":  # requests pass as they are, but for what middleware changes
+            self.gateway = Gateway(inner, layers, self.served, places, self.metrics, record)
 
     def app(self) -> Any:
         """The ASGI application."""
@@ -66,7 +68,7 @@ class Api:
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        handlers = error_handlers() | {GoneError: _gone, RamifyError: _failed}
+        handlers = error_handlers() | {GoneError: _gone, RamifyError: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return app
@@ -127,10 +129,9 @@ class Api:
             return JSONResponse(await unless_gone(request.receive, answer.whole()))
         return await begun(request.receive, answer.events())
 
+    async def _failed(self, request: HttpRequest, error: Any) -> Response:
+        return error_answer(refusal(error, self.served))
+
 
 async def _gone(request: HttpRequest, error: Exception) -> Response:
     return Response(status_code=_GONE)
-
-
-async def _failed(request: HttpRequest, error: Any) -> Response:
-    return error_answer(refusal(error))

@@ -30,11 +30,14 @@ from ramify.trace.db import Run
 from ramify.trace.messages import plain, root
 from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
 from ramify.web.exchange import Exchange
+from ramify.web.fields import IGNORED
 from ramify.web.redaction import scrub
 
 _ROLES = ("system", "user", "assistant", "tool")
 _REPLY, _EXCHANGE, _AGAIN, _PROMPT = "reply", "exchange", "exchange-again", "prompt"
 """Kinds of journal entries, by which a later request finds the node to go on from."""
+_LABELS = ("seed", *IGNORED)
+"""Fields of a request that may differ from one to the next and change no reply (or, as the seed, are on it as its key): no settings."""
 _PROMPTS = 1 << 16
 """Ends of prompts of token ids, and of what was drawn behind them, that are remembered."""
 
@@ -84,8 +87,12 @@ class Conversations:
 
     def _made_by(self, exchange: Exchange) -> str:
         told = {"route": exchange.route, **exchange.settings.to_json()}
+        self._labels: Any = {}
         for prefix in exchange.prompts[:1]:
-            told |= prefix.asked
+            asked = redact(plain(prefix.asked))
+            told |= {name: value for name, value in asked.items() if name not in _LABELS}
+            self._labels = {name: value for name, value in asked.items() if name in IGNORED and value is not None}
+            self._labels = scrub(self._labels) if self.hidden else self._labels
             if prefix.tools:
                 told["tools"] = list(prefix.tools)
         told = scrub(plain(told)) if self.hidden else plain(told)
@@ -255,6 +262,7 @@ class Conversations:
     ) -> Node:
         """Add what was drawn, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
         about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        about |= {"asked": self._labels} if self._labels else {}
         fields: dict[str, Any] = {"producer": self._producer, "context": context, "index": next(self._index)}
         if not isinstance(outcome, Draw):
             failure = scrub(str(outcome)) if self.hidden else str(outcome)
@@ -307,7 +315,9 @@ def _key(role: str, text: str, data: Mapping[str, Any]) -> str:
     text, calls = split_reply(text.strip()) if role == "assistant" else (text, [])
     made = []
     for call in calls or data.get("tool_calls") or ():
-        function = call.get("function", {}) if isinstance(call, Mapping) else {}
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            continue  # a call of another type is among a reply's extras
         arguments = function.get("arguments")
         with suppress(TypeError, ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from ramify.web.replies import Part, Reply, Token
 
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
+TOLD = ("scores", "pins")
+"""What of a draw's data clients are told as ``ramify``: what middleware has to say."""
 Top = list[tuple[int, float]]
 """The likeliest tokens at one place, with their log-probs under the model."""
 
@@ -34,6 +37,8 @@ class Served:
     offers: frozenset[str]
     forwards: frozenset[str]
     """Fields of a request that the model passes on as they are (:attr:`ramify.model.protocol.Prefix.asked`)."""
+    aliases: frozenset[str] = frozenset()
+    """What the model, and what it wraps, call themselves."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> Served:
@@ -44,7 +49,19 @@ class Served:
         enders = {*getattr(model, "eos", ()), *(template.stop_tokens if template is not None else ())}
         tokenizer = getattr(model, "tokenizer", None) if takes else None
         context, forwards = getattr(model, "context", None), getattr(model, "forwards", frozenset[str]())
-        return cls(model, name, frozenset(enders) if takes else frozenset(), tokenizer, context, offers, forwards)
+        names: set[str] = set()
+        inside: Any = model
+        while inside is not None:
+            names.add(inside.identity.name)
+            inside = getattr(inside, "inner", None)
+        hidden = frozenset(enders) if takes else frozenset[int]()
+        return cls(model, name, hidden, tokenizer, context, offers, forwards, frozenset(names - {name}))
+
+    def named(self, text: str) -> str:
+        """``text`` for a client: where it says another name of the model, in quotes, it says the one that clients ask for."""
+        for alias, quote in itertools.product(self.aliases, "'`\""):
+            text = text.replace(f"{quote}{alias}{quote}", f"{quote}{self.name}{quote}")
+        return text
 
     def need(self, what: str, why: str) -> None:
         """Raises NeedsError where the model does not offer ``what``."""
@@ -152,7 +169,7 @@ class Form(ABC):
         if self.request.return_token_ids and reply.draw is not None and reply.draw.tokens is not None:
             found["token_ids"] = reply.draw.tokens.tolist()
         data = (reply.draw.data if reply.draw is not None else None) or {}
-        if told := {name: data[name] for name in ("scores", "pins") if name in data}:  # what middleware has to say
+        if told := {name: data[name] for name in TOLD if name in data}:
             found["ramify"] = told
         return found
 

@@ -1,8 +1,8 @@
 """Requests passed on to an OpenAI-compatible server as they are, and its answers passed back: read on the side, counted, recorded.
 
-Bytes go through unchanged, but an answer is checked before it counts: what an upstream does wrong becomes one error in OpenAI's shape, in bounded
-memory and time. The client's own headers, its key among them, go nowhere; the upstream's key comes from the environment. Nothing is tried twice:
-clients have retries of their own.
+Bytes go through unchanged, but for what middleware changes (:mod:`ramify.web.passing`). An answer is checked before it counts: what an upstream
+does wrong becomes one error in OpenAI's shape, in bounded memory and time. The client's own headers, its key among them, go nowhere; the upstream's
+key comes from the environment. Nothing is tried twice: clients have retries of their own.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ramify.base.errors import BoundaryError, RamifyError, UserError
-from ramify.base.ids import canonical_json
+from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.seeds import place_key
 from ramify.model import wire
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
-from ramify.model.protocol import CLIENT, Draw, Message, Prefix, Sampling
+from ramify.model.middleware import Middleware, told_by
+from ramify.model.protocol import CLIENT, Draw, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
-from ramify.trace.messages import message, plain
 from ramify.web.answers import refusal
 from ramify.web.draws import begun, unless_gone
 from ramify.web.exchange import Exchange, Recorder
+from ramify.web.forms import Served
 from ramify.web.limits import Places, RefusedError, client_of, read_json
 from ramify.web.metrics import Metrics
+from ramify.web.passing import Held, as_event, edited, prefixes, prompts_of, read_choice, write_choice
 
 _DONE = "data: [DONE]\n\n"
 _AHEAD = 256 << 10
@@ -42,10 +44,21 @@ _LINGER = 0.25
 
 
 class Gateway:
-    """Passes chats and completions on to the server of ``model``, known to clients as ``name``. See :class:`ramify.web.api.Api`."""
+    """Passes chats and completions on to the server of ``model``, through ``layers`` of middleware. See :class:`ramify.web.api.Api`."""
 
-    def __init__(self, model: HttpModel, name: str, places: Places, metrics: Metrics, record: Recorder | None = None) -> None:
-        self.model, self.name, self.places, self.metrics, self.record = model, name, places, metrics, record
+    def __init__(
+        self,
+        model: HttpModel,
+        layers: Sequence[Middleware],
+        served: Served,
+        places: Places,
+        metrics: Metrics,
+        record: Recorder | None,
+    ) -> None:
+        self.model, self.layers, self.served = model, layers, served
+        self.name, self.identity = served.name, served.model.identity
+        self.places, self.metrics, self.record = places, metrics, record
+        self.rewrites = any(layer.rewrites for layer in layers)
         limits = model.transport.limits
         most = places.running + places.waiting
         self.transport = Transport(
@@ -66,19 +79,14 @@ class Gateway:
         body = await request.body()
         asked = read_json(body)
         CLIENT.set(client_of(asked, request))
-        call = _Call(self, route, path, self._named(asked, body), asked, start)
+        if (named := asked.get("model")) not in (self.name, self.model.model):
+            raise RefusedError(
+                404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found"
+            )
+        call = _Call(self, route, path, body, asked, start)
         if asked.get("stream"):
             return await begun(request.receive, call.events())
         return Response(await unless_gone(request.receive, call.whole()), media_type="application/json")
-
-    def _named(self, asked: Mapping[str, Any], body: bytes) -> bytes:
-        """The body to pass on, where the model that is asked for is this one. Raises RefusedError."""
-        named = asked.get("model")
-        if named == self.model.model:
-            return body
-        if named == self.name:
-            return json.dumps({**asked, "model": self.model.model}).encode()
-        raise RefusedError(404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found")
 
 
 class _Flow:
@@ -109,73 +117,94 @@ class _Flow:
 class _Call:
     """One request on its way. Use it once."""
 
-    def __init__(self, gateway: Gateway, route: str, path: str, body: bytes, asked: Mapping[str, Any], start: float) -> None:
-        self.gateway, self.route, self.path, self.body, self.asked, self.start = gateway, route, path, body, asked, start
-        n, prompts = asked.get("n"), asked.get("prompt") if route == "completions" else None
+    def __init__(self, gateway: Gateway, route: str, path: str, raw: bytes, asked: Mapping[str, Any], start: float) -> None:
+        self.gateway, self.route, self.path, self.raw, self.asked, self.start = gateway, route, path, raw, asked, start
+        n = asked.get("n")
         self.n = n if type(n) is int and n > 0 else 1  # the upstream refuses any other
-        several = isinstance(prompts, list) and bool(prompts) and all(isinstance(one, (str, list)) for one in prompts)
-        self.prompts: list[Any] = prompts if several else [prompts]  # type: ignore[assignment]
-        for count, field in ((self.n, "n"), (len(self.prompts), "prompt")):
+        prompts = len(prompts_of(asked)) if route == "completions" else 1
+        for count, field in ((self.n, "n"), (prompts, "prompt")):
             if count > MAX_CHOICES:
                 raise RefusedError(400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value")
+        self.draws = self.n * prompts
+        self.given = prefixes(route, asked) if gateway.layers or gateway.record is not None else []
+        self.seen: list[list[Prefix]] = []
+        """What each piece of middleware was given of each prompt, and what the model is shown of it."""
+        self.public = gateway.name if asked["model"] != gateway.model.model else ""
+        """What the client calls the model, where the upstream calls it something else."""
         self.host = gateway.model.endpoint.host
         self.id = self.who = ""
         self.told = False
         """Whether the end is counted and the recorder told: what is cut off while it writes is not told again."""
 
     async def whole(self) -> bytes:
-        """The body of the upstream's answer. Raises ProviderError, RefusedError."""
+        """The body of the upstream's answer, with what middleware changed. Raises ProviderError, RefusedError, and what middleware raises."""
         transport = self.gateway.transport
-        with self.gateway.places.take(CLIENT.get(), self.n * len(self.prompts)):
+        with self.gateway.places.take(CLIENT.get(), self.draws):
             try:
-                async with transport.opened("POST", self.path, self.body) as response:
+                body = await self._body()
+                async with transport.opened("POST", self.path, body) as response:
                     raw = await transport.read(response)
                 answer = transport.checked(response, raw)
                 draws = self._draws(answer)
-            except ProviderError as error:
-                await self._end({}, error)
-                raise
+                made = await self._made(draws)
             except asyncio.CancelledError:
                 self._leave({})
                 raise
+            except Exception as error:
+                await self._end({}, error)
+                raise
             self._first()
-            await self._end(draws, None, answer.get("usage"))
-        return transport.scrub(raw.decode("utf-8", "replace")).encode()
+            await self._end(made, None, answer.get("usage"))
+        if not self.public and all(made[at] is draw for at, draw in draws.items()):
+            return transport.scrub(raw.decode("utf-8", "replace")).encode()
+        for at, choice in self._choices(answer):
+            write_choice(self.route, choice, draws[at], made[at])
+        return json.dumps(answer | self._name(answer), ensure_ascii=False).encode("utf-8", "replace")
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape."""
+        """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape.
+
+        Where there is middleware, the last event of each choice waits for it; all wait where it may change a reply's text.
+        """
         transport, heard = self.gateway.transport, Heard("", self.host)
+        held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
-        with self.gateway.places.take(CLIENT.get(), self.n * len(self.prompts)):
+        with self.gateway.places.take(CLIENT.get(), self.draws):
             try:
-                async with aclosing(self._passed(heard)) as passed:
+                body = await self._body()
+                async with aclosing(self._passed(body, heard, held)) as passed:
                     async for text in passed:
                         if not begun:
                             begun = True
                             self._first()
                         yield transport.scrub(text)
                 self.id, self.who = heard.id, heard.who
-                await self._end(heard.draws(), None, heard.usage)
-            except RamifyError as error:
-                if isinstance(error, ProviderError):
-                    await self._end(self._partial(heard, str(error)), error, heard.usage)
-                if not begun:
-                    raise
-                yield f"data: {json.dumps(refusal(error).to_json())}\n\n"
-                return
+                draws = heard.draws(extra=True)
+                made = await self._made(draws)
+                await self._end(made, None, heard.usage)
+                for event in () if held is None else held.told(self.route, draws, made):
+                    begun = True
+                    yield transport.scrub(as_event(event).decode())
             except (asyncio.CancelledError, GeneratorExit):
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
                 self._leave(self._partial(heard, "the client left"), heard.usage)
                 raise
+            except Exception as error:
+                if not self.told:
+                    await self._end(self._partial(heard, str(error)), error, heard.usage)
+                if not begun or not isinstance(error, RamifyError):
+                    raise
+                yield f"data: {json.dumps(refusal(error, self.gateway.served).to_json())}\n\n"
+                return
         yield _DONE
 
-    async def _passed(self, heard: Heard) -> AsyncGenerator[str, None]:
+    async def _passed(self, body: bytes, heard: Heard, held: Held | None) -> AsyncGenerator[str, None]:
         """Whole events, read before they are passed on; what came in one go passes in one go. Raises ProviderError.
 
         One task reads from the first byte to the last, since a time limit holds for the task that set it.
         """
         flow = _Flow()
-        reading = asyncio.create_task(self._read(heard, flow))
+        reading = asyncio.create_task(self._read(body, heard, held, flow))
         reading.add_done_callback(lambda _: flow.news.set())
         try:
             while not (reading.done() and not flow.events):
@@ -188,17 +217,21 @@ class _Call:
             reading.cancel()
             await asyncio.wait([reading])
 
-    async def _read(self, heard: Heard, flow: _Flow) -> None:
+    async def _read(self, body: bytes, heard: Heard, held: Held | None, flow: _Flow) -> None:
         """Read the upstream's stream to its end. Raises ProviderError where it is not whole then."""
         transport, events = self.gateway.transport, Events(self.host)
-        async with transport.opened("POST", self.path, self.body, TYPE) as response:
+        async with transport.opened("POST", self.path, body, TYPE) as response:
             if response.status_code >= 400:
                 transport.checked(response, await transport.read(response))
             pieces = response.aiter_raw()
             async for raw in pieces:
                 for event, told in events.push(raw):
                     heard.take(told)
-                    flow.put(event)
+                    if renamed := self._name(told):
+                        event = as_event(told | renamed)
+                        told |= renamed
+                    if held is None or not held.takes(told):
+                        flow.put(event)
                 if events.done:
                     break
                 await flow.room.wait()
@@ -209,22 +242,49 @@ class _Call:
         if not heard.whole:
             raise ProviderError("cut", f"the stream of {self.host} ended before its reply did")
 
+    def _name(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's name as the client knows it, where the answer says another."""
+        return {"model": self.public} if self.public and "model" in answer else {}
+
+    # -- what middleware does
+
+    async def _body(self) -> bytes:
+        """The client's body, but for what middleware changed and the upstream's name of the model."""
+        changed: dict[str, Any] = {"model": self.gateway.model.model} if self.public else {}
+        if self.gateway.layers:
+            self.seen, edits = await edited(self.gateway.layers, self.route, self.asked, self.given)
+            changed |= edits
+        if not changed:
+            return self.raw
+        body = {name: value for name, value in {**self.asked, **changed}.items() if value is not None or name not in changed}
+        return json.dumps(body).encode()
+
+    async def _made(self, draws: Mapping[int, Draw]) -> dict[int, Draw]:
+        """What middleware makes of the draws; one that failed is left as it is."""
+        seed = self.asked.get("seed")
+
+        async def one(at: int, draw: Draw) -> Draw:
+            place = divmod(at, self.n)
+            key = place_key(seed, "serve", *place) if type(seed) is int else secrets.randbits(62)
+            return await told_by(self.gateway.layers, self.seen[min(place[0], len(self.seen) - 1)], draw, key)
+
+        if not self.gateway.layers:
+            return dict(draws)
+        sound = [at for at, draw in draws.items() if draw.stop != "failed"]
+        made = await asyncio.gather(*(one(at, draws[at]) for at in sound))
+        return {**draws, **dict(zip(sound, made, strict=True))}
+
     # -- what is kept of it
+
+    def _choices(self, answer: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, choice in enumerate(wire.choices_of(answer, self.host)):
+            index = choice.get("index")
+            yield index if type(index) is int else at, choice
 
     def _draws(self, answer: Mapping[str, Any]) -> dict[int, Draw]:
         self.who = wire.who_answers(answer)
         self.id = str(answer.get("id") or "")[:200]
-        found: dict[int, Draw] = {}
-        for at, choice in enumerate(wire.choices_of(answer, self.host)):
-            said = choice if self.route == "chat" else {**choice, "message": {"content": choice.get("text")}}
-            try:
-                draw = wire.chat_draw({"choices": [said], "usage": answer.get("usage")}, "", self.host)
-            except ProviderError as error:
-                if error.kind != "filtered":
-                    raise
-                draw = Draw("", "failed", data={"failure": str(error)})
-            index = choice.get("index")
-            found[index if type(index) is int else at] = draw
+        found = {at: read_choice(self.route, choice, answer.get("usage"), self.host) for at, choice in self._choices(answer)}
         if not found:
             raise ProviderError("empty", f"{self.host} answers with no choice")
         return found
@@ -232,7 +292,7 @@ class _Call:
     def _partial(self, heard: Heard, why: str) -> dict[int, Draw]:
         self.id, self.who = heard.id, heard.who
         try:
-            return heard.draws(why)
+            return heard.draws(why, extra=True)
         except ProviderError:
             return {}
 
@@ -258,7 +318,7 @@ class _Call:
         self.gateway.metrics.count(counts.get("prompt_tokens", 0), 0, counts.get("completion_tokens", 0))
 
     def _exchange(self, draws: Mapping[int, Draw], failed: Exception | None) -> Exchange:
-        prompts = tuple(self._prompts())
+        prompts = tuple(self.given)
         missing = failed or BoundaryError("provider", f"{self.host} gave no such choice")
         n, seed = self.n, self.asked.get("seed")
         if not draws:  # a request that came to nothing is one node, however much it asked for
@@ -268,32 +328,10 @@ class _Call:
             draws = {at: replace(draw, data={**(draw.data or {}), **names}) for at, draw in draws.items()}
         outcomes = tuple(tuple(draws.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
         keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
-        return Exchange(
-            self.id or "unknown", self.route, self.gateway.model.identity, prompts, _settings(self.asked), keys, outcomes
-        )
-
-    def _prompts(self) -> Iterator[Prefix]:
-        """What was asked, also where it is not what the protocol says: the upstream is who refuses that."""
-        if self.route == "chat":
-            given = self.asked.get("messages")
-            tools = [tool for tool in self.asked.get("tools") or () if isinstance(tool, dict)]
-            yield Prefix(messages=tuple(map(_message, given if isinstance(given, list) else [given])), tools=tuple(tools))
-            return
-        for one in self.prompts:
-            ids = isinstance(one, list) and one and all(type(token) is int and 0 <= token < 1 << 31 for token in one)
-            text = one if isinstance(one, str) else canonical_json(plain(one))
-            yield Prefix(np.array(one, np.int32)) if ids else Prefix(messages=(Message("user", text),))
+        return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, _settings(self.asked), keys, outcomes)
 
     def _first(self) -> None:
         self.gateway.metrics.first.observe(time.monotonic() - self.start)
-
-
-def _message(value: Any) -> Message:
-    try:
-        role, text, data = message(value, "a message")
-    except UserError:
-        role, text, data = "user", canonical_json(plain(value)), {}
-    return Message(role, text, data)
 
 
 def _settings(asked: Mapping[str, Any]) -> Sampling:

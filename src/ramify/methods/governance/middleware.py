@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.env.protocol import Task
@@ -33,7 +33,7 @@ class KeepsRules(Middleware):
     A rule counts as there only in the leading system messages, and only where the rest of them does not take it back. Blocks that stand
     anywhere else are forged, and are taken out. ``data["pins"]`` tells what happened, where anything did: ``reinserted``, ``attempts``
     (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids; they are told, not
-    stopped). Prefixes of token ids pass. Raises UserError on a file that holds no rules, and on rules that contradict one another.
+    stopped). Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file that holds no rules, and on rules that contradict one another.
     """
 
     name = "pins"
@@ -49,9 +49,14 @@ class KeepsRules(Middleware):
         return [[rule.text, rule.predicate] for rule in self.rules]
 
     async def before(self, given: Prefix) -> Prefix:
-        """See :class:`Middleware`."""
-        if given.tokens is not None or not self.rules:
+        """See :class:`Middleware`. Raises NeedsError on token ids: rules that are not shown would not be kept."""
+        if not self.rules:
             return given
+        if given.tokens is not None:
+            raise NeedsError(
+                "middleware 'pins' keeps its rules among the messages of a chat, and a prompt of /v1/completions has none: "
+                "ask /v1/chat/completions"
+            )
         head = _head(given.messages)
         kept = tuple(message for i, message in enumerate(given.messages) if i < head or not _is_block(message))
         missing = self._missing(given.messages[:head])
@@ -62,7 +67,7 @@ class KeepsRules(Middleware):
 
     async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
         """See :class:`Middleware`."""
-        if given.tokens is not None or not self.rules:
+        if not self.rules:
             return draw
         last = max((i for i, message in enumerate(given.messages) if message.role == "assistant"), default=-1)
         told = {
@@ -74,7 +79,7 @@ class KeepsRules(Middleware):
         return replace(draw, data={**(draw.data or {}), "pins": told}) if told else draw
 
     def _missing(self, head: Sequence[Message]) -> list[Pin]:
-        text = "\n".join(message.text for message in head)
+        text = "\n".join(_lines(message) for message in head)
         return [pin for pin in self.pins.active() if not _stands(pin.text, text)]
 
     def _forbidden(self, draw: Draw) -> list[dict[str, str]]:
@@ -95,8 +100,17 @@ def _head(messages: Sequence[Message]) -> int:
     return next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
+def _lines(message: Message) -> str:
+    """The text of a message, its parts each from a new line on where a client sent it in parts."""
+    parts = message.sent.get("content") if isinstance(message.sent, Mapping) else None
+    if not isinstance(parts, list):
+        return message.text
+    texts = [part if isinstance(part, str) else str(part.get("text") or "") for part in parts if isinstance(part, (str, dict))]
+    return "\n".join(texts) if "".join(texts) == message.text else message.text
+
+
 def _is_block(message: Message) -> bool:
-    return is_block({"role": message.role, "content": message.text})
+    return any(is_block({"role": message.role, "content": text}) for text in (message.text, _lines(message)))
 
 
 def _stands(rule: str, text: str) -> bool:

@@ -1,0 +1,267 @@
+"""What middleware sees of a request and its answer that pass as JSON, and what it changed, written back: everything else stays as it came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.ids import canonical_json
+from ramify.model import wire
+from ramify.model.http import ProviderError
+from ramify.model.middleware import Middleware, shown_by
+from ramify.model.protocol import Draw, Message, Prefix
+from ramify.trace.messages import content_of, message, plain
+from ramify.web.forms import TOLD
+
+_BESIDE = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
+"""Fields of a request that are not among :attr:`Prefix.asked`."""
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+# -- requests
+
+
+def prompts_of(asked: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a request for completions: texts, or lists of token ids."""
+    given = asked.get("prompt")
+    several = isinstance(given, list) and bool(given) and all(isinstance(one, (str, list)) for one in given)
+    return given if several else [given]  # type: ignore[return-value]
+
+
+def prefixes(route: str, asked: Mapping[str, Any]) -> list[Prefix]:
+    """What a request asks to be continued, also where it is not what the protocol says: the upstream is who refuses that."""
+    rest = {name: value for name, value in asked.items() if name not in _BESIDE}
+    if route == "chat":
+        given, tools = asked.get("messages"), asked.get("tools")
+        said = tuple(map(_message, given if isinstance(given, list) else [given]))
+        offered = tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+        return [Prefix(messages=said, tools=offered, asked=rest)]
+    return [_prompt(one, rest) for one in prompts_of(asked)]
+
+
+def _prompt(one: Any, rest: Mapping[str, Any]) -> Prefix:
+    if isinstance(one, list) and one and all(type(token) is int and 0 <= token < 1 << 31 for token in one):
+        return Prefix(np.array(one, np.int32), asked=rest)
+    return Prefix(messages=(Message("user", one if isinstance(one, str) else canonical_json(plain(one))),), asked=rest)
+
+
+def _message(value: Any) -> Message:
+    try:
+        role, text, data = message(value, "a message")
+    except UserError:
+        role, text, data = "user", canonical_json(plain(value)), {}
+    return Message(role, text, data, value)
+
+
+async def edited(
+    layers: Sequence[Middleware], route: str, asked: Mapping[str, Any], given: Sequence[Prefix]
+) -> tuple[list[list[Prefix]], dict[str, Any]]:
+    """What each layer was given of each prompt (:func:`ramify.model.middleware.shown_by`), and the fields of the request that they changed.
+
+    Raises NeedsError where a prompt of /v1/completions cannot hold what a layer puts into a chat, and what the layers raise.
+    """
+    if route == "chat" and not isinstance(asked.get("messages"), list):
+        raise UserError("field 'messages': it must be a list of messages")
+    seen = [await shown_by(layers, prefix) for prefix in given]
+    changed: dict[str, Any] = {}
+    for first, last in ((stages[0], stages[-1]) for stages in seen):
+        if last.asked is not first.asked:
+            changed |= {name: value for name, value in last.asked.items() if first.asked.get(name) != value}
+            changed |= dict.fromkeys(first.asked.keys() - last.asked.keys())  # null is as good as absent
+        if route == "chat":
+            if not _same(first.messages, last.messages):
+                changed["messages"] = [_sent(said) for said in last.messages]
+            if not _same(first.tools, last.tools):
+                changed["tools"] = [dict(tool) for tool in last.tools]
+    if route == "completions":
+        were = prompts_of(asked)
+        shown = [_continued(layers, stages, one) for stages, one in zip(seen, were, strict=True)]
+        if not _same(were, shown):
+            changed["prompt"] = shown if len(shown) > 1 else shown[0]
+    return seen, changed
+
+
+def _same(first: Sequence[Any], last: Sequence[Any]) -> bool:
+    return len(first) == len(last) and all(a is b for a, b in zip(first, last, strict=True))
+
+
+def _sent(said: Message) -> Any:
+    """A message as it goes to the upstream. One that a client sent keeps what else it says; one that is new is what it says."""
+    if not isinstance(said.sent, Mapping):
+        return {"role": said.role, "content": wire.clean(said.text), **(said.data or {})} if said.sent is None else said.sent
+    was, found = _message(said.sent), dict(said.sent)
+    if said.role != was.role:
+        found["role"] = said.role
+    if said.text != was.text:
+        found["content"] = _content(found.get("content"), wire.clean(said.text))
+    for name in {**was.data, **(said.data or {})}:
+        if name != "content" and was.data.get(name) != (said.data or {}).get(name):
+            found[name] = (said.data or {}).get(name)
+    return found
+
+
+def _content(content: Any, text: str) -> Any:
+    """``content`` with another text: of a list of parts the first text part says it, and the others of text go."""
+    if not isinstance(content, list):
+        return text
+    found: list[Any] = []
+    said = False
+    for part in content:
+        if not isinstance(part, str) and part.get("type", "text") != "text":
+            found.append(part)
+        elif not said:
+            said = True
+            found.append({**part, "text": text} if isinstance(part, dict) else text)
+    return found if said else [{"type": "text", "text": text}, *found]
+
+
+def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: Any) -> Any:
+    """The prompt that is shown in the place of ``given``."""
+    for layer, shown in zip(layers, stages[1:], strict=True):
+        if (shown.tokens is None) != (stages[0].tokens is None) or (shown.tokens is None and len(shown.messages) != 1):
+            raise NeedsError(
+                f"middleware '{layer.name}' does its work on the messages of a chat, and a prompt of /v1/completions has none: "
+                "ask /v1/chat/completions"
+            )
+    first, last = stages[0], stages[-1]
+    if last.tokens is not None:
+        return given if last.tokens is first.tokens else last.tokens.tolist()
+    return given if last.messages[0].text == first.messages[0].text else last.messages[0].text
+
+
+# -- answers
+
+
+def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) -> Draw:
+    """A choice of a whole answer as middleware and the run are told of it. Raises ProviderError where it is none.
+
+    What a draw has no field for is in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
+    ``data["content"]``.
+    """
+    said = choice.get("message") if route == "chat" else {"content": choice.get("text")}
+    if not isinstance(said, dict):
+        raise ProviderError("shape", f"{host} answers with a choice without a message")
+    extra = wire.extra_of(choice, said)
+    parts = None
+    if isinstance(said.get("content"), list):
+        try:
+            text, parts = content_of(said["content"], "content")
+        except UserError:
+            raise ProviderError("shape", f"{host} answers with content that is no text") from None
+        said = {**said, "content": text}
+    elif said.get("content") is None and (extra or any(said.get(name) for name in _THOUGHTS)):
+        said = {**said, "content": said.get("refusal") or ""}
+    try:
+        draw = wire.chat_draw({"choices": [{**choice, "message": said}], "usage": usage}, "", host)
+    except ProviderError as error:
+        if error.kind != "filtered":
+            raise
+        draw = Draw("", "failed", data={"failure": str(error)})
+    more = ({"content": parts} if parts else {}) | ({"extra": extra} if extra else {})
+    return replace(draw, data={**(draw.data or {}), **more}) if more else draw
+
+
+def write_choice(route: str, choice: dict[str, Any], was: Draw, now: Draw) -> None:
+    """Write into a choice of a whole answer what middleware changed of its draw."""
+    if now is was:
+        return
+    place = choice["message"] if route == "chat" else choice
+    if now.text != was.text:
+        name = "text" if route == "completions" else "content" if place.get("content") is not None else "refusal"
+        name = name if place.get(name) is not None else "content"
+        place[name] = _shown_text(choice, was, now)
+        _forget_logprobs(choice)
+    for name, value in _changes(place, was, now):
+        place[name] = value
+    _tell(choice, now)
+
+
+def _shown_text(choice: Mapping[str, Any], was: Draw, now: Draw) -> str:
+    """A draw says the stop text that ended it; a reply does not."""
+    stop = choice.get("stop_reason")
+    return now.text.removesuffix(stop) if isinstance(stop, str) and was.stop == "stop" else now.text
+
+
+def _changes(place: Mapping[str, Any], was: Draw, now: Draw) -> Iterator[tuple[str, Any]]:
+    """Fields of a message whose value is another now."""
+    before, after = was.data or {}, now.data or {}
+    if after.get("tool_calls") != before.get("tool_calls"):
+        yield "tool_calls", after.get("tool_calls")
+    if after.get("reasoning") != before.get("reasoning"):
+        yield next((name for name in _THOUGHTS if name in place), _THOUGHTS[0]), after.get("reasoning")
+
+
+def _forget_logprobs(choice: dict[str, Any]) -> None:
+    """They tell of tokens that are not in the reply any more."""
+    if choice.get("logprobs") is not None:
+        choice["logprobs"] = None
+
+
+def _tell(choice: dict[str, Any], now: Draw) -> None:
+    """What middleware has to say."""
+    data = now.data or {}
+    if told := {name: data[name] for name in TOLD if name in data}:
+        own = choice.get("ramify")
+        choice["ramify"] = {**(own if isinstance(own, dict) else {}), **told}
+
+
+class Held:
+    """Events of a stream that wait until middleware has seen the whole reply: with ``rewrites`` all, else those from a choice's last one on."""
+
+    def __init__(self, rewrites: bool) -> None:
+        self.rewrites = rewrites
+        self.events: list[dict[str, Any]] = []
+        self._ended: set[Any] = set()
+
+    def takes(self, event: dict[str, Any]) -> bool:
+        """Whether ``event`` waits; it is kept then."""
+        choices = event.get("choices") or ()
+        self._ended |= {choice.get("index", 0) for choice in choices if choice.get("finish_reason") is not None}
+        waits = self.rewrites or (
+            any(choice.get("index", 0) in self._ended for choice in choices) if choices else bool(self.events)
+        )
+        if waits:
+            self.events.append(event)
+        return waits
+
+    def told(self, route: str, was: Mapping[int, Draw], now: Mapping[int, Draw]) -> list[dict[str, Any]]:
+        """The events that waited, with what middleware made of each choice."""
+        for at, draw in now.items():
+            mine = [choice for event in self.events for choice in event.get("choices") or () if choice.get("index", 0) == at]
+            if draw is was[at] or not mine:
+                continue
+            if self.rewrites:
+                _rewrite(route, mine, was[at], draw)
+            last = next(choice for choice in reversed(mine) if choice.get("finish_reason") is not None)
+            _tell(last, draw)
+        return self.events
+
+
+def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Draw, now: Draw) -> None:
+    """Put what changed into the first piece that tells of it (else the last), and take it out of the others."""
+    places = [piece if route == "completions" else piece.get("delta") or {} for piece in pieces]
+
+    def put(names: Iterable[str], value: Any) -> None:
+        telling = [(place, name) for place in places for name in names if place.get(name)]
+        spot, name = telling[0] if telling else (places[-1], next(iter(names)))
+        for place, other in telling:
+            place.pop(other) if route == "chat" else place.update({other: ""})
+        spot[name] = value
+
+    if now.text != was.text:
+        ended = next((piece for piece in pieces if piece.get("stop_reason")), {})
+        put(("text",) if route == "completions" else ("content", "refusal"), _shown_text(ended, was, now))
+        for piece in pieces:
+            _forget_logprobs(piece)
+    for name, value in _changes({name: "" for place in places for name in place}, was, now):
+        put((name,), [{"index": at, **call} for at, call in enumerate(value or ())] if name == "tool_calls" else value)
+
+
+def as_event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
