@@ -168,7 +168,9 @@ def test_the_grade_of_a_reply_is_the_sum_of_its_log_ratios(monkeypatch: pytest.M
 
 def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_path: Path) -> None:
     """The whole stack: client, server, pins, scores, recorder, upstream."""
-    with FaultyServer(lambda body: http(chat())) as upstream:
+    piece = {"model": MODEL, "choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]}
+    streamed = http(f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n".encode(), kind="text/event-stream")
+    with FaultyServer(lambda body: streamed if body.get("stream") else http(chat())) as upstream:
         model = wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}", f"score:rules:{rules}"])
         recorder = Recorder(tmp_path / "run", {})
         api = Api(model, MODEL, Places(8, 0), recorder)
@@ -210,7 +212,7 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
     calls = [CALL, CALL | {"id": "b"}]
 
     def answer(body: dict[str, Any]) -> bytes:
-        if "response_format" in body:
+        if body.get("response_format", {"type": "text"}) != {"type": "text"}:
             return http({"error": {"message": "no formats here."}}, 400)
         return http(chat({"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"))
 
@@ -230,8 +232,8 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
     sent = [body for _, _, body in upstream.requests if body and "tools" in body and not body.get("stream")]
     found = [[body.get(name) for name in ("tool_choice", "parallel_tool_calls", "response_format")] for body in sent[:4]]
     assert not any("max_tokens" in body for body in sent)  # the endpoint knows how long its replies may be
-    assert found == [[named, None, None], ["required", False, None], [None, None, None], [None, None, schema]]
-    assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
+    assert found == [[named, None, None], ["required", False, None], ["auto", None, {"type": "text"}], [None, None, schema]]
+    assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 2]  # as they came
     with Run.open(tmp_path / "run") as run:
         drawn = [(node, run.producer(node.producer).settings) for node in run.each(Node) if node.producer]
         (required,) = [node for node, told in drawn if told.get("tool_choice") == "required"]

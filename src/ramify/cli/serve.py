@@ -108,7 +108,13 @@ def serve(
     finally:
         if recorder is not None:
             recorder.close()
-    say("ramify: every request was answered; the server has ended")
+    cut = guard.cut + server.unread
+    answered = (
+        f"{cut} request{' was' if cut == 1 else 's were'} cut off before the answer was whole"
+        if cut
+        else "every request was answered"
+    )
+    say(f"ramify: {answered}; the server has ended")
 
 
 def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate | None, redact: bool) -> Recorder:

@@ -32,12 +32,17 @@ from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.sse import TYPE, Events, Heard
-from ramify.model.streaming import Piece, Pieces, whole
+from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _AGREE = 0.05
 """Log-probs of one token drawn and given differ by less, in nats, where a server means the same by both."""
+
+
+def _is_plain(settings: Sampling) -> bool:
+    """Whether sampling is from the model's own distribution."""
+    return (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) == (1, 1, 0, (), ())
 
 
 class HttpModel:
@@ -80,6 +85,7 @@ class HttpModel:
         self._dialect = Dialect()
         self._offers: frozenset[str] | None = None
         self._top_k: bool | None = None
+        self._streams = True
         self._lacks = ""
 
     @classmethod
@@ -127,6 +133,11 @@ class HttpModel:
         """Fields of :attr:`Prefix.asked` that go to the server as they are; it keeps to them or refuses."""
         return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.mode == "chat" else ())
 
+    @property
+    def passes(self) -> bool:
+        """Whether any field of :attr:`Prefix.asked` goes to the server as it is: where ramify lays chats out, it reads the rest itself."""
+        return self.mode == "completions"
+
     def check(self, settings: Sampling) -> None:
         """Refuse settings this endpoint cannot follow, before anything runs. Raises NeedsError, or UserError on senseless numbers."""
         if not (np.isfinite(settings.temperature) and settings.temperature >= 0 and 0 < settings.top_p <= 1):
@@ -169,7 +180,7 @@ class HttpModel:
             given = [int(token) for token in prefix.tokens]
 
             def draw(key: int) -> Awaitable[Draw]:
-                return self._complete(given, settings, key)
+                return self._complete(given, settings, key, prefix.asked)
 
         done = await asyncio.gather(*(draw(key) for key in keys), return_exceptions=True)
         for result in done:
@@ -180,35 +191,104 @@ class HttpModel:
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`. What the server streams is passed on as it comes, and not tried again.
 
-        In one piece where the server does not stream, and in completions mode, whose tokens are looked at together.
+        In one piece where the server does not stream, or streams no token ids in completions mode; so are draws that ask anything of their
+        tokens while they are made (``until``, ``ban_first``).
         """
         self.check(settings)
-        heard, so_far = Heard(self.model, self.endpoint.host), ""
+        pieces = None
         if self.mode == "chat":
             self._check_chat(prefix)
-            body = self._chat_body(prefix, settings, key) | {"stream": True, "stream_options": {"include_usage": True}}
+            pieces = self._stream_chat(prefix, settings, key)
+        elif self._streams and prefix.tokens is not None and len(prefix.tokens) and not (settings.until or settings.ban_first):
+            pieces = self._stream_tokens(prefix, settings, key)
+        begun = False
+        if pieces is not None:
             try:
-                async with aclosing(self._events(body)) as events:
-                    async for event in events:
-                        for at, text in heard.take(event):
-                            text = "" if at else wire.clean(text)
-                            so_far += text
-                            if text:
-                                yield Piece(text)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        begun = True
+                        yield piece
             except ProviderError as error:
-                if heard.choices or error.kind not in ("request", "content_type"):
+                if begun or error.kind not in ("request", "content_type", "tokens"):
                     raise
-        if not heard.choices:
+                self._streams = self._streams and error.kind == "request"  # which may be about this request alone
+        if not begun:
             yield whole((await self.sample(prefix, 1, settings, [key]))[0])
+
+    async def _stream_chat(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """Nothing where the server's stream holds no choice. Raises ProviderError."""
+        heard, so_far = Heard(self.model, self.endpoint.host), ""
+        async with aclosing(self._events("/chat/completions", self._chat_body(prefix, settings, key))) as events:
+            async for event in events:
+                for at, text in heard.take(event):
+                    text = "" if at else wire.clean(text)
+                    so_far += text
+                    if text:
+                        yield Piece(text)
+        if not heard.choices:
             return
         if not heard.whole:
-            raise ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
+            raise self._cut()
         draw = heard.draws()[min(heard.choices)]
         yield Piece(draw.text[len(so_far) :], draw=draw)
 
-    async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        events, content = Events(self.endpoint.host), json.dumps(body, allow_nan=False).encode()
-        async with self.transport.opened("POST", "/chat/completions", content, TYPE) as response:
+    async def _stream_tokens(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """The reply to token ids as its tokens come; read no further than where they stop. Raises ProviderError."""
+        assert prefix.tokens is not None
+        given, host = [int(token) for token in prefix.tokens], self.endpoint.host
+        body = self._dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(prefix.asked)
+        spelled, values, said, done = Detokenizer(self.tokenizer), list[float](), "", 0
+        stop, usage, longest = "", None, max(map(len, settings.stop_texts), default=0)
+        plain, over = _is_plain(settings), False
+
+        def ends(fresh: str, token: int) -> bool:
+            return token in settings.stop_tokens or any(text in fresh for text in settings.stop_texts)
+
+        async with aclosing(self._events("/completions", body)) as events:
+            async for event in events:
+                usage = event.get("usage") or usage
+                for choice in wire.choices_of(event, host):
+                    wire.check_who(event, self.model, host)
+                    ids = wire.choice_ids(choice, self._pieces, self._limit, host)
+                    if ids is None and choice.get("text"):
+                        raise ProviderError("tokens", f"{host} streams no ids of the tokens it drew")
+                    logprobs = wire.choice_logprobs(choice, len(ids or ()), host)
+                    values += [] if logprobs is None else logprobs.tolist()
+                    if choice.get("finish_reason") is not None:
+                        stop = wire.stop_of(choice, host)
+                    text, places = "", list[int]()
+                    for token in ids or ():
+                        new, found = spelled.push([token])
+                        fresh = (said[-longest:] + text)[-longest:] + new if longest else ""
+                        text += new
+                        places += found.tolist()
+                        if ends(fresh, token):
+                            stop, over = "stop", True
+                            break
+                    said += text
+                    if places:
+                        end = done + len(places)
+                        tokens = np.array(spelled.tokens[done:end], np.int32)
+                        model = np.array(values[done:end], np.float32) if len(values) >= end else None
+                        yield Piece(text, tokens, model if plain else None, model, np.array(places, np.int32))
+                        done = end
+                if over:  # the server may draw on
+                    break
+        if not stop:
+            raise self._cut()
+        drawn = spelled.tokens
+        scores = np.array(values[: len(drawn)], np.float32) if len(values) >= len(drawn) else None
+        self._check_drawn(drawn, scores, settings)
+        draw = self._draw(drawn, scores, stop, settings, wire.usage_of({"usage": usage}))
+        yield rest_of(draw, done, len(said))
+
+    def _cut(self) -> ProviderError:
+        return ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
+
+    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        events, content = Events(self.endpoint.host), json.dumps(asked, allow_nan=False).encode()
+        async with self.transport.opened("POST", path, content, TYPE) as response:
             if response.status_code >= 400:
                 self.transport.checked(response, await self.transport.read(response))
             async for raw in response.aiter_raw():
@@ -248,25 +328,29 @@ class HttpModel:
         body = self._chat_body(prefix, settings, key, dialect)
         return wire.chat_draw(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
-    async def _complete(self, given: list[int], settings: Sampling, key: int) -> Draw:
+    async def _complete(self, given: list[int], settings: Sampling, key: int, asked: Mapping[str, Any]) -> Draw:
         """One draw. Where the first token has bans of its own it is drawn by itself and the rest behind it, which changes no odds."""
         if not settings.ban_first:
-            return await self._completed(given, settings, key, self._dialect)
+            return await self._completed(given, settings, key, self._dialect, asked)
         alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
-        first = await self._completed(given, alone, key, self._dialect)
+        first = await self._completed(given, alone, key, self._dialect, asked)
         assert first.tokens is not None
         if first.stop != "length" or settings.max_tokens == 1:
             return first
         # ``until`` is about the whole reply, so it is asked when both are put together
         rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=(), until=None)
-        rest = await self._completed([*given, *first.tokens.tolist()], rest_settings, place_key(key, "rest"), self._dialect)
+        rest = await self._completed(
+            [*given, *first.tokens.tolist()], rest_settings, place_key(key, "rest"), self._dialect, asked
+        )
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
         logprobs = np.concatenate(model) if len(model) == 2 else None
         return self._draw([*first.tokens.tolist(), *rest.tokens.tolist()], logprobs, rest.stop, settings, rest.data or {})
 
-    async def _completed(self, given: list[int], settings: Sampling, key: int, dialect: Dialect) -> Draw:
-        body = dialect.tokens(self.model, settings, key) | {"prompt": given}
+    async def _completed(
+        self, given: list[int], settings: Sampling, key: int, dialect: Dialect, asked: Mapping[str, Any] | None = None
+    ) -> Draw:
+        body = dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(asked or {})
         host = self.endpoint.host
         answer = await self.transport.post("/completions", body)
         choice = wire.only_choice(answer, self.model, host)
@@ -274,14 +358,19 @@ class HttpModel:
         tokens = wire.choice_ids(choice, self._pieces, self._limit, host)
         if tokens is None:
             raise ProviderError("tokens", f"{host} gives no ids of the tokens it drew")
+        logprobs = wire.choice_logprobs(choice, len(tokens), host)
+        self._check_drawn(tokens, logprobs, settings)
+        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer))
+
+    def _check_drawn(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
+        """Raises ProviderError where a draw is not what was asked for."""
+        host = self.endpoint.host
         if not tokens or len(tokens) > settings.max_tokens:
             raise ProviderError("tokens", f"{host} gives {len(tokens)} tokens where 1 to {settings.max_tokens} were asked for")
         if set(tokens) & set(settings.ban):
             raise ProviderError("tokens", f"{host} drew a token that the request bans (logit_bias)", final=True)
-        logprobs = wire.choice_logprobs(choice, len(tokens), host)
         if logprobs is None and "logprobs" in (self._offers or ()):
             raise ProviderError("logprobs", f"{host} gives no log-probs, which it gave before")
-        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer))
 
     def _draw(
         self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any]
@@ -298,8 +387,7 @@ class HttpModel:
                 text, ends, array = said, ends[:count], array[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
-        plain = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) == (1, 1, 0, (), ())
-        return Draw(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
+        return Draw(text, stop, array, logprobs if _is_plain(settings) else None, logprobs, None, ends, data or None)
 
     async def _score(self, row: list[int], scores: str = "", top_k: int = 0) -> TokenScores:
         if not row:

@@ -144,7 +144,7 @@ class Layout:
         tokens = np.concatenate([*(laid.tokens for laid in shown if laid.tokens is not None), header])
         if room is not None and len(tokens) >= room:
             raise TooLongError(f"the chat has {len(tokens)} tokens; '{self.identity.name}' holds {room}, the reply included")
-        found = tuple(shown), Prefix(tokens), place.digest()
+        found = tuple(shown), Prefix(tokens, asked=prefix.asked), place.digest()
         self._last = prefix, found
         return found
 

@@ -111,7 +111,7 @@ async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokeni
                 sampler, model = (np.array(values[done : done + count], np.float32) for values in (logprobs, model_logprobs))
                 done += count
                 yield Piece(text, tokens, sampler, model, ends if tokenizer is not None else None)
-        yield _rest(task.result(), done, spelled.length)
+        yield rest_of(task.result(), done, spelled.length)
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -119,7 +119,7 @@ async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokeni
             task.exception()  # seen: nobody is left to be told
 
 
-def _rest(draw: Draw, tokens: int, characters: int) -> Piece:
+def rest_of(draw: Draw, tokens: int, characters: int) -> Piece:
     """What of ``draw`` lies beyond its first ``tokens`` and ``characters``."""
     arrays = (draw.tokens, draw.logprobs, draw.model_logprobs, draw.ends)
     rest = [None if array is None else array[tokens:] for array in arrays]

@@ -23,7 +23,7 @@ from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
 from ramify.web.draws import GoneError, begun, unless_gone
 from ramify.web.exchange import Recorder
-from ramify.web.fields import ChatRequest, TextRequest, read_request
+from ramify.web.fields import ChatRequest, R, TextRequest, passed_on, read_request
 from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
 from ramify.web.limits import Places, RefusedError, client_of, error_answer, error_handlers, read_json
@@ -105,19 +105,24 @@ class Api:
 
     async def _chat(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            asked = read_request(body, ChatRequest)
-            self._known(asked.model)
-            return ChatForm.of(self.served, asked)
+            asked, rest = self._read(body, ChatRequest)
+            return ChatForm.of(self.served, asked, rest)
 
         return await self._answer(request, form)
 
     async def _complete(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            asked = read_request(body, TextRequest)
-            self._known(asked.model)
-            return await TextForm.of(self.served, asked)
+            asked, rest = self._read(body, TextRequest)
+            return await TextForm.of(self.served, asked, rest)
 
         return await self._answer(request, form)
+
+    def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[R, dict[str, Any]]:
+        """The request in ``body``, and what of it only an endpoint can read. Raises RefusedError."""
+        rest = passed_on(body, kind) if self.served.passes else {}
+        asked = read_request({name: value for name, value in body.items() if name not in rest}, kind)
+        self._known(asked.model)
+        return asked, rest
 
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
         start = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +29,8 @@ class ChatForm(Form):
     request: ChatRequest
 
     @classmethod
-    def of(cls, served: Served, request: ChatRequest) -> ChatForm:
-        """Raises RefusedError and NeedsError on what cannot be done."""
+    def of(cls, served: Served, request: ChatRequest, rest: Mapping[str, Any]) -> ChatForm:
+        """``rest`` goes on to the endpoint that draws. Raises RefusedError and NeedsError on what cannot be done."""
         if request.top_logprobs and not request.logprobs:
             raise RefusedError(400, "'top_logprobs' needs 'logprobs'.", "top_logprobs", "invalid_value")
         if request.logprobs:
@@ -38,7 +38,9 @@ class ChatForm(Form):
         if request.top_logprobs:
             served.need("prompt_logprobs", "runners-up to its tokens")
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or () if request.tool_choice != "none"]
-        prefix = Prefix(None, tuple(_message(said) for said in request.messages), tuple(tools), _passed_on(served, request))
+        prefix = Prefix(
+            None, tuple(_message(said) for said in request.messages), tuple(tools), {**_passed_on(served, request), **rest}
+        )
         settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens))
         most = 1 if request.parallel_tool_calls is False else None
         if tools and most and "tokens" in served.offers:  # drawn no further, so what is kept of the reply is what is sent
@@ -59,7 +61,7 @@ class ChatForm(Form):
     @property
     def tells_tokens(self) -> bool:
         """See :class:`Form`."""
-        return bool(self.request.logprobs)
+        return bool(self.request.logprobs or self.request.return_token_ids)
 
     def opening(self, choice: int) -> dict[str, Any]:
         """See :class:`Form`."""
@@ -70,7 +72,7 @@ class ChatForm(Form):
         delta: dict[str, Any] = {"content": part.text} if part.text or not part.calls else {}
         if part.calls:
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(part.calls)]
-        return _event(choice, delta) | self._logprobs(part, tops)
+        return _event(choice, delta) | self._logprobs(part, tops) | self.ids(part)
 
     def closing(self, choice: int, reply: Reply, called: bool) -> dict[str, Any]:
         """See :class:`Form`."""
@@ -85,7 +87,12 @@ class ChatForm(Form):
         if reply.draw is not None and (thought := (reply.draw.data or {}).get("reasoning")):
             message["reasoning_content"] = thought
         finish = "tool_calls" if part.calls else reply.finish
-        return {"index": choice, "message": message, "finish_reason": finish} | self._logprobs(part, tops) | self.extras(reply)
+        return (
+            {"index": choice, "message": message, "finish_reason": finish}
+            | self._logprobs(part, tops)
+            | self.ids(part)
+            | self.extras(reply)
+        )
 
     def _logprobs(self, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
         if not self.request.logprobs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ class TextForm(Form):
     given: list[Given]
 
     @classmethod
-    async def of(cls, served: Served, request: TextRequest) -> TextForm:
-        """Raises RefusedError and NeedsError on what cannot be done."""
+    async def of(cls, served: Served, request: TextRequest, rest: Mapping[str, Any]) -> TextForm:
+        """``rest`` goes on to the endpoint that draws. Raises RefusedError and NeedsError on what cannot be done."""
         if served.tokenizer is None:
             raise NeedsError(f"'{served.name}' takes messages only; use /v1/chat/completions")
         if request.max_tokens == 0 and not request.echo:
@@ -56,7 +56,7 @@ class TextForm(Form):
         for prompt in prompts:
             served.fits(len(prompt) - (request.max_tokens == 0))
         limit = served.limit(request.max_tokens or None, DEFAULT_TOKENS)
-        form = cls(served, request, [Prefix(prompt) for prompt in prompts], request.sampling(limit), top)
+        form = cls(served, request, [Prefix(prompt, asked=rest) for prompt in prompts], request.sampling(limit), top)
         form.draws = request.max_tokens != 0
         return form
 
@@ -85,7 +85,7 @@ class TextForm(Form):
     @property
     def tells_tokens(self) -> bool:
         """See :class:`Form`."""
-        return self.request.logprobs is not None
+        return self.request.logprobs is not None or bool(self.request.return_token_ids)
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """See :class:`Form`: the prompt, where it is echoed."""
@@ -97,7 +97,7 @@ class TextForm(Form):
     def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
         """See :class:`Form`."""
         at = len(reply.text) - len(part.text) + (len(self.given[choice // self.n].text) if self.request.echo else 0)
-        return _event(choice, part.text) | self._logprobs(part.tokens, tops, at)
+        return _event(choice, part.text) | self._logprobs(part.tokens, tops, at) | self.ids(part)
 
     def closing(self, choice: int, reply: Reply, called: bool) -> dict[str, Any]:
         """See :class:`Form`."""
@@ -110,7 +110,7 @@ class TextForm(Form):
             text, tokens = given.text + text, [*given.tokens, *tokens]
             tops = [*given.tops, *tops]
         finish = "length" if self.request.max_tokens == 0 else reply.finish
-        return _event(choice, text, finish) | self._logprobs(tokens, tops, 0) | self._ended(choice, reply)
+        return _event(choice, text, finish) | self._logprobs(tokens, tops, 0) | self.ids(part) | self._ended(choice, reply)
 
     def _ended(self, choice: int, reply: Reply) -> dict[str, Any]:
         found = self.extras(reply)

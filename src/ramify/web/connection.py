@@ -120,8 +120,20 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     """Ctrl-C or SIGTERM: nothing new is taken, what is open is finished in the time to drain, ``run`` returns. The second ends it at once."""
 
     should_exit: bool
+    unread = 0
+    """Answers that were written and that nobody had read by the end."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """A signal has come. It is not raised again afterwards, as uvicorn does: to be asked to end is no failure."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Take nothing new, finish what is open."""
+        await super().shutdown(sockets)
+        over = [
+            connection
+            for connection in self.server_state.connections
+            if connection.cycle is None or connection.cycle.response_complete
+        ]
+        self.unread = sum(connection.transport.get_write_buffer_size() > 0 for connection in over)

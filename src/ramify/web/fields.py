@@ -243,6 +243,23 @@ class TextRequest(Request):
 
 R = TypeVar("R", bound=Request)
 
+_OWN = ("modalities", "skip_special_tokens", "spaces_between_special_tokens")
+"""Neutral fields about how tokens become a reply, which is done here also where an endpoint draws them."""
+_OF_CHATS = frozenset(REFUSED) - {"suffix", "ignore_eos", "min_tokens", "guided_json", "guided_regex", "structured_outputs"}
+"""Refused fields about how a chat is laid out, which is done here also where an endpoint draws the tokens."""
+
+
+def passed_on(body: Mapping[str, Any], kind: type[Request]) -> dict[str, Any]:
+    """Those fields of a request for token ids that an endpoint gets as they came: all that are not read here."""
+    read = {*kind.model_fields, *_OWN, *(_OF_CHATS if kind is ChatRequest else ())}
+    found = {name: value for name, value in body.items() if name not in read and value is not None}
+    bias = body.get("logit_bias")
+    if isinstance(bias, dict) and any(value != -100 for value in bias.values()):
+        found["logit_bias"] = bias
+    if kind is ChatRequest and (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
+        found["response_format"] = body["response_format"]
+    return found
+
 
 def read_request(body: Mapping[str, Any], kind: type[R]) -> R:
     """The request in a JSON object. Raises RefusedError (400) whose one sentence names the field."""

@@ -39,6 +39,8 @@ class Served:
     """Fields of a request that the model passes on as they are (:attr:`ramify.model.protocol.Prefix.asked`)."""
     aliases: frozenset[str] = frozenset()
     """What the model, and what it wraps, call themselves."""
+    passes: bool = False
+    """Whether fields that are not read here go on to the endpoint that draws (:func:`ramify.web.fields.passed_on`)."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> Served:
@@ -55,7 +57,9 @@ class Served:
             names.add(inside.identity.name)
             inside = getattr(inside, "inner", None)
         hidden = frozenset(enders) if takes else frozenset[int]()
-        return cls(model, name, hidden, tokenizer, context, offers, forwards, frozenset(names - {name}))
+        return cls(
+            model, name, hidden, tokenizer, context, offers, forwards, frozenset(names - {name}), getattr(model, "passes", False)
+        )
 
     def named(self, text: str) -> str:
         """``text`` for a client: where it says another name of the model, in quotes, it says the one that clients ask for."""
@@ -163,11 +167,14 @@ class Form(ABC):
         """A runner-up as log-probs name it."""
         return f"token_id:{token}" if self.request.return_tokens_as_token_ids else self.served.spelled(token)
 
+    def ids(self, part: Part) -> dict[str, Any]:
+        """The ids of a part's tokens, where they were asked for."""
+        told = self.request.return_token_ids and "tokens" in self.served.offers
+        return {"token_ids": [token.id for token in part.tokens]} if told else {}
+
     def extras(self, reply: Reply) -> dict[str, Any]:
         """What this server says of a finished choice beyond OpenAI's fields."""
         found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
-        if self.request.return_token_ids and reply.draw is not None and reply.draw.tokens is not None:
-            found["token_ids"] = reply.draw.tokens.tolist()
         data = (reply.draw.data if reply.draw is not None else None) or {}
         if told := {name: data[name] for name in TOLD if name in data}:
             found["ramify"] = told

@@ -184,6 +184,8 @@ class Guard:
     ) -> None:
         self.app, self.host, self.token, self.answer, self.seconds, self.held = app, host, token, answer, seconds, 0
         self.count = count
+        self.cut = 0
+        """Requests that the server's end cut off."""
         self.allowed, self.probe = {_without_port(name).lower() for name in allowed}, probe
         self.headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers or {})).items()]
 
@@ -217,6 +219,7 @@ class Guard:
             if not started:
                 await _last(self.answer(refused), scope, receive, guarded)
         except asyncio.CancelledError:  # the time to drain is over
+            self.cut += 1
             if not started:
                 await self.answer(RefusedError(503, "The server is stopping."))(scope, receive, guarded)
         except Exception as error:

@@ -18,10 +18,11 @@ from ramify.web import pages
 from ramify.web.limits import Guard, RefusedError, check_bind, make_token
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from ramify.web.connection import Server
 
 MAX_CONNECTIONS = 128
 """More at once are told to come again (503)."""
@@ -84,7 +85,7 @@ def _message(title: str, text: str, status: int, headers: dict[str, str] | None 
 
 def open_server(
     guard: Guard, port: int = 0, connections: int = MAX_CONNECTIONS, drain: float = DRAIN_SECONDS
-) -> tuple[uvicorn.Server, socket.socket]:
+) -> tuple[Server, socket.socket]:
     """A server and the socket it is bound to; ``server.run(sockets=[socket])`` serves until ``server.should_exit`` or a signal.
 
     At most ``connections`` are answered at once; when it ends, open requests have ``drain`` seconds to finish.
