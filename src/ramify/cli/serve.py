@@ -108,12 +108,10 @@ def serve(
     finally:
         if recorder is not None:
             recorder.close()
-    cut = guard.cut + server.unread
-    answered = (
-        f"{cut} request{' was' if cut == 1 else 's were'} cut off before the answer was whole"
-        if cut
-        else "every request was answered"
-    )
+    answered = {
+        0: "every request was answered",
+        1: "1 request was cut off before its answer was whole",
+    }.get(cut := guard.cut + server.unread, f"{cut} requests were cut off before their answers were whole")
     say(f"ramify: {answered}; the server has ended")
 
 

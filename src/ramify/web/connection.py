@@ -15,6 +15,8 @@ BODY_SECONDS = 30.0
 """Each time as long must bring PROGRESS bytes of a body, or its end."""
 WRITE_SECONDS = 30.0
 """Each time as long must take PROGRESS bytes of an answer that waits to be read, or all of it."""
+LAST_SECONDS = 1.0
+"""For requests that the server's end cuts off to be told so."""
 PROGRESS = 16 << 10
 SPARE = 64
 """Connections beyond the bound that are told so; more are closed at once."""
@@ -129,11 +131,11 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self.should_exit = True
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take nothing new, finish what is open."""
+        """Take nothing new, finish what is open; what is cut off in the end says its last word, to the client and to the run."""
         await super().shutdown(sockets)
-        over = [
-            connection
-            for connection in self.server_state.connections
-            if connection.cycle is None or connection.cycle.response_complete
-        ]
-        self.unread = sum(connection.transport.get_write_buffer_size() > 0 for connection in over)
+        if tasks := list(self.server_state.tasks):
+            for task in tasks if self.force_exit else ():
+                task.cancel()
+            await asyncio.wait(tasks, timeout=LAST_SECONDS)
+        over = [link for link in self.server_state.connections if link.cycle is None or link.cycle.response_complete]
+        self.unread = sum(link.transport.get_write_buffer_size() > 0 for link in over)
