@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
+from model_server import serving
 
 import ramify
 from ramify.base.errors import NeedsError
@@ -25,9 +27,14 @@ from ramify.env.worlds.household import HouseholdWorld
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
+from ramify.model.middleware import wrap
 from ramify.model.probe import probe
 from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.rollout.pins import Pins
 from ramify.train.recipes import train_tokenizer
+from ramify.web.api import Api
+from ramify.web.limits import Guard, Places
+from ramify.web.recording import Recorder
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -115,6 +122,29 @@ def test_transformers_serve_takes_no_token_ids_and_that_is_one_sentence(served: 
 def test_transformers_serve_has_no_such_model(served: tuple[str, Path]) -> None:
     with pytest.raises(ProviderError):
         _ = HttpModel(served[0] + "?retries=0", str(served[1] / "nothing")).capabilities
+
+
+def test_a_gateway_with_rules_in_front_of_transformers_serve(served: tuple[str, Path], tmp_path: Path) -> None:
+    """Its own fields pass and its answers come back as they are: as asked directly with the rules' block in the messages."""
+    (tmp_path / "rules.txt").write_text("Take the red key.")
+    block = Pins(["Take the red key."]).block()
+    url, folder = served
+    user = {"role": "user", "content": "go to the hall"}
+    asked: dict[str, Any] = {"model": str(folder), "max_tokens": 5, "temperature": 0.0, "stream": True}
+
+    def read(base: str, messages: Any) -> list[Any]:
+        with openai.OpenAI(base_url=base, api_key="any", max_retries=0) as client:
+            events = [event.model_dump() for event in client.chat.completions.create(messages=messages, **asked)]
+        return [(event["model"], event["usage"], event["choices"]) for event in events]
+
+    recorder = Recorder(tmp_path / "run", {})
+    api = Api(wrap(HttpModel(url, str(folder)), [f"pins:{tmp_path}/rules.txt"]), str(folder), Places(8, 0), recorder)
+    with serving(Guard(api.app(), "127.0.0.1")) as gateway:
+        passed = read(gateway, [user])
+    recorder.close()
+    told = [choice.pop("ramify") for _, _, choices in passed for choice in choices if "ramify" in choice]
+    assert told == [{"pins": {"reinserted": ["Take the red key."]}}]
+    assert passed == read(url, [{"role": "system", "content": block}, user])
 
 
 @pytest.fixture
