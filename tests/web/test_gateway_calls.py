@@ -48,7 +48,7 @@ class Loud(Middleware):
         return replace(given, messages=hidden, asked={**given.asked, "temperature": 0.5})
 
     async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-        return replace(draw, text=draw.text.upper())
+        return replace(draw, text=draw.text.upper() or "NO WORD")
 
 
 def rules(folder: Path) -> str:
@@ -102,8 +102,9 @@ def direct() -> dict[str, tuple[Any, Any]]:
 MODES = {"plain": (), "pins": ("pins:{}",), "score": ("score:rules:{}",), "both": ("pins:{}", "score:rules:{}")}
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "recorded"), [("plain", False), ("plain", True), ("pins", False), ("score", False), ("both", True)]
+)
 def test_a_call_is_the_same_but_for_what_middleware_changes(
     mode: str, recorded: bool, direct: dict[str, tuple[Any, Any]], tmp_path: Path
 ) -> None:
@@ -184,40 +185,40 @@ def test_a_rule_that_stands_in_a_part_of_the_content_changes_nothing(tmp_path: P
         assert sent == [{"role": "system", "content": parts[:1]}, BLOCK, said[1]]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_middleware_that_rewrites_changes_texts_and_nothing_else(
-    streams: bool, direct: dict[str, tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def loud(text: str | None) -> str:
+    return (text or "").upper() or "NO WORD"
+
+
+@pytest.mark.parametrize("name", ["plain", "n", "top_logprobs", "image", "tools"])
+def test_middleware_that_rewrites_changes_texts_and_nothing_else(name: str, direct: dict[str, tuple[Any, Any]]) -> None:
+    body, reply, (((_, given),), was) = *asked_loudly(name), direct[name]
+    assert body == given | {"messages": json.loads(json.dumps(given["messages"]).replace("desk", "[place]")), "temperature": 0.5}
+    for mine, theirs in zip(reply["choices"], was["choices"], strict=True):
+        assert mine["message"]["content"] == loud(theirs["message"]["content"])
+        assert mine["logprobs"] is None  # they are of another text
+    assert without(without(reply, "content"), "logprobs") == without(without(was, "content"), "logprobs")
+
+
+@pytest.mark.parametrize("name", ["reasoning, streamed", "n, streamed", "logprobs, streamed", "tools, streamed"])
+def test_middleware_that_rewrites_a_stream_changes_texts_and_nothing_else(name: str, direct: dict[str, tuple[Any, Any]]) -> None:
+    _, events, (_, were) = *asked_loudly(name), direct[name]
+    for at in {event["choices"][0]["index"] for event in were}:
+        mine, theirs = ([e["choices"][0] for e in each if e["choices"][0]["index"] == at] for each in (events, were))
+        texts = ["".join(piece["delta"].get("content") or "" for piece in pieces) for pieces in (mine, theirs)]
+        assert texts[0] == loud(texts[1])
+        assert all(piece["logprobs"] is None for piece in mine)
+        assert without(without(mine, "content"), "logprobs") == without(without(theirs, "content"), "logprobs")
+
+
+def asked_loudly(name: str) -> tuple[Any, Any]:
+    """What arrives and what comes back through :class:`Loud`."""
     with (
         Upstream() as upstream,
         served(Loud(HttpModel(upstream.url, MODEL))) as url,
         openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client,
     ):
-        for name in (
-            ("reasoning, streamed", "n, streamed", "logprobs, streamed", "tools, streamed")
-            if streams
-            else ("plain", "n", "top_logprobs", "image")
-        ):
-            seen, was = len(upstream.requests), direct[name][1]
-            reply = call(client, name)
-            ((_, body),) = upstream.since(seen)
-            ((_, given),) = direct[name][0]
-            shown = json.loads(json.dumps(given["messages"]).replace("desk", "[place]"))
-            assert body == given | {"messages": shown, "temperature": 0.5}
-            if streams:
-                for at in range(2 if name == "n, streamed" else 1):
-                    mine, theirs = (
-                        [e["choices"][0] for e in events if e["choices"][0]["index"] == at] for events in (reply, was)
-                    )
-                    texts = ["".join(piece["delta"].get("content") or "" for piece in pieces) for pieces in (mine, theirs)]
-                    assert texts[0] == texts[1].upper()
-                    assert without(mine, "content") == without(theirs, "content") or name == "logprobs, streamed"
-                    assert not texts[0] or all(piece["logprobs"] is None for piece in mine)
-            else:
-                assert [c["message"]["content"] for c in reply["choices"]] == [
-                    c["message"]["content"].upper() for c in was["choices"]
-                ]
-                assert without(without(reply, "content"), "logprobs") == without(without(was, "content"), "logprobs")
+        reply = call(client, name)
+        return upstream.requests[-1][2], reply
 
 
 def test_an_edited_message_keeps_its_other_parts() -> None:

@@ -240,6 +240,15 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
         assert len(required.data["tool_calls"]) == 2  # what was drawn
 
 
+def test_rules_are_not_bypassed_by_a_prompt_without_messages(rules: str) -> None:
+    model = ScriptedModel(["fine"])
+    api = Api(KeepsRules(model, rules), model.identity.name, Places(8, 0))
+    with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        for prompt in ("go", [5, 6]):
+            with pytest.raises(openai.BadRequestError, match=r"middleware 'pins' .* ask /v1/chat/completions"):
+                client.completions.create(model=model.identity.name, prompt=prompt)
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_streams_of_an_endpoint_pass_middleware_piece_by_piece(streams: bool) -> None:
     """Where the endpoint streams, it passes as it comes; where it refuses to, the reply comes in one piece."""

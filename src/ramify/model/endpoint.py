@@ -40,9 +40,14 @@ _AGREE = 0.05
 """Log-probs of one token drawn and given differ by less, in nats, where a server means the same by both."""
 
 
-def _is_plain(settings: Sampling) -> bool:
+LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+"""Fields of a request that change no reply, whatever they say."""
+
+
+def _is_plain(settings: Sampling, asked: Mapping[str, Any]) -> bool:
     """Whether sampling is from the model's own distribution."""
-    return (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) == (1, 1, 0, (), ())
+    cut = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) != (1, 1, 0, (), ())
+    return not cut and asked.keys() <= set(LABELS)
 
 
 class HttpModel:
@@ -239,7 +244,7 @@ class HttpModel:
         body = self._dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(prefix.asked)
         spelled, values, said, done = Detokenizer(self.tokenizer), list[float](), "", 0
         stop, usage, longest = "", None, max(map(len, settings.stop_texts), default=0)
-        plain, over = _is_plain(settings), False
+        plain, over = _is_plain(settings, prefix.asked), False
 
         def ends(fresh: str, token: int) -> bool:
             return token in settings.stop_tokens or any(text in fresh for text in settings.stop_texts)
@@ -279,7 +284,7 @@ class HttpModel:
         drawn = spelled.tokens
         scores = np.array(values[: len(drawn)], np.float32) if len(values) >= len(drawn) else None
         self._check_drawn(drawn, scores, settings)
-        draw = self._draw(drawn, scores, stop, settings, wire.usage_of({"usage": usage}))
+        draw = self._draw(drawn, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
         yield rest_of(draw, done, len(said))
 
     def _cut(self) -> ProviderError:
@@ -345,7 +350,14 @@ class HttpModel:
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
         logprobs = np.concatenate(model) if len(model) == 2 else None
-        return self._draw([*first.tokens.tolist(), *rest.tokens.tolist()], logprobs, rest.stop, settings, rest.data or {})
+        return self._draw(
+            [*first.tokens.tolist(), *rest.tokens.tolist()],
+            logprobs,
+            rest.stop,
+            settings,
+            rest.data or {},
+            _is_plain(settings, asked),
+        )
 
     async def _completed(
         self, given: list[int], settings: Sampling, key: int, dialect: Dialect, asked: Mapping[str, Any] | None = None
@@ -360,7 +372,7 @@ class HttpModel:
             raise ProviderError("tokens", f"{host} gives no ids of the tokens it drew")
         logprobs = wire.choice_logprobs(choice, len(tokens), host)
         self._check_drawn(tokens, logprobs, settings)
-        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer))
+        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, asked or {}))
 
     def _check_drawn(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
         """Raises ProviderError where a draw is not what was asked for."""
@@ -373,9 +385,12 @@ class HttpModel:
             raise ProviderError("logprobs", f"{host} gives no log-probs, which it gave before")
 
     def _draw(
-        self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any]
+        self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any], plain: bool
     ) -> Draw:
-        """A draw cut after the first token that stops it: servers stop late, or not at all, and what they drew before stays valid."""
+        """A draw cut after the first token that stops it: servers stop late, or not at all, and what they drew before stays valid.
+
+        ``plain`` says whether ``logprobs`` are those of the sampling distribution, too.
+        """
         text, ends = self.tokenizer.decode(tokens), self.tokenizer.ends(tokens)
         array = np.array(tokens, np.int32)
         for count, token in enumerate(tokens, 1):
@@ -387,7 +402,7 @@ class HttpModel:
                 text, ends, array = said, ends[:count], array[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
-        return Draw(text, stop, array, logprobs if _is_plain(settings) else None, logprobs, None, ends, data or None)
+        return Draw(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
 
     async def _score(self, row: list[int], scores: str = "", top_k: int = 0) -> TokenScores:
         if not row:

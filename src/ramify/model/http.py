@@ -219,12 +219,12 @@ class Transport:
             value = text
         failed = isinstance(value, dict) and value.get("error") is not None and "choices" not in value
         if status >= 400 or failed:
-            raise self._reported(status, value, text, response.headers)
+            raise self._reported(status, value, text, response)
         if not isinstance(value, dict):
             raise ProviderError("shape", f"{host} answers with a {type(value).__name__} in place of a JSON object")
         return value
 
-    def _reported(self, status: int, value: Any, text: str, headers: Mapping[str, str]) -> ProviderError:
+    def _reported(self, status: int, value: Any, text: str, response: httpx2.Response) -> ProviderError:
         """The error that a status of 400 and above, or an ``error`` field in an answer (some gateways), stands for."""
         host = self.endpoint.host
         detail = value.get("error", value) if isinstance(value, dict) else value
@@ -248,8 +248,10 @@ class Transport:
             kind = "auth"
         elif status == 404 and "model" in said.lower():
             kind = "model"
+        elif status in (404, 405):
+            host += response.url.path  # there may be no such address there
         message = f"{host} answers {status}: {said}" if said else f"{host} answers {status}"
-        wait = asked_wait(headers) if again else None
+        wait = asked_wait(response.headers) if again else None
         if wait is not None and wait > self.limits.longest:
             message += f" (it asks to wait {wait:.0f} s)"
         return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)

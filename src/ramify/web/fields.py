@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ramify.base.errors import nearest
+from ramify.model.endpoint import LABELS
 from ramify.model.protocol import Sampling
 from ramify.web.limits import RefusedError
 
@@ -37,7 +38,7 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
     "spaces_between_special_tokens": (False, "none are put in"),
 }
 #: Fields that change no reply whatever they say (``user`` is whom fairness counts the request for).
-IGNORED = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+IGNORED = LABELS
 #: Fields of OpenAI's and other servers that are not offered. Field -> why.
 REFUSED = {
     "functions": "use tools",

@@ -183,7 +183,9 @@ class _Call:
                 made = await self._made(draws)
                 await self._end(made, None, heard.usage)
                 for event in () if held is None else held.told(self.route, draws, made):
-                    begun = True
+                    if not begun:
+                        begun = True
+                        self._first()
                     yield transport.scrub(as_event(event).decode())
             except (asyncio.CancelledError, GeneratorExit):
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself

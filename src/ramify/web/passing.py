@@ -92,16 +92,19 @@ def _same(first: Sequence[Any], last: Sequence[Any]) -> bool:
 
 def _sent(said: Message) -> Any:
     """A message as it goes to the upstream. One that a client sent keeps what else it says; one that is new is what it says."""
+    data: Mapping[str, Any] = said.data if isinstance(said.data, Mapping) else {}
+    if said.sent is None:
+        return {"role": said.role, "content": wire.clean(said.text), **data}
     if not isinstance(said.sent, Mapping):
-        return {"role": said.role, "content": wire.clean(said.text), **(said.data or {})} if said.sent is None else said.sent
+        return said.sent
     was, found = _message(said.sent), dict(said.sent)
     if said.role != was.role:
         found["role"] = said.role
     if said.text != was.text:
         found["content"] = _content(found.get("content"), wire.clean(said.text))
-    for name in {**was.data, **(said.data or {})}:
-        if name != "content" and was.data.get(name) != (said.data or {}).get(name):
-            found[name] = (said.data or {}).get(name)
+    for name in {**was.data, **data}:
+        if name != "content" and was.data.get(name) != data.get(name):
+            found[name] = data.get(name)
     return found
 
 
@@ -244,7 +247,7 @@ class Held:
 
 def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Draw, now: Draw) -> None:
     """Put what changed into the first piece that tells of it (else the last), and take it out of the others."""
-    places = [piece if route == "completions" else piece.get("delta") or {} for piece in pieces]
+    places = [piece if route == "completions" else _delta(piece) for piece in pieces]
 
     def put(names: Iterable[str], value: Any) -> None:
         telling = [(place, name) for place in places for name in names if place.get(name)]
@@ -260,6 +263,14 @@ def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Draw, now: Draw)
             _forget_logprobs(piece)
     for name, value in _changes({name: "" for place in places for name in place}, was, now):
         put((name,), [{"index": at, **call} for at, call in enumerate(value or ())] if name == "tool_calls" else value)
+
+
+def _delta(piece: dict[str, Any]) -> dict[str, Any]:
+    """The delta of a piece, put there where it has none."""
+    if not isinstance(piece.get("delta"), dict):
+        piece["delta"] = {}
+    found: dict[str, Any] = piece["delta"]
+    return found
 
 
 def as_event(value: Mapping[str, Any]) -> bytes:
