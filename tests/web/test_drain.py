@@ -81,8 +81,10 @@ def test_requests_that_are_cut_off_are_counted(waiting: int, drain: str, signals
     assert set(answers[1:]) <= {503, 0}
     assert len(answers) == 1 + waiting
     with Run.open(tmp_path / "run") as run:
-        stops = sorted(node.stop for node in run.each(Node) if node.index >= 0)
+        nodes = [node for node in run.each(Node) if node.index >= 0]
+    stops = sorted(node.stop for node in nodes)
     assert stops == ["eos"] + ["failed"] * waiting
+    assert all("the server cut it off" in node.data["failure"] for node in nodes if node.stop == "failed")
 
 
 def refused(url: str) -> bool:

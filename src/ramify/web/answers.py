@@ -18,7 +18,7 @@ from ramify.model.http import ProviderError
 from ramify.model.laid import TooLongError
 from ramify.model.protocol import CLIENT, Draw, Identity
 from ramify.model.streaming import Piece, Pieces, stream, whole
-from ramify.web.draws import merged
+from ramify.web.draws import merged, why_cut
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import Places, RefusedError
@@ -110,8 +110,8 @@ class Answer:
             except Exception as error:
                 await self._tell([reply.draw or error for reply in self.replies])
                 raise
-            except (asyncio.CancelledError, GeneratorExit):
-                self._leave()
+            except (asyncio.CancelledError, GeneratorExit) as error:
+                self._leave(why_cut(error))
                 raise
             finally:
                 self.metrics.count(*self._sums())
@@ -132,10 +132,10 @@ class Answer:
         told = tuple(tuple(outcomes[at : at + n]) for at in rows)
         await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, told))
 
-    def _leave(self) -> None:
+    def _leave(self, why: str) -> None:
         """The client has left, or its time has run out: nothing can be awaited here for long, so the recorder stores it by itself."""
         self.metrics.gone.inc()
-        gone = BoundaryError("provider", "the client left")
+        gone = BoundaryError("provider", why)
         kept = asyncio.ensure_future(self._tell([reply.draw or gone for reply in self.replies]))
         kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 

@@ -16,8 +16,17 @@ _AHEAD = 16
 T = TypeVar("T")
 
 
+LEFT, CUT = "the client left", "the server cut it off: it ended, or the time was over"
+"""Why a request is cancelled."""
+
+
 class GoneError(Exception):
     """The client has left; nobody reads an answer."""
+
+
+def why_cut(error: BaseException) -> str:
+    """Why a request came to no end: LEFT or CUT, as the cancellation says; one that says nothing is taken for the client's leaving."""
+    return next((str(said) for said in error.args if said in (LEFT, CUT)), LEFT)
 
 
 async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -54,14 +63,16 @@ async def unless_gone(receive: Any, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
+    left = False
     working, leaving = asyncio.create_task(work), asyncio.create_task(leave())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        left = True
         raise GoneError
     finally:
-        working.cancel()
+        working.cancel(LEFT if left else CUT)
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
 

@@ -29,7 +29,7 @@ from ramify.model.middleware import Middleware, told_by
 from ramify.model.protocol import CLIENT, Draw, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
 from ramify.web.answers import refusal
-from ramify.web.draws import begun, unless_gone
+from ramify.web.draws import begun, unless_gone, why_cut
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Served
 from ramify.web.limits import Places, RefusedError, client_of, read_json
@@ -147,8 +147,8 @@ class _Call:
                 answer = transport.checked(response, raw)
                 draws = self._draws(answer)
                 made = await self._made(draws)
-            except asyncio.CancelledError:
-                self._leave({})
+            except asyncio.CancelledError as error:
+                self._leave({}, why_cut(error))
                 raise
             except Exception as error:
                 await self._end({}, error)
@@ -187,9 +187,9 @@ class _Call:
                         begun = True
                         self._first()
                     yield transport.scrub(as_event(event).decode())
-            except (asyncio.CancelledError, GeneratorExit):
+            except (asyncio.CancelledError, GeneratorExit) as error:
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
-                self._leave(self._partial(heard, "the client left"), heard.usage)
+                self._leave(self._partial(heard, why_cut(error)), why_cut(error), heard.usage)
                 raise
             except Exception as error:
                 if not self.told:
@@ -304,13 +304,13 @@ class _Call:
         if self.gateway.record is not None:
             await self.gateway.record(self._exchange(draws, failed))
 
-    def _leave(self, draws: Mapping[int, Draw], usage: Any = None) -> None:
+    def _leave(self, draws: Mapping[int, Draw], why: str, usage: Any = None) -> None:
         self.gateway.metrics.gone.inc()
         if self.told:
             return
         self._count(usage)
         if self.gateway.record is not None:
-            gone = BoundaryError("provider", "the client left")
+            gone = BoundaryError("provider", why)
             kept = asyncio.ensure_future(self.gateway.record(self._exchange(draws, gone)))
             kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
