@@ -91,9 +91,8 @@ def test_other_models_are_loaded_from_their_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("mistral", {"sliding_window": 8, "num_key_value_heads": 2}, "sliding_window"),
         ("mamba", {"state_size": 4}, "linear_attention cache cannot be forked"),
-        ("gemma2", {"num_key_value_heads": 2, "head_dim": 8}, "sliding_attention"),
+        ("gemma2", {"num_key_value_heads": 2, "head_dim": 8}, "softcap"),
         ("bloom", {"n_head": 4}, "attention interface"),
     ],
 )

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.engine.adapters import adapter_base
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
-from ramify.engine.merged import adapted_model, adapter_base, merge, merged_model
+from ramify.engine.merged import merge, merged_model
 from ramify.engine.pairs import open_pair, pair_template
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.pair import IncompatiblePairError, Pair, Side, same_tokenizer
@@ -105,7 +106,7 @@ def test_an_adapter_is_added_to_the_weights_it_names(folders: tuple[Path, Path],
 
     adapter = lora(tmp_path / "adapter", folders[1])
     parts, name = load_file(adapter / "adapter_model.safetensors"), "model.layers.1.self_attn.q_proj"
-    added = adapted_model(adapter, folders[1]).module.state_dict()
+    added = LocalModel.load(adapter, base=folders[1]).module.state_dict()
     wanted = TinyLM.load(folders[1]).state_dict()
     low = parts[f"base_model.model.{name}.lora_B.weight"] @ parts[f"base_model.model.{name}.lora_A.weight"]
     assert torch.allclose(added[f"{name}.weight"], wanted[f"{name}.weight"] + 4 * low)
@@ -148,14 +149,14 @@ def test_adapters_that_cannot_be_read_are_refused(
 ) -> None:
     adapter = lora(tmp_path / "adapter", folders[1], config)
     with pytest.raises(error, match=said):
-        adapted_model(adapter, adapter_base(adapter))
+        LocalModel.load(adapter)
 
 
 def test_an_adapter_of_another_model_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     adapter = lora(tmp_path / "adapter", folders[1])
     TinyLM(TinyConfig(vocab=40, width=16, layers=2, heads=1, kv_heads=1, head_size=16, ffn=48)).save(tmp_path / "small")
     with pytest.raises(UserError, match="does not fit the weight"):
-        adapted_model(adapter, tmp_path / "small")
+        LocalModel.load(adapter, base=tmp_path / "small")
 
 
 def test_half_an_adapter_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_half_an_adapter_is_refused(folders: tuple[Path, Path], tmp_path: Path) 
     for lost in sorted(parts)[:2]:
         save_file({name: part for name, part in parts.items() if name != lost}, file)
         with pytest.raises(UserError, match=f"has no other half '{lost}'"):
-            adapted_model(adapter, folders[1])
+            LocalModel.load(adapter, base=folders[1])
 
 
 # -- pairs

@@ -33,8 +33,10 @@ class Arena:
     way round; while contents move, old and new memory exist together.
     """
 
-    def __init__(self, layers: int, size: int, device: torch.device, most: int | None = None) -> None:
-        self.kv = torch.zeros((layers, ROWS, POSITIONS, size), device=device)
+    def __init__(
+        self, layers: int, size: int, device: torch.device, most: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.kv = torch.zeros((layers, ROWS, POSITIONS, size), device=device, dtype=dtype)
         self.most = most
         self._views: dict[tuple[int, int], Views] = {}
 
@@ -55,7 +57,7 @@ class Arena:
             R, S = doubled(ROWS, rows), doubled(POSITIONS, positions)
         if (self.rows, self.capacity) != (R, S):
             old = self.kv
-            self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device)
+            self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device, dtype=old.dtype)
             r, s = min(R, old.shape[1]), min(S, old.shape[2])
             self.kv[:, :r, :s] = old[:, :r, :s]
             self._views.clear()
@@ -66,7 +68,7 @@ class Arena:
             return self._views[count, positions]
         seen = self.kv[:, first : first + count, :positions]
         keys, values = seen.unflatten(3, (2, kv_heads, -1)).permute(3, 0, 1, 4, 2, 5)
-        zeros = torch.zeros(self.capacity, device=self.kv.device)
+        zeros = torch.zeros(self.capacity, device=self.kv.device, dtype=self.kv.dtype)
         steps = torch.cat((zeros, zeros - float("inf"))).unfold(0, positions, 1)  # entry C-1-p: zero up to position p
         views = Views(self.kv.flatten(1, 2).unbind(0), keys.unbind(0), values.unbind(0), steps)
         if first == 0:

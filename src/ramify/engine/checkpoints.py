@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -13,11 +14,16 @@ from safetensors.torch import load, save
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.files import refusal, whole_file
+from ramify.engine.adapters import tokenizer_folder, whole_folder
+from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyLM
+from ramify.engine.tiny import TinyLM, distinct_weights, read_config, set_distinct_weights
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.protocol import Model
 from ramify.model.tokenizer import HfTokenizer
+
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""What goes with a tokenizer."""
 
 
 def model_folder(spec: str) -> Path:
@@ -35,13 +41,14 @@ def model_folder(spec: str) -> Path:
     return folder
 
 
-def load_model(folder: Path, max_rows: int = 64) -> tuple[LocalModel, ChatTemplate]:
+def load_model(folder: Path, max_rows: int = 64, device: str = "", dtype: str = "") -> tuple[LocalModel, ChatTemplate]:
     """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer."""
-    return LocalModel.load(folder, max_rows=max_rows), chat_template(folder)
+    return LocalModel.load(folder, max_rows=max_rows, device=device, dtype=dtype), chat_template(folder)
 
 
 def chat_template(folder: Path) -> ChatTemplate:
     """How the checkpoint in ``folder`` lays chats out. Raises NeedsError where it does not say."""
+    folder = tokenizer_folder(folder)
     tokenizer = HfTokenizer.load(folder)
     try:
         return TagTemplate(tokenizer)
@@ -52,7 +59,7 @@ def chat_template(folder: Path) -> ChatTemplate:
 def save_model(model: LocalModel, start: Path, folder: Path) -> None:
     """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from.
 
-    Each file is there whole or not at all. Raises RamifyError when the disk refuses.
+    What came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +76,7 @@ def save_model(model: LocalModel, start: Path, folder: Path) -> None:
 
 def weights_of(model: LocalModel) -> bytes:
     """The weights as they are now, as safetensors: what a worker takes with :func:`set_weights`."""
-    return bytes(save({name: value.detach().clone().contiguous() for name, value in model.module.state_dict().items()}))
+    return bytes(save({name: value.contiguous() for name, value in distinct_weights(model.module).items()}))
 
 
 def set_weights(model: Model, weights: bytes) -> None:
@@ -77,19 +84,25 @@ def set_weights(model: Model, weights: bytes) -> None:
     if not isinstance(model, LocalModel):
         raise UserError(f"the weights of '{model.identity.name}' cannot be set")
     try:
-        model.module.load_state_dict(load(weights))
-    except (SafetensorError, RuntimeError) as error:
+        set_distinct_weights(model.module, load(weights))
+    except (SafetensorError, UserError) as error:
         raise UserError(f"these are no weights of '{model.name}': {error}") from error
     model.refresh()
 
 
 def _write(model: LocalModel, start: Path, folder: Path) -> None:
+    whole, tokens = whole_folder(start), tokenizer_folder(start)
     if isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
+        record = {name: value for name, value in read_config(whole).items() if name not in ("auto_map", "torch_dtype")}
+        (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     else:
-        model.module.save_pretrained(folder)  # type: ignore[operator]
+        from ramify.engine.generic import save_transformers
+
+        save_transformers(model.module, folder)
         if model.tokenizer is not None:
             (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        if (start / name).is_file():
-            shutil.copyfile(start / name, folder / name)
+    said = start if (start / GENERATION).is_file() else whole
+    for place, name in [(tokens, name) for name in _BESIDE] + [(said, GENERATION)]:
+        if (place / name).is_file():
+            shutil.copyfile(place / name, folder / name)

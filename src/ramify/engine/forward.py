@@ -141,6 +141,8 @@ class Forward(Protocol):
     weights: int
     """Numbers a row is multiplied with, all layers together."""
     device: torch.device
+    dtype: torch.dtype
+    """Of the weights, and so of the cache."""
 
     def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
         """Run a tile; last hidden state [M, D]. ``tap`` as in :meth:`TinyLM.hidden`, with [M, D]."""
@@ -171,7 +173,7 @@ class TinyForward:
         self.layers, self.kv_heads, self.kv_size = c.layers, c.kv_heads, 2 * c.kv_heads * c.head_size
         self.vocab, self.width, self.context = c.vocab, c.width, c.context
         self.weights = sum(weight.numel() for weight in module.parameters())
-        self.device = module.head.device
+        self.device, self.dtype = module.head.device, module.head.dtype
         self.refresh()
 
     def refresh(self) -> None:

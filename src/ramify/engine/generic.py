@@ -6,6 +6,8 @@ and attend as every other model of the engine does. Outside a tile (training, sc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ramify.base.errors import NeedsError
+from ramify.base.errors import NeedsError, UserError
 from ramify.engine.cache import Arena
 from ramify.engine.forward import Tile
 from ramify.engine.tiny import Tap
@@ -30,7 +32,7 @@ def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
 
         mixed: tuple[Tensor, None] = sdpa_attention_forward(module, q, k, v, mask, **options)
         return mixed
-    for extra in ("sliding_window", "softcap", "s_aux", "position_bias"):
+    for extra in ("softcap", "s_aux", "position_bias"):  # a sliding window bounds the context, within which it changes nothing
         if options.get(extra) is not None:
             raise NeedsError(f"the engine cannot run {type(module).__name__}: its attention uses {extra}")
     if k.shape != v.shape:
@@ -61,12 +63,50 @@ def load_transformers(folder: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
-        module: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
-        )
+        with quiet():
+            module, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NeedsError(f"transformers cannot open {folder} as a causal language model: {str(error).splitlines()[0]}") from error
-    return module.eval()
+    if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
+        raise UserError(f"{folder}: weight '{missing[0]}' is missing")
+    model: nn.Module = module.eval()
+    return model
+
+
+def save_transformers(module: nn.Module, folder: Path) -> None:
+    """Write config.json and the weights as safetensors, tied ones once; no generation_config.json."""
+    from transformers import GenerationConfig
+
+    kept, module.generation_config = getattr(module, "generation_config", None), GenerationConfig()
+    try:
+        with quiet():
+            module.save_pretrained(folder)  # type: ignore[operator]
+    finally:
+        module.generation_config = kept  # type: ignore[assignment]
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's own progress bars and warnings, which would be written over ramify's."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def eos_tokens(module: nn.Module) -> tuple[int, ...]:
@@ -86,7 +126,7 @@ class HfForward:
 
         config: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
         kind = config.model_type
-        windows = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+        windows = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention", "sliding_attention"}
         if getattr(module, "_is_stateful", False) or windows:
             raise NeedsError(
                 f"the engine cannot run '{kind}': a {', '.join(sorted(windows)) or 'recurrent'} cache cannot be forked"
@@ -104,9 +144,10 @@ class HfForward:
         head_size = int(getattr(config, "head_dim", None) or self.width // heads)
         self.kv_size = 2 * self.kv_heads * head_size
         self.vocab = int(config.vocab_size)
-        self.context = int(getattr(config, "max_position_embeddings", 1 << 20))
+        self.context, self.bound = _context_of(config)
         self.weights = sum(weight.numel() for weight in module.parameters())
-        self.device = next(module.parameters()).device
+        first = next(module.parameters())
+        self.device, self.dtype = first.device, first.dtype
         self._tap: Tap | None = None
         self._hook()
         self._check(kind)
@@ -173,17 +214,36 @@ class HfForward:
 
     def _check(self, kind: str) -> None:
         """Compare a tile with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
-        ids = [i % self.vocab for i in range(12)]
+        ids = [i % self.vocab for i in range(min(12, self.context))]
         tokens = torch.tensor(ids, device=self.device)
-        arena = Arena(self.layers, self.kv_size, self.device)
-        with torch.inference_mode():
+        arena = Arena(self.layers, self.kv_size, self.device, dtype=self.dtype)
+        near = 1e-3 if self.dtype == torch.float32 else 5e-2
+        with torch.inference_mode(), quiet():
             try:
-                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, ids, range(12), 0)))
+                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, ids, range(len(ids)), 0)))[: len(ids)]
             except (RuntimeError, TypeError, AttributeError, IndexError) as error:
                 raise NeedsError(f"the engine cannot run '{kind}': {str(error).splitlines()[0]}") from error
             theirs = self.module(input_ids=tokens[None], use_cache=False).logits[0]
-        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
+        if not torch.allclose(ours, theirs, rtol=near, atol=near * float(theirs.abs().max())):
             raise NeedsError(f"the engine cannot run '{kind}': its attention does more than the engine's cache reproduces")
+
+
+def _context_of(config: Any) -> tuple[int, str]:
+    """Longest row that the engine's cache reproduces, and what bounds it where that is not the model's own context."""
+    context, why = int(getattr(config, "max_position_embeddings", None) or 1 << 20), ""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and window < context:
+        context, why = int(window), "the sliding window of its attention, beyond which the local engine is not exact"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for record in [rope, *(part for part in rope.values() if isinstance(part, dict))]:
+        first = record.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        if record.get("rope_type") in ("longrope", "dynamic") and first and first < context:
+            # what a short row's positions mean would depend on the longest row beside it
+            context, why = (
+                int(first),
+                "the context before its rotary positions are stretched, beyond which the local engine is not exact",
+            )
+    return context, why
 
 
 def blocks_of(module: nn.Module, layers: int) -> nn.ModuleList:

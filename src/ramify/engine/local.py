@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,10 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
 from ramify.engine.batch import Batch
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.forward import TILE, Forward, TinyForward, probe
+from ramify.engine.generation import FILE as GENERATION
+from ramify.engine.generation import read_generation
 from ramify.engine.memory import Memory
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
@@ -96,15 +99,23 @@ class LocalModel:
         schedule: str = "",
         profile: Profile | None = None,
         verify: str = "coupled",
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         for option, value in (("max_rows", max_rows), ("quantum", quantum)):
             if value < 1:
                 raise UserError(f"{option} is {value}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name
+        self.defaults = dict(defaults or {})
         self.forward: Forward = _forward_of(module)
+        self._exact = self.forward.dtype == torch.float32
+        if not self._exact and (drafter is not None or self.forward.device.type == "cpu"):
+            what = "a drafter" if drafter is not None else "a CPU"
+            raise UserError(
+                f"the weights of '{name}' are {str(self.forward.dtype).removeprefix('torch.')}; {what} goes with float32"
+            )
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, arena_bytes)
-        self._invariant = probe(self.forward)
+        self._invariant = self._exact and probe(self.forward)
         self._weights = ""
         speculator = None
         if isinstance(drafter, Path | str):
@@ -124,12 +135,14 @@ class LocalModel:
         """Start with no rows and nothing cached."""
         bounds, forward = self._bounds, self.forward
         layers = forward.layers + (speculator.layers if speculator else 0)
-        position = 4 * layers * forward.kv_size  # bytes
+        position = forward.dtype.itemsize * layers * forward.kv_size  # bytes
         cache_bytes = min(1 << 30, 32_768 * position) if bounds.cache_bytes is None else bounds.cache_bytes
         most = None if bounds.arena_bytes is None else bounds.arena_bytes // position
         spare = TILE + (speculator.block if speculator else 0)
         stored = speculator.stored if speculator else None
-        memory = Memory(layers, forward.kv_size, forward.device, cache_bytes, spare, most, forward.layers, stored)
+        memory = Memory(
+            layers, forward.kv_size, forward.device, cache_bytes, spare, most, forward.layers, stored, dtype=forward.dtype
+        )
         if memory.longest == 0:
             raise UserError(f"arena_bytes is {bounds.arena_bytes}; the smallest arena of '{self.name}' has {256 * position}")
         self._speculator = speculator
@@ -144,21 +157,35 @@ class LocalModel:
         return other
 
     @classmethod
-    def load(cls, path: Path | str, **options: Any) -> LocalModel:
-        """Open a checkpoint folder (config.json, safetensors, tokenizer.json). ``options`` as in the constructor.
+    def load(cls, path: Path | str, *, base: Path | None = None, device: str = "", dtype: str = "", **options: Any) -> LocalModel:
+        """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter, which is added to its base.
 
-        Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others run through transformers as float32, with code from the
-        checkpoint never executed. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
+        Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others, and all in bfloat16, run through transformers, with code
+        from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype`` as in
+        :func:`ramify.engine.devices.placement`; further ``options`` as in the constructor, where ``eos`` and ``defaults`` come from
+        generation_config.json by default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
         """
-        folder = Path(path)
-        record = read_config(folder)
-        tokenizer = HfTokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
-        options.setdefault("name", folder.name)
-        if TinyConfig.from_hf(record) is not None:
-            return cls(TinyLM.load(folder), tokenizer, **options)
-        from ramify.engine.generic import load_transformers
+        from ramify.engine.devices import placement
 
-        return cls(load_transformers(folder), tokenizer, **options)
+        folder = Path(path)
+        place, numbers = placement(device, dtype)
+        whole = base or whole_folder(folder)
+        record = read_config(whole)
+        _refuse_pickles(whole)
+        tokens = folder if (folder / "tokenizer.json").is_file() else whole
+        tokenizer = HfTokenizer.load(tokens) if (tokens / "tokenizer.json").is_file() else None
+        module: nn.Module
+        if numbers == torch.float32 and TinyConfig.from_hf(record) is not None:
+            module = TinyLM.load(whole)
+        else:
+            from ramify.engine.generic import load_transformers
+
+            module = load_transformers(whole)
+        if is_adapter(folder):
+            add_adapter(module, folder)
+        said = read_generation(folder if (folder / GENERATION).is_file() else whole)
+        options = {"name": folder.name, "eos": said.eos, "defaults": said.sampling} | options
+        return cls(module.to(place, numbers), tokenizer, **options)
 
     @property
     def identity(self) -> Identity:
@@ -170,7 +197,10 @@ class LocalModel:
     @property
     def capabilities(self) -> frozenset[str]:
         """All but what this machine does not give: ``batch_invariant`` is there only if it held on the real weights at load."""
-        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps", "train"}
+        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps"}
+        if not self._exact:
+            return frozenset(found | {"seeds"})  # an optimiser's small steps are lost in bfloat16
+        found.add("train")
         if self._speculator is not None and self._speculator.law != "coupled":
             return frozenset(found)  # how much is drafted depends on the load, and so does what is drawn
         return frozenset(found | {"seeds"} | ({"batch_invariant"} if self._invariant else set()))
@@ -414,8 +444,19 @@ class LocalModel:
             raise UserError(f"token {int(outside[0])} is out of range; '{self.name}' knows 0 to {self.forward.vocab - 1}")
         longest = self.context if room else self.forward.context  # what is only scored takes nothing of the arena
         if len(row) + room > longest:
-            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'")
+            why = f" ({bound})" if (bound := getattr(self.forward, "bound", "")) else ""
+            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'{why}")
         return row
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Raises UserError where the only weights are pickles."""
+    pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).is_file()]
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} has its weights in {pickles[0].removesuffix('.index.json')}, a pickle, which may run code when it is opened; "
+            "save them as safetensors where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)"
+        )
 
 
 def _forward_of(module: nn.Module) -> Forward:

@@ -29,9 +29,10 @@ class Memory:
         most: int | None = None,
         bare: int | None = None,
         stored: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.store = PrefixStore(cache_bytes)
-        self._shape, self._spare, self.most = (layers, size, device), spare, most
+        self._shape, self._spare, self.most, self._dtype = (layers, size, device), spare, most, dtype
         self._bare, self._stored = bare or layers, stored or layers
         self._arena: Arena | None = None
 
@@ -57,7 +58,7 @@ class Memory:
     def arena(self, rows: int, length: int) -> Arena:
         """The arena, with room for so many rows of so many tokens."""
         if self._arena is None:
-            self._arena = Arena(*self._shape, self.most)
+            self._arena = Arena(*self._shape, self.most, self._dtype)
         self._arena.reserve(rows, length + self._spare)
         return self._arena
 

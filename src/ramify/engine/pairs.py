@@ -8,7 +8,8 @@ from typing import Any
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
-from ramify.engine.merged import Method, adapted_model, adapter_base, is_adapter, merged_model
+from ramify.engine.adapters import adapter_base, is_adapter
+from ramify.engine.merged import Method, merged_model
 from ramify.engine.named import find_model
 from ramify.engine.tiny import read_config
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
@@ -94,8 +95,8 @@ def _side(spec: str, folder: Path | None, instead: Path | None, together: bool) 
         base = _base(folder, instead)
         tokens = next((f for f in (folder, base) if (f / "tokenizer.json").is_file()), None)
         stamp = _stamp(folder, base)
-        return Side(partial(adapted_model, folder, base), folder.name, _tokenizer(tokens), read_config(base), together, stamp)
-    return Side(partial(_load, folder), folder.name, _tokenizer(folder), read_config(folder), together, _stamp(folder))
+        return Side(partial(_load, folder, base), folder.name, _tokenizer(tokens), read_config(base), together, stamp)
+    return Side(partial(_load, folder, None), folder.name, _tokenizer(folder), read_config(folder), together, _stamp(folder))
 
 
 def _base(adapter: Path, instead: Path | None) -> Path:
@@ -114,10 +115,10 @@ def _stamp(*folders: Path) -> str:
     return stable_hash(*(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files))
 
 
-def _load(folder: Path) -> Model:
+def _load(folder: Path, base: Path | None) -> Model:
     from ramify.engine.local import LocalModel
 
-    return LocalModel.load(folder)
+    return LocalModel.load(folder, base=base)
 
 
 def _tokenizer(folder: Path | None) -> Any:

@@ -9,7 +9,7 @@ Axis legend: B batch, T tokens, V vocabulary, D width, H query heads, G key/valu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -364,16 +364,37 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's ``state_dict`` with every tensor once: of weights that are one tensor (tied embeddings) the first name only."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in module.state_dict().items():
+        if value.data_ptr() not in seen:
+            seen.add(value.data_ptr())
+            found[name] = value.detach()
+    return found
+
+
+def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Inverse of :func:`distinct_weights`: names that share a tensor go on sharing it.
+
+    Raises UserError where ``weights`` are not those of such a module.
+    """
+    own = distinct_weights(module)
+    for name in sorted(own.keys() | weights.keys()):
+        if name not in weights or name not in own:
+            raise UserError(f"weight '{name}' is {'missing' if name in own else 'not one this model has'}")
+        if weights[name].shape != own[name].shape:
+            raise UserError(f"weight '{name}' is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
+    module.load_state_dict(dict(weights), strict=False)
+
+
 def weights_hash(module: nn.Module) -> str:
     """Content hash of a model: every tensor's name, type, shape and bytes (a shared tensor once) and, for a TinyLM, its shape record."""
     parts: list[str | bytes] = ["weights"]
     if isinstance(module, TinyLM):
         parts.append(canonical_json(asdict(module.config)))
-    seen: set[int] = set()
-    for name, value in module.state_dict().items():
-        if value.data_ptr() in seen:
-            continue
-        seen.add(value.data_ptr())
-        raw = value.detach().cpu().contiguous()
+    for name, value in distinct_weights(module).items():
+        raw = value.cpu().contiguous()
         parts += [name, str(raw.dtype), str(tuple(raw.shape)), raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""]
     return stable_hash(*parts)

@@ -15,7 +15,7 @@ from ramify.base import registry
 from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.engine.tiny import TinyLM
+from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
 from ramify.train.batch import Batch, Row, collate, micro_batches
 from ramify.train.losses import LossConfig, Scores
 
@@ -126,7 +126,7 @@ class Trainer:
         count = sum(int(row.mask[1:].sum()) for row in rows)
         totals = dict.fromkeys(losses, 0.0)
         device = next(self.module.parameters()).device
-        self.module.train()
+        self.module.eval()  # no dropout: rows are scored by the model that sampled them, and a resumed run must end as this one
         self.optimizer.zero_grad(set_to_none=True)
         for pack in micro_batches(rows, self.config.micro_tokens):
             batch = collate(pack, device)
@@ -141,12 +141,11 @@ class Trainer:
         if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
             self.optimizer.step()
         self.steps += 1
-        self.module.eval()
         return totals, count, norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on: tensors by name (weights, moments) and a JSON record."""
-        tensors = {f"weight.{name}": value.detach().cpu() for name, value in self.module.state_dict().items()}
+        tensors = {f"weight.{name}": value.cpu() for name, value in distinct_weights(self.module).items()}
         moments = self.optimizer.state_dict()["state"]
         for index, moment in moments.items():
             for name, value in moment.items():
@@ -155,8 +154,8 @@ class Trainer:
 
     def restore(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        own = self.module.state_dict()
-        self.module.load_state_dict({name: tensors[f"weight.{name}"] for name in own})
+        weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
+        set_distinct_weights(self.module, weights)
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             if key.startswith("moment."):
@@ -166,4 +165,3 @@ class Trainer:
         state["state"] = moments
         self.optimizer.load_state_dict(state)
         self.steps = int(record["steps"])
-        self.module.eval()
