@@ -206,3 +206,147 @@ def test_tokens_that_the_tokenizer_does_not_know_are_drawn_and_kept(tmp_path: Pa
     assert reply.ends is not None
     assert min(reply.tokens) >= model.tokenizer.size
     assert (reply.text, list(reply.ends)) == ("", [0] * 5)
+
+
+# -- adapters
+
+
+def save_adapter(folder: Path, base: Path, name: str, rank: int = 2, **settings: Any) -> np.ndarray:
+    """A LoRA adapter of one weight in PEFT's layout; returns what it adds to that weight, [out, in]."""
+    from safetensors.numpy import load_file, save_file
+
+    folder.mkdir()
+    out, into = load_file(base / "model.safetensors")[f"{name}.weight"].shape
+    if settings.get("fan_in_fan_out"):
+        out, into = into, out
+    rng = np.random.default_rng(0)
+    down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((rank, into), (out, rank)))
+    save_file(
+        {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up},
+        folder / "adapter_model.safetensors",
+    )
+    record = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 6, "base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(record | settings))
+    return 6 / rank * up @ down
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "settings"),
+    [
+        ("gpt2", "transformer.h.1.attn.c_attn", {"fan_in_fan_out": True}),
+        ("qwen3", "model.layers.0.self_attn.q_proj", {}),
+        ("olmo2", "model.layers.0.mlp.up_proj", {}),
+    ],
+)
+def test_an_adapter_is_a_model(kind: str, name: str, settings: dict[str, Any], verb: Any, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    save_checkpoint(tmp_path / "base", kind)
+    change = save_adapter(tmp_path / "adapter", tmp_path / "base", name, **settings)
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    row = np.arange(3, 20, dtype=np.int32)
+    with torch.inference_mode():
+        weight = module.get_parameter(f"{name}.weight")
+        weight += torch.from_numpy(change.T if settings else change)
+        expected = module(torch.from_numpy(row[None]).long()).logits[0].numpy()
+    np.testing.assert_allclose(module_logits(LocalModel.load(tmp_path / "adapter"), row), expected, atol=1e-4)
+
+    made = improve(verb, tmp_path / "adapter", tmp_path / "run")
+    assert made.code == 0, made.err
+    saved = tmp_path / "run" / "agent"
+    assert not list(saved.glob("adapter*"))
+    np.testing.assert_allclose(plain_logits(saved, row[None])[0], module_logits(LocalModel.load(saved), row), atol=1e-5)
+    assert (saved / "chat_template.jinja").read_bytes() == (tmp_path / "base" / "chat_template.jinja").read_bytes()
+
+
+def test_an_adapter_whose_base_is_a_name_on_a_hub(verb: Any, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "llama")
+    save_adapter(tmp_path / "adapter", tmp_path / "base", "lm_head", base_model_name_or_path="org/model-7b")
+    said = verb.refused("rollout", "--model", f"hf:{tmp_path / 'adapter'}", "--out", tmp_path / "run")
+    assert "is for 'org/model-7b', which is no folder with a model here" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the library's own
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_an_adapter_saved_by_peft_computes_what_peft_computes(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    peft = pytest.importorskip("peft")
+    module = save_checkpoint(tmp_path / "base", kind)
+    module.config._name_or_path = module.name_or_path = str(tmp_path / "base")
+    targets = ["c_attn", "c_proj"] if kind == "gpt2" else "all-linear"
+    made = peft.get_peft_model(module, peft.LoraConfig(r=3, lora_alpha=5, use_rslora=True, target_modules=targets))
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
+    made.eval().save_pretrained(tmp_path / "adapter")
+    row = np.arange(3, 20, dtype=np.int32)
+    with torch.inference_mode():
+        expected = made(torch.from_numpy(row[None]).long()).logits[0].numpy()
+    np.testing.assert_allclose(module_logits(LocalModel.load(tmp_path / "adapter"), row), expected, atol=1e-4)
+
+
+# -- what the checkpoint says of sampling
+
+
+def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    save_checkpoint(start, "qwen3", {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 7})
+    words = ("rollout", "--model", f"hf:{start}", "--env", "factory:zoo:Parity", "--panel", 4, "--max-reply", 12, "--json")
+    assert verb(*words, "--out", run, "--temperature", 0.9).code == 0
+    with Run.open(run) as stored:
+        used, config = stored.meta["config"]["sampling"], stored.meta["config"]
+        drawn_by = [stored.producer(n.producer) for n in stored.nodes(stored.trees()[0].name) if n.producer is not None]
+    assert (used["temperature"], used["top_p"], used["top_k"], used["max_tokens"]) == (0.9, 0.95, 20, 12)
+    assert (config["temperature"], config["top_p"], config["top_k"]) == (0.9, 0.95, 20)
+    assert {(p.settings["temperature"], p.settings["top_k"]) for p in drawn_by if p.settings} == {(0.9, 20)}
+    assert verb("resume", run, "--json").json["missing"] == 0
+    bill = verb(*words, "--top-k", 0, "--dry-run").json
+    assert (bill["config"]["temperature"], bill["config"]["top_k"]) == (0.6, 0)
+    assert "temperature was 0.9, is 0.6" in verb.refused(*words, "--out", run)
+    (start / "generation_config.json").write_text('{"temperature": "hot"}')
+    assert "generation_config.json: 'temperature' is 'hot'" in verb.refused(*words, "--out", tmp_path / "other")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # the fast path and the generic one
+def test_the_tokens_that_end_a_turn_come_from_the_checkpoint(kind: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, kind, {"eos_token_id": [2, *range(3, VOCAB)]})
+    model = LocalModel.load(tmp_path)
+    (reply,) = asyncio.run(model.sample(Prefix(np.arange(3, 9, dtype=np.int32)), 1, Sampling(ban=(0, 1)), [1]))
+    assert reply.tokens is not None
+    assert (reply.stop, len(reply.tokens)) == ("eos", 1)
+
+
+# -- where it runs
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--device", "cuda:97"], 4, "there is no device 'cuda:97' here"),
+        (["--device", "mps"], 4, "there is no device 'mps' here"),
+        (["--device", "gpu"], 2, "'gpu' names no device"),
+        (["--device", "cpu", "--dtype", "bfloat16"], 2, "bfloat16 is for accelerators"),
+        (["--dtype", "float16"], 2, "--dtype"),
+        (["--model", "factory:zoo:Parity", "--device", "cpu"], 2, "'factory' names a model that it does not run"),
+        (["--model", "chat:m@http://127.0.0.1:9/v1", "--device", "cuda"], 2, "'chat' names a model that it does not run"),
+    ],
+)
+def test_devices_and_dtypes_that_cannot_be_had(words: list[str], code: int, said: str, verb: Any, tmp_path: Path) -> None:
+    found = verb("rollout", *words, "--out", tmp_path / "run")
+    assert (found.code, found.out) == (code, "")
+    assert said in found.err
+    assert found.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_environment_names_the_device_where_no_option_does(
+    verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_DEVICE", "cuda:97")
+    assert "no device 'cuda:97'" in verb("improve", "--out", tmp_path / "run").err
+    assert verb("rollout", "--device", "cpu", "--panel", 1, "--out", tmp_path / "other").code == 0

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from api_server import NAME, client, served
+from zoo import save_checkpoint
 
 from ramify.cli.main import main
 from ramify.cli.serve import _welcome, find_served
@@ -73,6 +74,20 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
     assert reached[0] >= reached[1] >= reached[2]
     assert reached[0] > 0 == reached[3]  # three are drafted of a block of four
     assert sum(accepted) == float(told["ramify_engine_accepted"])
+
+
+def test_what_a_request_leaves_open_is_the_checkpoints_own(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama", {"temperature": 0.0, "max_new_tokens": 5})
+    model, _ = find_served(f"hf:{tmp_path}", 4)
+    with served(model) as url:
+        create = client(url).chat.completions.create
+        greedy, cold, hot, longer = (
+            create(model=NAME, messages=HELLO, seed=seed, **said)
+            for seed, said in ((1, {}), (2, {}), (2, {"temperature": 1.0}), (2, {"max_tokens": 9}))
+        )
+    assert greedy.choices[0].message.content == cold.choices[0].message.content != hot.choices[0].message.content
+    assert [one.usage.completion_tokens for one in (cold, hot, longer)] == [5, 5, 9]
+    assert "temperature 0" in _welcome(url, NAME, "", False, "temperature 0")
 
 
 def test_a_made_up_token_is_said_once() -> None:

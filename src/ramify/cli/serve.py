@@ -61,6 +61,12 @@ def serve(
     kv_memory: Annotated[
         int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
     ] = 0,
+    device: Annotated[
+        str, typer.Option(help="Where the local engine runs: cpu, cuda, cuda:1, ...; default: RAMIFY_DEVICE, else cpu.")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE.")
+    ] = "",
     record: Annotated[str, typer.Option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
     redact: Annotated[
         bool, typer.Option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")
@@ -89,7 +95,8 @@ def serve(
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
-    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify)
+    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype)
+    own = ", ".join(f"{name} {value:g}" for name, value in getattr(inner, "defaults", {}).items())
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = (
@@ -103,7 +110,7 @@ def serve(
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
-            emit({"url": url, "model": public, "token": made or None}, as_json, _welcome(url, public, made, token))
+            emit({"url": url, "model": public, "token": made or None}, as_json, _welcome(url, public, made, token, own))
             server.run(sockets=[listener])
     finally:
         if recorder is not None:
@@ -124,7 +131,14 @@ def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate |
 
 
 def find_served(
-    spec: str, max_rows: int, drafter: Path | None = None, schedule: str = "", kv_memory: int = 0, verify: str = "rejection"
+    spec: str,
+    max_rows: int,
+    drafter: Path | None = None,
+    schedule: str = "",
+    kv_memory: int = 0,
+    verify: str = "rejection",
+    device: str = "",
+    dtype: str = "",
 ) -> tuple[Model, Callable[[], Gauges]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
@@ -140,23 +154,25 @@ def find_served(
 
         folder = model_folder(spec)
         options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
+        options |= {"device": device, "dtype": dtype}
         local = LocalModel.load(folder, max_rows=max_rows, arena_bytes=kv_memory << 20 or None, **options)
         return Layout(local, chat_template(folder)), (lambda: {f"engine_{name}": value for name, value in local.gauges.items()})
     if drafter is not None:
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
     from ramify.engine.named import find_model
 
-    found, template = find_model(spec)
+    found, template = find_model(spec, device, dtype)
     return (found if template is None else Layout(found, template)), dict
 
 
-def _welcome(url: str, name: str, made: str, token: bool) -> str:
-    """The address, and how to ask it."""
+def _welcome(url: str, name: str, made: str, token: bool, own: str = "") -> str:
+    """The address, how to ask it, and how it samples where a request does not say (``own``)."""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
     header = f' -H "authorization: Bearer ${TOKEN}"' if token else ""
     key = f'os.environ["{TOKEN}"]' if token else '"none"'
     lines = [
         f"Serving {name} on {url} (Ctrl-C stops)",
+        *([f"  sampling by default, from its generation_config.json: {own}"] if own else []),
         *([f"  export {TOKEN}={made}"] if made else []),
         f"  curl {url}/chat/completions -H 'content-type: application/json'{header} -d {shlex.quote(body)}",
         f'  openai.OpenAI(base_url="{url}", api_key={key})',

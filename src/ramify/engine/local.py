@@ -199,11 +199,16 @@ class LocalModel:
         """All but what this machine does not give: ``batch_invariant`` is there only if it held on the real weights at load."""
         found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps"}
         if not self._exact:
-            return frozenset(found | {"seeds"})  # an optimiser's small steps are lost in bfloat16
+            return frozenset(found)  # a row's bits depend on its batch, and an optimiser's small steps would be lost
         found.add("train")
         if self._speculator is not None and self._speculator.law != "coupled":
             return frozenset(found)  # how much is drafted depends on the load, and so does what is drawn
         return frozenset(found | {"seeds"} | ({"batch_invariant"} if self._invariant else set()))
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """``device`` and ``dtype`` as :meth:`load` takes them."""
+        return {"device": str(self.forward.device), "dtype": str(self.forward.dtype).removeprefix("torch.")}
 
     @property
     def stats(self) -> Stats:

@@ -8,18 +8,30 @@ from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.protocol import Model, Tokenizer
 
 
-def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
+def find_model(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
     """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
-    With it the template that lays chats out as tokens for it, None where it takes messages. Raises UserError where there is no such
+    With it the template that lays chats out as tokens for it, None where it takes messages. A checkpoint runs on ``device`` in ``dtype``
+    (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret.
     """
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
 
-        return load_model(model_folder(spec))
+        return load_model(model_folder(spec), device=device, dtype=dtype)
+    check_placed(spec, device, dtype)
     model = _registered(spec)
     return model, template_of(model)
+
+
+def check_placed(spec: str, device: str, dtype: str) -> None:
+    """Raises UserError where a device or dtype is asked for a model that the local engine does not run."""
+    kind = spec.partition(":")[0]
+    if (device or dtype) and kind not in ("builtin", "hf"):
+        what = "device" if device else "dtype"
+        raise UserError(
+            f"the {what} says how the local engine runs a checkpoint, and '{kind}' names a model that it does not run"
+        )
 
 
 def check_model(spec: str) -> None:

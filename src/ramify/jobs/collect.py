@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.progress import Progress
 from ramify.env.protocol import Panel, close, read_panel
 from ramify.jobs import parts, play
-from ramify.model.protocol import Sampling
+from ramify.model.protocol import sampling_of
 from ramify.rollout.backends import Unit, parse
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.intervals import wilson
@@ -53,10 +53,12 @@ class RolloutConfig(Config):
     """Attempts at every task."""
     seed: int = 0
     """Decides every draw, together with its place."""
-    temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Draw from the most likely tokens with this much probability in all."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature; 0 is greedy. Default: what the checkpoint's generation_config.json says, else 1."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Sample from the most likely tokens with this much probability in all. Default: as for the temperature."""
+    top_k: int | None = Field(None, ge=0)
+    """Sample from this many most likely tokens; 0 keeps all. Default: as for the temperature, else 0."""
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
     compactor: str | None = None
@@ -67,13 +69,17 @@ class RolloutConfig(Config):
     """Where attempts are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     concurrency: int = Field(64, ge=1)
     """Attempts under way at once, over all workers; changes no result."""
+    device: str = ""
+    """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    """Numbers of a model on an accelerator; bfloat16 comes without the promise that attempts repeat. Default: RAMIFY_DTYPE, else float32."""
     budget: Limits = Limits()
     """What the run may spend."""
 
 
-LATER = {"compactor": None, "window": 0}
+LATER = {"compactor": None, "window": 0, "top_k": 0, "device": "", "dtype": ""}
 """Settings that older runs do not have, as they then were."""
-FREE = {"attempts", "backend", "concurrency", "budget"}
+FREE = {"attempts", "backend", "concurrency", "device", "budget"}
 """Settings that may change between calls on one run: they change no attempt that is there."""
 
 
@@ -82,7 +88,7 @@ def resume(path: Path, progress: Progress | None = None, trust: bool = False) ->
     (see :func:`ramify.jobs.parts.check_trust`)."""
     with Run.open(path) as run:
         parts.check_trust(run, trust)
-        stored = {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
+        stored = LATER | {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
 
 
@@ -101,9 +107,12 @@ class Collection:
         self.world = parts.find_world(config.env)
         own = None if config.tasks is None else read_panel(Path(config.tasks))
         self.panel: Panel = own or self.world.panel("train", config.panel, config.seed)
-        model, template = parts.find_model(config.model)
+        model, template = parts.find_model(config.model, config.device, config.dtype)
         stops = () if template is None else template.stop_tokens
-        sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_reply, stop_tokens=stops)
+        asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
+        sampling = sampling_of(model, **asked, max_tokens=config.max_reply, stop_tokens=stops)
+        # what is used is what the run keeps, whoever said it
+        self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})
         self.agent = parts.make_agent(model, template, sampling, config.compactor, config.window)
         self.weights = model.identity.weights
         self.workers_lost = 0

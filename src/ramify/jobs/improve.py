@@ -113,6 +113,8 @@ class ImproveConfig(Config):
     """Episodes in flight at once; changes no result."""
     backend: str = "local"
     """Where episodes are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
+    device: str = ""
+    """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL to the starting agent."""
     clip_credit: float = Field(4.0, gt=0)
@@ -192,7 +194,7 @@ class Job:
         self.config, self.folder = config, folder
         self.world: World = parts.find_world(config.env)
         self.start = model_folder(config.model)
-        self.model, self.template = load_model(self.start, config.concurrency)
+        self.model, self.template = load_model(self.start, config.concurrency, config.device)
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.train_panel, self.eval_panel = parts.panels(
             self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
@@ -268,7 +270,7 @@ class Job:
 
     def reset(self) -> None:
         """Back to the starting weights."""
-        self.model, self.template = load_model(self.start, self.config.concurrency)
+        self.model, self.template = load_model(self.start, self.config.concurrency, self.config.device)
 
     def agent(self) -> Agent:
         """The agent as it is now."""

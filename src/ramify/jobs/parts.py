@@ -27,7 +27,8 @@ HELD_OUT = 4
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
     """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
     shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
-    return make_agent(settings["model"], None, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
+    model, template = find_model(settings["model"], settings.get("device", ""), settings.get("dtype", ""))
+    return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
 
 
 def check_trust(run: Run, trust: bool) -> None:

@@ -75,7 +75,7 @@ def open_players(
         )
     if backend != "local" and agent.compactor is not None and not isinstance(compactor, str):
         raise UserError(f"workers of the back end '{backend}' make the compactor themselves: give it by name")
-    settings = {"model": model, "env": world, "sampling": agent.sampling.to_json()}
+    settings = {"model": model, "env": world, "sampling": agent.sampling.to_json(), **getattr(agent.model, "placed", {})}
     if isinstance(compactor, str):
         settings |= {"compactor": compactor, "window": agent.window}
     setup = setup_message("ramify.jobs.parts:worker_parts", settings, seed, agent.model.identity.weights)

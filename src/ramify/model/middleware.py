@@ -24,7 +24,7 @@ from ramify.model.streaming import Pieces, stream, whole
 Make: TypeAlias = Callable[[Model], Model]
 """What is registered: a model in, the model around it out."""
 
-_OFFERED = ("tokenizer", "template", "eos", "context", "forwards", "passes")
+_OFFERED = ("tokenizer", "template", "eos", "context", "defaults", "forwards", "passes")
 
 
 class Middleware:
@@ -58,7 +58,7 @@ class Middleware:
         return self.inner.capabilities - {"taps", "train"}
 
     def __getattr__(self, name: str) -> Any:
-        """``tokenizer``, ``template``, ``eos``, ``context``, ``forwards`` and ``passes`` of the model inside."""
+        """``tokenizer``, ``template``, ``eos``, ``context``, ``defaults``, ``forwards`` and ``passes`` of the model inside."""
         if name in _OFFERED:
             return getattr(self.inner, name)
         raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")

@@ -89,6 +89,15 @@ class Sampling:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
+def sampling_of(model: object, **given: Any) -> Sampling:
+    """Sampling settings: what is ``given`` and not None, else the model's own ``defaults`` (its generation_config.json), else Sampling's.
+
+    A reply's length is no default of the model's: ``max_tokens`` is what is given.
+    """
+    own = {name: value for name, value in getattr(model, "defaults", {}).items() if name != "max_tokens"}
+    return Sampling(**{**own, **{name: value for name, value in given.items() if value is not None}})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Laid:
     """A message as a model was shown it. ``tokens`` int32 (T,), the template's included, and their ``ends``; None where it has text only."""

@@ -13,7 +13,7 @@ from ramify.engine import named
 from ramify.env.protocol import World
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.endpoint import HttpModel
-from ramify.model.protocol import Model, Sampling
+from ramify.model.protocol import Model, Sampling, sampling_of
 from ramify.rollout.agent import Agent
 from ramify.rollout.compact import Compactor
 
@@ -44,15 +44,16 @@ def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
     return make(argument) if colon else make()
 
 
-def find_model(spec: str) -> tuple[Model, ChatTemplate | None]:
+def find_model(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
     """The model a text names (see :func:`ramify.engine.named.find_model`), and how chats are laid out for it.
 
     ``factory:MODULE:ATTRIBUTE`` is what that callable of your own returns. Raises UserError where there is no such model.
     """
     if spec.startswith("factory:"):
+        named.check_placed(spec, device, dtype)
         own: Model = _made(spec.removeprefix("factory:"), Model, "identity, capabilities, sample and logprobs")
         return own, template_of(own)
-    return named.find_model(spec)
+    return named.find_model(spec, device, dtype)
 
 
 def check_model(spec: str) -> None:
@@ -91,7 +92,7 @@ def make_agent(
     else:
         own = template_of(model) if template is None else None
     template = template or own
-    sampling = sampling or Sampling(max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
+    sampling = sampling or sampling_of(model, max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
     if isinstance(model, HttpModel):
         model.check(sampling)
     return Agent(model, template, sampling, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)

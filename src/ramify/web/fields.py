@@ -19,7 +19,7 @@ from pydantic import (
 
 from ramify.base.errors import nearest
 from ramify.model.endpoint import LABELS
-from ramify.model.protocol import Sampling
+from ramify.model.protocol import Model, Sampling, sampling_of
 from ramify.web.limits import RefusedError
 
 MAX_CHOICES, MAX_TOP, MAX_STOPS, MAX_STOP = 128, 20, 16, 256
@@ -204,12 +204,13 @@ class Request(_Fields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    def sampling(self, max_tokens: int) -> Sampling:
-        """The settings that the request asks for."""
-        return Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),
+    def sampling(self, model: Model, max_tokens: int) -> Sampling:
+        """The settings that the request asks for; what it leaves open is the model's own."""
+        return sampling_of(
+            model,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k is None else max(0, self.top_k),
             max_tokens=max_tokens,
             stop_tokens=tuple(self.stop_token_ids or ()),
             stop_texts=tuple(self.stop or ()),

@@ -227,9 +227,10 @@ def run(
 def _agent(spec: str, max_reply: int, unit: str) -> Agent:
     """The agent of that name. Raises NeedsError where tokens are to be counted and it returns none."""
     from ramify.engine.named import find_model
-    from ramify.model.protocol import Sampling, require
+    from ramify.model.protocol import require, sampling_of
     from ramify.rollout.run import Agent
 
     model, template = find_model(spec)
     require(model, ("tokens",) if unit == "tokens" else (), "a budget in tokens")
-    return Agent(model, template, Sampling(max_tokens=max_reply, stop_tokens=() if template is None else template.stop_tokens))
+    stops = () if template is None else template.stop_tokens
+    return Agent(model, template, sampling_of(model, max_tokens=max_reply, stop_tokens=stops))
