@@ -350,3 +350,40 @@ def test_the_environment_names_the_device_where_no_option_does(
     monkeypatch.setenv("RAMIFY_DEVICE", "cuda:97")
     assert "no device 'cuda:97'" in verb("improve", "--out", tmp_path / "run").err
     assert verb("rollout", "--device", "cpu", "--panel", 1, "--out", tmp_path / "other").code == 0
+
+
+def test_in_bfloat16_the_cache_is_too_and_nothing_is_promised(tmp_path: Path) -> None:
+    """What ``--dtype bfloat16`` runs on an accelerator, here on the processor, where that option is refused."""
+    import torch
+
+    module = save_checkpoint(tmp_path, "llama")
+    exact = LocalModel.load(tmp_path)
+    half = LocalModel(module.to(torch.bfloat16), exact.tokenizer)
+    assert half.placed["dtype"] == "bfloat16"
+    assert not half.capabilities & {"batch_invariant", "seeds", "train"}
+    row = drawn(exact, 40)
+    (a,), (b,) = (asyncio.run(model.logprobs([row])) for model in (exact, half))
+    np.testing.assert_allclose(b.logprobs, a.logprobs, atol=0.2)
+    (reply,) = asyncio.run(half.sample(Prefix(row[:9]), 1, Sampling(max_tokens=20, top_p=0.9), [3]))
+    assert reply.tokens is not None
+    (again,) = asyncio.run(half.logprobs([np.concatenate((row[:9], reply.tokens))]))
+    assert reply.model_logprobs is not None
+    np.testing.assert_allclose(reply.model_logprobs, again.logprobs[9:], atol=0.2)
+    asyncio.run(exact.sample(Prefix(row[:9]), 1, Sampling(max_tokens=20, top_p=0.9), [3]))
+    assert 0 < half.gauges["memory_bytes"] < exact.gauges["memory_bytes"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_rollout_on_an_accelerator(kind: str, dtype: str, verb: Any, tmp_path: Path) -> None:
+    import torch
+
+    if not torch.accelerator.is_available():
+        pytest.skip("no accelerator that torch can use")
+    save_checkpoint(tmp_path / "start", kind)
+    words = ("--model", f"hf:{tmp_path / 'start'}", "--env", "factory:zoo:Parity", "--device", "cuda", "--json")
+    played = verb("rollout", *words, "--dtype", dtype, "--out", tmp_path / "run")
+    assert (played.code, played.json["n"]) == (0, 8), played.err
+    if dtype == "float32":
+        made = verb("improve", *words, *SMALL, "--out", tmp_path / "improved")
+        assert made.code == 0, made.err

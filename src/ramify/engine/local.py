@@ -108,11 +108,8 @@ class LocalModel:
         self.defaults = dict(defaults or {})
         self.forward: Forward = _forward_of(module)
         self._exact = self.forward.dtype == torch.float32
-        if not self._exact and (drafter is not None or self.forward.device.type == "cpu"):
-            what = "a drafter" if drafter is not None else "a CPU"
-            raise UserError(
-                f"the weights of '{name}' are {str(self.forward.dtype).removeprefix('torch.')}; {what} goes with float32"
-            )
+        if not self._exact and drafter is not None:
+            raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {self.placed['dtype']}")
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, arena_bytes)
         self._invariant = self._exact and probe(self.forward)

@@ -260,7 +260,7 @@ class Job:
             run.log(
                 "environment",
                 "versions",
-                versions | {name: metadata.version(name) for name in ("torch", "numpy", "transformers")},
+                versions | self.model.placed | {name: metadata.version(name) for name in ("torch", "numpy", "transformers")},
             )
             run.commit()
             return

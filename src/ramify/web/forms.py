@@ -78,7 +78,7 @@ class Served:
         if asked is not None and asked > most:
             raise RefusedError(400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value")
         own = getattr(self.model, "defaults", {}).get("max_tokens")
-        return asked or own or default or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
+        return asked or default or own or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
 
     def fits(self, tokens: int) -> None:
         """Raises TooLongError where a prompt leaves no room for a token."""
