@@ -10,7 +10,7 @@ import pytest
 import ramify
 from ramify.base.errors import UserError
 from ramify.jobs import parts
-from ramify.jobs.collect import Collection, RolloutConfig, resume
+from ramify.jobs.collect import LATER, Collection, RolloutConfig, resume
 from ramify.jobs.play import fork_run, play
 from ramify.rollout.compact import DropOldest
 from ramify.trace.db import Run
@@ -81,8 +81,8 @@ def test_mistakes_are_one_sentence(words: dict[str, Any], says: str) -> None:
 def test_a_run_of_before_the_setting_goes_on(tmp_path: Path) -> None:
     config = RolloutConfig(model=WALKER, panel=1)
     collection = Collection(config)
-    stored = {**config.to_json(), "sampling": collection.agent.sampling.to_json()}
-    with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in ("compactor", "window")}):
+    stored = {**collection.config.to_json(), "sampling": collection.agent.sampling.to_json()}
+    with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in LATER}):
         pass
     assert collection.collect(tmp_path / "run")["missing"] == 0
     assert ramify.play is play

@@ -87,7 +87,7 @@ def test_what_a_request_leaves_open_is_the_checkpoints_own(tmp_path: Path) -> No
         )
     assert greedy.choices[0].message.content == cold.choices[0].message.content != hot.choices[0].message.content
     assert [one.usage.completion_tokens for one in (cold, hot, longer)] == [5, 5, 9]
-    assert "temperature 0" in _welcome(url, NAME, "", False, "temperature 0")
+    assert "temperature 0" in _welcome(url, NAME, "", False, {"temperature": 0.0})
 
 
 def test_a_made_up_token_is_said_once() -> None:

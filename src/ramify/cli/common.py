@@ -13,6 +13,12 @@ RUNS = Path("runs")
 DATABASE = "run.sqlite"
 REPORT = "report.html"
 
+Device = Annotated[
+    str, typer.Option(help="Where the local engine runs: cpu, cuda, cuda:1, ...; default: RAMIFY_DEVICE, else cpu.")
+]
+Dtype = Annotated[
+    str, typer.Option(help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under ./runs.")]
 
 Trust = Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.cli.common import RUNS
+from ramify.cli.common import RUNS, Device, Dtype
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:
@@ -61,12 +61,8 @@ def serve(
     kv_memory: Annotated[
         int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
     ] = 0,
-    device: Annotated[
-        str, typer.Option(help="Where the local engine runs: cpu, cuda, cuda:1, ...; default: RAMIFY_DEVICE, else cpu.")
-    ] = "",
-    dtype: Annotated[
-        str, typer.Option(help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE.")
-    ] = "",
+    device: Device = "",
+    dtype: Dtype = "",
     record: Annotated[str, typer.Option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
     redact: Annotated[
         bool, typer.Option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")
@@ -96,7 +92,6 @@ def serve(
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
     inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype)
-    own = ", ".join(f"{name} {value:g}" for name, value in getattr(inner, "defaults", {}).items())
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = (
@@ -110,7 +105,8 @@ def serve(
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
-            emit({"url": url, "model": public, "token": made or None}, as_json, _welcome(url, public, made, token, own))
+            said = _welcome(url, public, made, token, getattr(inner, "defaults", {}))
+            emit({"url": url, "model": public, "token": made or None}, as_json, said)
             server.run(sockets=[listener])
     finally:
         if recorder is not None:
@@ -165,8 +161,9 @@ def find_served(
     return (found if template is None else Layout(found, template)), dict
 
 
-def _welcome(url: str, name: str, made: str, token: bool, own: str = "") -> str:
-    """The address, how to ask it, and how it samples where a request does not say (``own``)."""
+def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str, float] | None = None) -> str:
+    """The address, how to ask it, and how it samples where a request does not say (``defaults``)."""
+    own = ", ".join(f"{name} {value:g}" for name, value in (defaults or {}).items())
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
     header = f' -H "authorization: Bearer ${TOKEN}"' if token else ""
     key = f'os.environ["{TOKEN}"]' if token else '"none"'

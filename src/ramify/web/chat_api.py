@@ -41,7 +41,7 @@ class ChatForm(Form):
         prefix = Prefix(
             None, tuple(_message(said) for said in request.messages), tuple(tools), {**_passed_on(served, request), **rest}
         )
-        settings = request.sampling(served.model, served.limit(request.max_completion_tokens or request.max_tokens))
+        settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens), served.model)
         most = 1 if request.parallel_tool_calls is False else None
         if tools and most and "tokens" in served.offers:  # drawn no further, so what is kept of the reply is what is sent
             settings = replace(settings, stop_texts=(*settings.stop_texts, CALL_END))

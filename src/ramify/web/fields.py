@@ -204,8 +204,8 @@ class Request(_Fields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    def sampling(self, model: Model, max_tokens: int) -> Sampling:
-        """The settings that the request asks for; what it leaves open is the model's own."""
+    def sampling(self, max_tokens: int, model: Model | None = None) -> Sampling:
+        """The settings that the request asks for; what it leaves open is as ``model`` has it by default."""
         return sampling_of(
             model,
             temperature=self.temperature,
