@@ -94,11 +94,8 @@ def serve(
     inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
-    recorder = (
-        _recorder(record, {"model": model, "middleware": middleware or []}, getattr(inner, "template", None), redact)
-        if record
-        else None
-    )
+    settings = {"model": model, "middleware": middleware or []}
+    recorder = _recorder(record, settings, getattr(inner, "template", None), redact) if record else None
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting, max_per_client), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
