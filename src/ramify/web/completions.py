@@ -56,7 +56,9 @@ class TextForm(Form):
         for prompt in prompts:
             served.fits(len(prompt) - (request.max_tokens == 0))
         limit = served.limit(request.max_tokens or None, DEFAULT_TOKENS)
-        form = cls(served, request, [Prefix(prompt, asked=rest) for prompt in prompts], request.sampling(limit, served.model), top)
+        form = cls(
+            served, request, [Prefix(prompt, asked=rest) for prompt in prompts], request.sampling(limit, served.model), top
+        )
         form.draws = request.max_tokens != 0
         return form
 
