@@ -108,11 +108,14 @@ def serve(
     finally:
         if recorder is not None:
             recorder.close()
-    answered = {
-        0: "every request was answered",
-        1: "1 request was cut off before its answer was whole",
-    }.get(cut := guard.cut + server.unread, f"{cut} requests were cut off before their answers were whole")
-    say(f"ramify: {answered}; the server has ended")
+    say(_farewell(guard.cut + server.unread))
+
+
+def _farewell(cut: int) -> str:
+    """What is said at the end, of ``cut`` requests that were not answered whole."""
+    answered = "1 request was cut off before its answer was whole" if cut == 1 else "every request was answered"
+    answered = f"{cut} requests were cut off before their answers were whole" if cut > 1 else answered
+    return f"ramify: {answered}; the server has ended"
 
 
 def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate | None, redact: bool) -> Recorder:

@@ -77,10 +77,13 @@ class _Choice:
 
 
 class Heard:
-    """What a streamed answer has said so far, by choice. ``model`` is who must answer; "" lets any. ``who`` is who did."""
+    """What a streamed answer has said so far, by choice. ``model`` is who must answer; "" lets any. ``who`` is who did.
 
-    def __init__(self, model: str, host: str) -> None:
-        self.model, self.host, self.id, self.who = model, host, "", ""
+    With ``extra`` a draw's data tells what else was said (:func:`ramify.model.wire.extra_of`).
+    """
+
+    def __init__(self, model: str, host: str, extra: bool = False) -> None:
+        self.model, self.host, self.extra, self.id, self.who = model, host, extra, "", ""
         self.choices: dict[int, _Choice] = {}
         self.usage: Any = None
 
@@ -117,7 +120,7 @@ class Heard:
             raise ProviderError("shape", f"{self.host} streams content that is no text")
         heard.texts.append(text)
         heard.thoughts.append(thought)
-        if extra := wire.extra_of(choice, delta):
+        if self.extra and (extra := wire.extra_of(choice, delta)):
             wire.merge(heard.extra, extra)
         calls = delta.get("tool_calls") or ()
         for call in calls if isinstance(calls, list) else ():
@@ -142,10 +145,8 @@ class Heard:
         """Whether every choice told of has ended."""
         return bool(self.choices) and all(choice.ended for choice in self.choices.values())
 
-    def draws(self, failed: str = "", extra: bool = False) -> dict[int, Draw]:
-        """The draw of each choice, with ``extra`` in its data what else was told (:func:`ramify.model.wire.extra_of`).
-
-        Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
+    def draws(self, failed: str = "") -> dict[int, Draw]:
+        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
 
         Raises ProviderError where an ending is none that the protocol knows.
         """
@@ -159,7 +160,7 @@ class Heard:
             answer = {"choices": [{"message": message, **ended}], "usage": self.usage}
             draw = wire.chat_draw(answer, self.model, self.host)
             why = "content_filter" if withheld else "" if heard.ended else failed
-            if extra and heard.extra:
+            if heard.extra:
                 draw = replace(draw, data={**(draw.data or {}), "extra": heard.extra})
             found[at] = replace(draw, stop="failed", data={**(draw.data or {}), "failure": why}) if why else draw
         return found

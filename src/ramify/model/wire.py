@@ -185,6 +185,8 @@ _SAID = frozenset(
 
 def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
     """What a choice and its message (or delta) say that a draw has no field for; calls that are no functions' are ``other_calls``."""
+    if choice.keys() <= _SAID and message.keys() <= _SAID and "tool_calls" not in message:
+        return {}  # nearly every piece of a stream
     found = {
         name: value
         for part in (choice, message)

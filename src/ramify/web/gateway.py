@@ -166,7 +166,7 @@ class _Call:
 
         Where there is middleware, the last event of each choice waits for it; all wait where it may change a reply's text.
         """
-        transport, heard = self.gateway.transport, Heard("", self.host)
+        transport, heard = self.gateway.transport, Heard("", self.host, extra=bool(self.given))
         held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
         with self.gateway.places.take(CLIENT.get(), self.draws):
@@ -179,7 +179,7 @@ class _Call:
                             self._first()
                         yield transport.scrub(text)
                 self.id, self.who = heard.id, heard.who
-                draws = heard.draws(extra=True)
+                draws = heard.draws()
                 made = await self._made(draws)
                 await self._end(made, None, heard.usage)
                 for event in () if held is None else held.told(self.route, draws, made):
@@ -229,7 +229,7 @@ class _Call:
             async for raw in pieces:
                 for event, told in events.push(raw):
                     heard.take(told)
-                    if renamed := self._name(told):
+                    if self.public and (renamed := self._name(told)):
                         event = as_event(told | renamed)
                         told |= renamed
                     if held is None or not held.takes(told):
@@ -294,7 +294,7 @@ class _Call:
     def _partial(self, heard: Heard, why: str) -> dict[int, Draw]:
         self.id, self.who = heard.id, heard.who
         try:
-            return heard.draws(why, extra=True)
+            return heard.draws(why)
         except ProviderError:
             return {}
 
