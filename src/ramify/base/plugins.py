@@ -1,5 +1,7 @@
 """Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers parts.
 
+Also things of the user's own that no package registers, by ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``.
+
 ``RAMIFY_PLUGINS`` set and empty turns all plug-ins off. A plug-in that fails to load is remembered, never fatal; what it prints
 while it loads goes to standard error, so that it cannot spoil a result on standard output.
 """
@@ -7,15 +9,20 @@ while it loads goes to standard error, so that it cannot spoil a result on stand
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
 import os
 import sys
 import threading
 import types
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.ids import stable_hash
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint  # which takes time to load, so it waits until plug-ins are wanted
@@ -98,13 +105,147 @@ def _name_late(entry: EntryPoint) -> None:
     sys.stderr.flush()
 
 
-def find_attribute(spec: str) -> Any:
-    """What ``module:attribute`` names. Raises UserError where there is no such thing."""
-    module, _, attribute = spec.partition(":")
+def own_path(spec: str) -> tuple[str, str] | None:
+    """How a text names a thing of the user's own, None where it names another: the word in front, and the path for :func:`find_attribute`.
+
+    ``factory:PATH`` is what the callable at PATH returns, ``python:PATH`` the thing itself, as is ``FILE.py:ATTRIBUTE`` (word "").
+    """
+    word, colon, rest = spec.partition(":")
+    if colon and word in ("factory", "python"):
+        return word, rest
+    return ("", spec) if colon and word.endswith(".py") else None
+
+
+def find_attribute(spec: str, missing: str = "") -> Any:
+    """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute); the current folder is searched last.
+
+    Raises UserError where there is no such thing (``missing`` where there is no module of that name), NeedsError where it imports what
+    is not installed.
+    """
+    place, colon, attribute = spec.rpartition(":")
+    if not colon or not place or not attribute:
+        raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     try:
-        value: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            value = getattr(value, name)
-    except Exception as error:  # a module of the user's own may raise anything
+        value: Any = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    except RamifyError:
+        raise
+    except ModuleNotFoundError as error:
+        if place == error.name or place.startswith(f"{error.name}."):
+            raise UserError(
+                missing or f"'{spec}' names nothing that can be imported: there is no module '{error.name}'"
+            ) from error
+        raise NeedsError(f"{place} needs '{error.name}', which is not installed") from error
+    except (Exception, SystemExit) as error:  # code of the user's own: what it raises is what is wrong with it
         raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            known = [known for known in getattr(value, "__dict__", ()) if not known.startswith("_")]
+            raise UserError(f"'{spec}' names nothing that can be imported: there is no '{name}' ({nearest(name, known)})")
+        value = getattr(value, name)
     return value
+
+
+def _load_module(name: str) -> types.ModuleType:
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
+
+
+def _load_file(file: Path) -> types.ModuleType:
+    """The module a file is; loaded once, so that what it defines is the same thing for all who ask."""
+    if not file.is_file():
+        raise UserError(f"there is no file {file}")
+    name = f"_own_{file.stem}_{stable_hash(str(file.resolve()), file.read_bytes().hex())[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # where dataclasses look for the module of a class
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def own_part(
+    spec: str, kind: type, has: str, adapt: Callable[[str, Callable[..., Any]], Any] = lambda spec, function: None
+) -> Any:
+    """The part of the user's own that ``spec`` names, or what it makes when it is a class or function.
+
+    ``adapt`` makes a part of a plain function, None where it cannot. Raises UserError on what fails, or is nothing of the protocol ``kind``.
+    """
+    found = find_attribute((own_path(spec) or ("", spec))[1])
+    if not isinstance(found, type) and _fits(spec, found, kind):
+        return found
+    word = kind.__name__.lower()
+    if not callable(found):
+        raise UserError(f"{spec} is a {type(found).__name__}, which is no {word}: one has {has}")
+    made = None if isinstance(found, type) else adapt(spec, found)
+    if made is None:
+        if not takes(found, 0):
+            raise UserError(f"{spec} cannot be called without arguments, and is no {word}: one has {has}")
+        made = called(spec, found)
+        if not _fits(spec, made, kind):
+            raise UserError(f"{spec} returned a {type(made).__name__}, which is no {word}: one has {has}")
+    return made
+
+
+def _fits(spec: str, thing: Any, kind: type) -> bool:
+    try:
+        return isinstance(thing, kind)
+    except Exception as error:  # a property of a stranger's object may raise anything
+        raise UserError(f"{spec} failed: {type(error).__name__}: {error}") from error
+
+
+def own_function(spec: str, *arguments: str) -> Callable[..., Any]:
+    """The user's own function that ``spec`` names (see :func:`own_path`), to be called with ``arguments``, which are their names.
+
+    It is the function or callable object itself, or what a class or a function without arguments makes. Raises UserError where there is
+    no such thing, or it cannot be called so.
+    """
+    word, path = own_path(spec) or ("", spec)
+    found = find_attribute(path)
+    told = ", ".join(arguments)
+    if not callable(found):
+        raise UserError(f"{spec} is a {type(found).__name__}, which cannot be called with ({told})")
+    if isinstance(found, type) or not takes(found, len(arguments)) or (word == "factory" and takes(found, 0)):
+        if not takes(found, 0):
+            raise UserError(f"{spec} cannot be called with ({told})")
+        found = called(spec, found)
+        if not callable(found) or not takes(found, len(arguments)):
+            raise UserError(f"{spec} returned a {type(found).__name__}, which cannot be called with ({told})")
+    function: Callable[..., Any] = found
+    return function
+
+
+def called(spec: str, make: Callable[[], Any]) -> Any:
+    """What the user's own callable returns. Raises UserError naming ``spec`` where it fails."""
+    try:
+        return make()
+    except RamifyError:
+        raise
+    except (Exception, SystemExit) as error:  # code of the user's own may raise anything
+        raise UserError(f"{spec} failed: {type(error).__name__}: {error}") from error
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a callable can be called with so many arguments; one that does not tell is tried."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # code that is not Python's need not say
+        return True
+    return True
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The text of a function of the user's own, "" where there is none: what tells that it has changed."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +9,8 @@ import typer
 
 from ramify.base import conformance, registry
 from ramify.base.command import Json
-from ramify.base.errors import EXIT_FAILED, NeedsError, RamifyError, UserError, nearest
+from ramify.base.errors import EXIT_FAILED, UserError, nearest
+from ramify.base.plugins import find_attribute, own_path
 from ramify.trace import integrity
 
 app = typer.Typer(add_completion=False)
@@ -67,7 +65,7 @@ def find_part(kind: str, name: str) -> Any:
     Raises UserError naming the nearest right name, NeedsError where something the part needs is not installed.
     """
     plain, colon, attribute = name.partition(":")
-    if kind == "model" and plain in MODELS:
+    if kind == "model" and (plain in MODELS or own_path(name) is not None):
         from ramify.jobs.parts import find_model
 
         return find_model(name)[0]
@@ -78,43 +76,5 @@ def find_part(kind: str, name: str) -> Any:
         raise UserError(f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})")
     if not attribute:
         raise UserError(f"'{name}' names no attribute: a part of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
-    part: Any = _import(plain, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")
-    for step in attribute.split("."):
-        if not hasattr(part, step):
-            raise UserError(f"'{plain}' has no attribute '{attribute}' ({nearest(step, _public(part))})")
-        part = getattr(part, step)
+    part = find_attribute(name, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")
     return conformance.make(kind, part)
-
-
-def _public(thing: Any) -> list[str]:
-    return [name for name in vars(thing) if not name.startswith("_")] if hasattr(thing, "__dict__") else []
-
-
-def _import(name: str, missing: str) -> Any:
-    """A module by name, the current folder first, or a file by path. Whatever is wrong with it is one sentence."""
-    file = Path(name)
-    if name.endswith(".py") and not file.is_file():
-        raise UserError(f"there is no file {name}")
-    try:
-        if name.endswith(".py"):
-            return _load_file(file)
-        sys.path.insert(0, "")
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if name == error.name or name.startswith(f"{error.name}."):
-            raise UserError(missing) from error
-        raise NeedsError(f"{name} needs '{error.name}', which is not installed") from error
-    except RamifyError:
-        raise
-    except (Exception, SystemExit) as error:  # a file of the user's: what it raises is what is wrong with it
-        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _load_file(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"checked_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the module of a class
-    spec.loader.exec_module(module)
-    return module

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ramify.base import registry
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError, nearest
+from ramify.base.ids import stable_hash
+from ramify.base.plugins import find_attribute, own_part, own_path, source_of, takes
 from ramify.model.chat import ChatTemplate, template_of
-from ramify.model.protocol import Model, Tokenizer
+from ramify.model.protocol import Message, Model, Tokenizer
+from ramify.model.scripted import ScriptedModel
 
 
 def find_model(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
     """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
+    ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one without
+    arguments, or a plain function that replies: of the messages, or of the messages and the key of the draw (an integer to seed with).
+
     With it the template that lays chats out as tokens for it, None where it takes messages. A checkpoint runs on ``device`` in ``dtype``
     (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret.
     """
+    if own_path(spec) is not None:
+        check_placed(spec, device, dtype)
+        own: Model = own_part(spec, Model, "identity, capabilities, sample and logprobs", _replying)
+        return own, template_of(own)
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
 
@@ -36,12 +49,38 @@ def check_placed(spec: str, device: str, dtype: str) -> None:
 
 def check_model(spec: str) -> None:
     """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no server is asked."""
-    if spec.partition(":")[0] in ("builtin", "hf"):
+    if (own := own_path(spec)) is not None:
+        find_attribute(own[1])
+    elif spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import model_folder
 
         model_folder(spec)
     else:
         _registered(spec)
+
+
+def _replying(name: str, function: Callable[..., Any]) -> Model | None:
+    """A model without tokens whose replies ``function(messages)`` or ``function(messages, key)`` returns; None of a function without arguments.
+
+    What it raises, or returns that is no text, is a failure of the engine at that draw.
+    """
+    if takes(function, 0) or not (takes(function, 1) or takes(function, 2)):
+        return None
+    with_key = takes(function, 2)
+
+    def reply(messages: tuple[Message, ...], key: int) -> str:
+        try:
+            said = function(messages, key) if with_key else function(messages)
+        except RamifyError:
+            raise
+        except Exception as error:  # code of the user's own may raise anything
+            raise BoundaryError("engine", f"{name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(said, str):
+            raise BoundaryError("engine", f"{name} returned a {type(said).__name__}, not a text")
+        return said
+
+    reply.__qualname__ = stable_hash(name, source_of(function))
+    return ScriptedModel(reply, tokens=False, name=name)
 
 
 def _registered(spec: str) -> Model:

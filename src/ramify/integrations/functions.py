@@ -21,8 +21,9 @@ from ramify.base.registry import register
 from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, read_panel
 from ramify.env.tools import tool_json
-from ramify.integrations.spec import TaskList, import_attribute
+from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
+from ramify.rollout.parts import find_world
 
 STATE = "state"
 """A parameter of this name is not the agent's: the tool is given the episode's state in it."""
@@ -207,19 +208,7 @@ def python_world(argument: str = "") -> World:
     """The world object at ``MODULE:ATTRIBUTE``, or what it returns when it is a class or function. Raises UserError."""
     if not argument:
         raise UserError("the world 'python' needs a path: python:MODULE:ATTRIBUTE")
-    found = import_attribute(argument)
-    if isinstance(found, type) or not hasattr(found, "panel"):
-        if not callable(found):
-            raise UserError(f"'{argument}' is neither a world nor something that makes one")
-        try:
-            found = found()
-        except TypeError as error:
-            raise UserError(f"'{argument}' cannot be called without arguments: {error}") from None
-    lacks = [name for name in ("name", "make", "panel") if not hasattr(found, name)]
-    if lacks:
-        raise UserError(f"'{argument}' is not a world: it has no {', '.join(lacks)}")
-    world: World = found
-    return world
+    return find_world(f"python:{argument}")
 
 
 _MADE_UP = {"integer": 1, "number": 0.5, "string": "a", "boolean": True, "array": [], "object": {}, "null": None}

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.plugins import own_function
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, read_panel
 from ramify.env.tools import cut, describe, tool_json
-from ramify.integrations.spec import TaskList, import_attribute, import_package, value_of
+from ramify.integrations.spec import TaskList, import_package, value_of
 from ramify.integrations.tools import Grade, Result, ToolEpisode, names
 
 T = TypeVar("T")
@@ -211,7 +212,7 @@ class McpWorld:
         self.command, self.name = words, f"mcp:{argument}"
         self.timeout = float(_number(found, "timeout", TIMEOUT, float | int))
         self.max_turns, self.at_once = int(_number(found, "max_turns", 16, int)), int(_number(found, "at_once", AT_ONCE, int))
-        self.grade: Grade | None = import_attribute(found["grade"]) if "grade" in found else grade
+        self.grade: Grade | None = own_function(found["grade"], "task", "answer", "state") if "grade" in found else grade
         listed = read_panel(Path(found["tasks"])) if "tasks" in found else tasks
         self._tasks = None if listed is None else TaskList(listed, self.name)
         self._tools: list[dict[str, Any]] | None = None

@@ -1,4 +1,4 @@
-"""What the worlds of other people's tools share: reading ``NAME?key=value``, importing by path, and tasks that lie in splits."""
+"""What the worlds of other people's tools share: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.env.panels import SPLITS, known_split
 from ramify.env.protocol import Panel, Task
@@ -47,22 +47,6 @@ def import_package(name: str, extra: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise NeedsError(f"{what} needs the package '{name}': pip install 'ramify[{extra}]' ({error})") from error
-
-
-def import_attribute(path: str) -> Any:
-    """What ``module:attribute`` (dots allowed in both) names; the current folder is searched last.
-
-    Raises UserError naming the part that does not exist.
-    """
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not attribute or not module_name:
-        raise UserError(f"'{path}' is not MODULE:ATTRIBUTE")
-    found: Any = import_module(module_name)
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise UserError(f"module '{module_name}' has no '{attribute}' ({nearest(name, vars(found))})")
-        found = getattr(found, name)
-    return found
 
 
 def import_module(name: str) -> ModuleType:

@@ -42,9 +42,9 @@ class RolloutConfig(Config):
     """Settings of ``ramify rollout``."""
 
     model: str = "builtin"
-    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or factory:MODULE:ATTRIBUTE."""
+    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own: FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
     env: str = "household"
-    """World the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or factory:MODULE:ATTRIBUTE."""
+    """World the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
     tasks: str | None = None
     """JSON lines of your own tasks. Default: tasks the world generates."""
     panel: int = Field(8, ge=1, le=1_000_000)
@@ -62,7 +62,7 @@ class RolloutConfig(Config):
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
     compactor: str | None = None
-    """What shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or factory:MODULE:ATTRIBUTE."""
+    """What shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or your own: FILE.py:ATTRIBUTE."""
     window: int = Field(0, ge=0)
     """Longest prompt in tokens (characters for a model that takes messages); goes with a compactor."""
     backend: str = "local"

@@ -18,7 +18,7 @@ from typing import Any
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
-from ramify.base.plugins import find_attribute
+from ramify.base.plugins import own_function, own_path
 from ramify.rollout.token_forks import Verifier
 from ramify.rollout.token_traces import TokenTrace
 from ramify.sandbox.find import find_sandbox
@@ -29,21 +29,20 @@ _ALL_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d+)?
 
 
 def find_verifier(spec: str, seconds: float = 10.0) -> Verifier:
-    """The verifier that ``exact``, ``number``, ``boxed``, ``cmd:./check.sh`` or ``factory:MODULE:ATTRIBUTE`` names.
+    """The verifier that ``exact``, ``number``, ``boxed`` or ``cmd:./check.sh`` names, or a function of your own of (text, trace).
+
+    That is ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION``; ``factory:MODULE:ATTRIBUTE`` may also return one.
 
     ``seconds`` is the time one verdict may take, for those that can take long. Raises UserError where there is none such.
     """
     kind, colon, argument = spec.partition(":")
     if spec in _PLAIN:
         return _PLAIN[spec]
+    if own_path(spec) is not None:
+        return limited(own_function(spec, "text", "trace"), seconds)
     if kind == "cmd" and argument:
         return CommandVerifier(Path(argument), seconds)
-    if kind == "factory" and argument:
-        made = find_attribute(argument)()
-        if not callable(made):
-            raise UserError(f"factory:{argument} returned a {type(made).__name__}, which cannot be called with (text, trace)")
-        return limited(made, seconds)
-    known = [*_PLAIN, "cmd", "factory"]
+    known = [*_PLAIN, "cmd", "python", "factory"]
     raise UserError(
         f"unknown verifier '{kind}' ({nearest(kind, known)})" if not colon else f"verifier '{spec}' is none of {', '.join(known)}"
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
-from ramify.base.plugins import find_attribute
+from ramify.base.plugins import own_function, own_path
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.score.judge import reply_to
@@ -86,9 +86,9 @@ class Panel:
 
 
 def find_panel(specs: Sequence[str], opener: Opener | None = None, ties: bool = False) -> Panel:
-    """The panel of ``regex:PATTERN`` (yes where it is found, whatever the case), ``factory:MODULE:ATTRIBUTE`` and ``judge:MODEL``.
+    """The panel of ``regex:PATTERN`` (yes where it is found, whatever the case), functions of your own and ``judge:MODEL``.
 
-    A factory returns a voter; a judge is a model that is asked whether the reply refuses. Raises UserError where there is none such.
+    A function of (prompt, answer) is ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION``; ``factory:MODULE:ATTRIBUTE`` may also return one. A judge is a model that is asked whether the reply refuses. Raises UserError where there is none such.
     """
     return Panel([(spec, find_voter(spec, opener)) for spec in specs], ties)
 
@@ -102,16 +102,14 @@ def find_voter(spec: str, opener: Opener | None = None) -> Voter:
         except re.error as error:
             raise UserError(f"regex:{argument} is no regular expression: {error}") from None
         return lambda prompt, answer: pattern.search(answer) is not None
-    if kind == "factory" and argument:
-        made = find_attribute(argument)()
-        if not callable(made):
-            raise UserError(f"factory:{argument} returned a {type(made).__name__}, which cannot be called with (prompt, answer)")
-        voter: Voter = made
-        return voter
+    if own_path(spec) is not None:
+        return own_function(spec, "prompt", "answer")
     if kind == "judge" and argument and opener is not None:
         model, template = opener(argument)
         return lambda prompt, answer: _asked(model, template, prompt, answer)
-    raise UserError(f"unknown voter '{kind}' ({nearest(kind, ['regex', 'factory', 'judge'])}): name its argument behind a colon")
+    raise UserError(
+        f"unknown voter '{kind}' ({nearest(kind, ['regex', 'python', 'factory', 'judge'])}): name its argument behind a colon"
+    )
 
 
 async def _asked(model: Model, template: ChatTemplate | None, prompt: str, answer: str) -> bool | None:
@@ -132,15 +130,14 @@ _LIST = re.compile(r"\[[^\[\]]*\]")
 
 
 def find_stance_judge(spec: str, opener: Opener | None = None) -> StanceJudge:
-    """The judge that ``judge:MODEL`` or ``factory:MODULE:ATTRIBUTE`` names. Raises UserError where there is none such."""
+    """The judge that ``judge:MODEL`` names, or a function of your own of (prompt, chunks), as in :func:`find_panel`. Raises UserError where there is none such."""
     kind, _, argument = spec.partition(":")
-    if kind == "factory" and argument:
-        judge: StanceJudge = find_attribute(argument)()
-        return judge
+    if own_path(spec) is not None:
+        return own_function(spec, "prompt", "chunks")
     if kind == "judge" and argument and opener is not None:
         model, template = opener(argument)
         return lambda prompt, chunks: _stance(model, template, prompt, chunks)
-    raise UserError(f"unknown judge of stances '{kind}' ({nearest(kind, ['judge', 'factory'])})")
+    raise UserError(f"unknown judge of stances '{kind}' ({nearest(kind, ['judge', 'python', 'factory'])})")
 
 
 async def stances(judge: StanceJudge, prompt: str, chunks: Sequence[str]) -> list[int] | None:

@@ -37,7 +37,7 @@ class Forking(Config):
     model: str
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     verifier: str
-    """exact, number, boxed, cmd:./check.sh or factory:MODULE:ATTRIBUTE"""
+    """exact, number, boxed, cmd:./check.sh, FILE.py:FUNCTION or python:MODULE:FUNCTION of (text, trace)"""
     truncated: Literal["apart", "graded"] = "apart"
     """forks cut off by the limit of tokens: counted apart, or given to the verifier like the others"""
     seconds: float = Field(10.0, gt=0)

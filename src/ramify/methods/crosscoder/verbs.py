@@ -120,7 +120,7 @@ class SteerOptions(Config):
     select: float = Field(0.33, gt=0, lt=1)
     """share of the prompts that choose feature and strength; the others are reported"""
     score: str = "call"
-    """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh, factory:..."""
+    """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh, FILE.py:FUNCTION, python:MODULE:FUNCTION"""
     budgets: tuple[int, ...] = (50, 100, 200)
     """replies are judged after so many tokens; the last is what a reply may have"""
     randoms: int = Field(10, ge=0)

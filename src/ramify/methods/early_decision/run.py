@@ -38,7 +38,7 @@ class RolloutConfig(Config):
     model: str = ""
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     label: tuple[str, ...] = ()
-    """voters on the answer: regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL; a JSON list where a pattern holds a comma"""
+    """voters on the answer: regex:PATTERN, FILE.py:FUNCTION of (prompt, answer), or judge:MODEL; a JSON list where a pattern holds a comma"""
     ties: Literal["no", "yes"] = "no"
     """what half of the votes for yes make"""
     k: int = Field(8, ge=1)
@@ -330,7 +330,7 @@ class OscillateConfig(Config):
     """Stances along the thinking and cuts where they turn (3.8)."""
 
     judges: tuple[str, ...] = ()
-    """who rates stances: judge:MODEL or factory:MODULE:ATTRIBUTE, three in the paper; the first decides ties"""
+    """who rates stances: judge:MODEL or FILE.py:FUNCTION of (prompt, chunks), three in the paper; the first decides ties"""
     answers: int = Field(100, ge=2)
     """answers at each cut"""
     show_prompt: bool = True

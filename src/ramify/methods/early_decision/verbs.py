@@ -64,7 +64,7 @@ def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Panel]:
 
 def _panel(config: RolloutConfig, ties: bool = False) -> Panel:
     if not config.label:
-        raise UserError("--label names who judges the answer: regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL")
+        raise UserError("--label names who judges the answer: regex:PATTERN, FILE.py:FUNCTION or judge:MODEL")
     return find_panel(config.label, find_model, ties or config.ties == "yes")
 
 
@@ -182,7 +182,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
         _show(options.bill(Study.open(run)), as_json)
         return
     if not options.judges:
-        raise UserError("--judges names who rates stances: judge:MODEL or factory:MODULE:ATTRIBUTE, three in the paper")
+        raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
     study, thinker, panel = _opened(run, ties)
     total = options.bill(study)["traces"]

@@ -48,10 +48,10 @@ def _working(folder: Path, title: str, as_json: bool, work: Callable[[Case], Any
 @app.command()
 def init(
     folder: Folder,
-    env: Annotated[str, typer.Option(help="World: NAME, NAME:ARGUMENT or factory:MODULE:ATTRIBUTE.")],
-    model: Annotated[str, typer.Option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, ...")] = "builtin",
+    env: Annotated[str, typer.Option(help="World: NAME, NAME:ARGUMENT or FILE.py:ATTRIBUTE.")],
+    model: Annotated[str, typer.Option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, FILE.py:FUNCTION, ...")] = "builtin",
     behavior: Annotated[
-        str, typer.Option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, factory:...")
+        str, typer.Option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, FILE.py:FUNCTION.")
     ] = "grade",
 ) -> None:
     """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
