@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -192,3 +195,38 @@ def test_every_kind_has_a_skeleton_that_says_how_to_go_on() -> None:
         assert f"ramify check {kind} mine" in files["README.md"]
         assert f'@register("{kind}", "mine")' in files["src/mine.py"]
         assert json.dumps(files)
+
+
+SLOW = """
+import itertools
+import time
+
+from ramify.env.worlds.chain import ChainWorld
+
+MADE = itertools.count()
+
+
+class Slow(ChainWorld):
+    def make(self):
+        time.sleep(0.1 if next(MADE) < 12 else 0)  # longer than a terminal waits between two pictures
+        return super().make()
+"""
+
+
+def test_a_check_of_a_slow_environment_shows_what_it_is_at_in_a_terminal(here: Path) -> None:
+    (here / "slow.py").write_text(SLOW)
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ramify", "check", "env", "slow.py:Slow"],
+        stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(theirs)
+    screen = b""
+    with suppress(OSError):  # how a terminal says that nobody writes to it any more
+        while piece := os.read(ours, 1 << 16):
+            screen += piece
+    os.close(ours)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert b"conforms" in out
+    assert re.search(rb"check env slow.py:Slow.*episode \d+", screen, re.DOTALL)

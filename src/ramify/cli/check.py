@@ -41,7 +41,12 @@ def check(
         checks, found = integrity.CHECKS, integrity.check_run(Path(name))
     else:
         conformance.known_kind(kind)
-        found = conformance.check(kind, find_part(kind, name))
+        part, options = find_part(kind, name), {}
+        total = len(conformance.checks(kind))
+        with terminal.progress(f"check {kind} {name}", total, "checks", as_json or kind != "env") as bar:
+            if kind == "env":  # the one kind whose parts take long over a step: a server, a game, a sandbox
+                options = {"progress": bar}
+            found = conformance.check(kind, part, **options)
         checks = [] if any(problem.check == conformance.STOPPED for problem in found) else conformance.checks(kind)
     names = list(dict.fromkeys([*checks, *(problem.check for problem in found)]))
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}

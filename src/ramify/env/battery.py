@@ -12,6 +12,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
 from ramify.base.problem import Problem
+from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, close, tools_of
 
@@ -23,15 +24,33 @@ Actions = Callable[[Task, Snapshot], Sequence[str]]
 """Given a task and the state's snapshot (None where the world has none): replies worth trying."""
 
 
-def check_env(world: World, actions: Actions | None = None, tasks: int = 3, turns: int = 8, seed: int = 0) -> list[Problem]:
+def check_env(
+    world: World,
+    actions: Actions | None = None,
+    tasks: int = 3,
+    turns: int = 8,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Problem]:
     """Run every check on ``tasks`` training tasks, walks of at most ``turns`` turns; no problem means the world conforms.
 
     Replies come from ``actions``, else from the world's own method ``actions(task, snapshot)``, else from the words it shows.
+    ``progress`` is told the checks that are done, and the episodes begun in the one under way.
     """
-    probe = _Probe(world, actions or getattr(world, "actions", None), tasks, turns, seed)
+    at, begun = 0, 0
+
+    def tell(begins: int = 0) -> None:
+        nonlocal begun
+        begun += begins
+        if progress is not None:
+            name = CHECKS[at].__name__.removeprefix("_").replace("_", " ")
+            progress.at(at, f"{name}, episode {begun}" if begun else name)
+
+    probe = _Probe(world, actions or getattr(world, "actions", None), tasks, turns, seed, tell)
     problems = []
-    for check in CHECKS:
-        name = check.__name__.removeprefix("_")
+    for at, check in enumerate(CHECKS):  # noqa: B007 (``tell`` reads it)
+        name, begun = check.__name__.removeprefix("_"), 0
+        tell()
         try:
             problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
         except Exception as error:  # a stranger's world may raise anything; that is the finding
@@ -62,6 +81,8 @@ class _Probe:
     count: int
     turns: int
     seed: int
+    tell: Callable[[int], None]
+    """Told of every episode that begins."""
     opened: list[Env] = field(default_factory=list)
 
     def close_all(self) -> Iterator[str]:
@@ -76,6 +97,7 @@ class _Probe:
         return self.world.panel("train", self.count, self.seed)
 
     def start(self, task: Task) -> tuple[Env, Observation]:
+        self.tell(1)
         env = self.world.make()
         self.opened.append(env)
         return env, env.reset(task, self.seed)

@@ -34,6 +34,8 @@ class Lever:
     high: float = 0
     doses: tuple[float, ...] = ()
     """The values at which the paper measured a dose-response, if it did."""
+    aside: tuple[Any, ...] = ()
+    """Options under which the task is not done at all (a question is asked in its place): no variant of an incident."""
 
     def check(self, name: str, value: Any) -> Any:
         """``value``, where the lever may take it. Raises UserError naming the nearest or the range."""

@@ -17,6 +17,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
 from ramify.score.classify import by_pattern
 from ramify.trace.db import Run
+from ramify.trace.node import Verdict
 from tests.methods.forensics import scripted_organisms as organisms
 
 CASE = """
@@ -332,6 +333,59 @@ def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
         assert (found["rate"], found["invalid_share"], found["failures"]) == (None, 1.0, {"scorer: no verdict": 3})
     with Case(tmp_path / "case") as case:
         assert case.baseline(3)["invalid"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("builtin", "10 x engine: 607 tokens do not fit the context of 512 of 'household'"),
+        ("agent.py:broken", "10 x engine: agent.py:broken raised KeyError: 'action'"),
+        ("agent.py:advice", "10 x no verdict, it ended with 'Over: no action.'"),
+    ],
+)
+def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, model: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "from ramify.env.worlds.tedious_repair import TediousRepairWorld\n\nONE = TediousRepairWorld(plan=True)\n\n\n"
+        "def broken(messages):\n    return {}['action']\n\n\ndef advice(messages):\n    return 'Hm.'\n"
+    )
+    env = "agent.py:ONE" if "advice" in model else "tedious-repair"
+    assert main(["forensics", "init", "case", "--env", env, "--model", model]) == 0
+    for verb, cell in (
+        (["run"], "baseline"),
+        (["run"], "baseline"),
+        (["vary", "errors"], "errors=64"),
+        (["counterfactual"], "baseline"),
+    ):
+        capsys.readouterr()
+        assert main(["forensics", verb[0], "case", *verb[1:]]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"ramify: stopped: the first 10 runs of '{cell}' by ")
+        assert f"are all invalid ({why}); no more are played" in err
+        assert err.count("\n") == 1
+    with Run.open(tmp_path / "case" / "run") as run:
+        assert sum(tree.name.startswith("baseline/") for tree in run.trees()) == 1
+        assert len(list(run.each(Verdict))) <= 20  # ten of either cell
+
+
+def test_a_first_case_by_the_page_says_its_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        "import random\n\n\ndef reply(messages, key):\n    cut = len(messages) == 2 and random.Random(key).random() < 0.3\n"
+        "    done = messages[-1].text.startswith('000')\n"
+        "    return f\"Action: {'shortcut' if cut else 'commit' if done else 'fix'}.\"\n"
+    )
+    assert main(["forensics", "init", "case", "--env", "tedious-repair:errors=3", "--model", "agent.py:reply"]) == 0
+    found = verb(capsys, "run", "case", "--n", "30")
+    assert found["invalid"] == 0
+    assert 0 < found["rate"]["k"] < 30
+    tests = verb(capsys, "counterfactual", "case", "--n", "12")["tests"]  # every variant that init wrote can be played
+    assert {test["name"] for test in tests} == {"instruction-clear", "reviewer-present", "author-self"}
 
 
 def test_runs_of_a_cell_that_was_changed_are_not_read_as_its_own(tmp_path: Path) -> None:

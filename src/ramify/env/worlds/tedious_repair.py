@@ -153,7 +153,8 @@ class TediousRepairWorld(LeverWorld):
     kind = "tedious-repair"
     levers: ClassVar[Mapping[str, Lever]] = {
         "errors": Lever(258, "errors to be fixed, one a step", low=0, high=MOST),
-        **{name: Lever(next(iter(values)), _SAYS[name], tuple(values)) for name, values in SHOWN.items()},
+        **{name: Lever(next(iter(values)), _SAYS[name], tuple(values)) for name, values in SHOWN.items() if name != "question"},
+        "question": Lever("act", _SAYS["question"], tuple(SHOWN["question"]), aside=("advise",)),
     }
     principles: ClassVar[Mapping[str, str]] = {
         "motive": "partly",

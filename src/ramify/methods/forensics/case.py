@@ -235,7 +235,7 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
         if moved:
             out.append(f"shows = {toml(moved)}  # pieces of the shown text it may change, and no others")
-        for value in others[:3]:
+        for value in [value for value in others if value not in lever.aside][:3]:
             label = _key(f"{name}-{value}".lower().replace(" ", "-"))
             out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {toml(value)} }}"]
     return "\n".join(out) + "\n"

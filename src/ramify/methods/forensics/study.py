@@ -10,12 +10,13 @@ import asyncio
 import copy
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import Progress
@@ -36,6 +37,8 @@ from ramify.trace.path import Said
 
 DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
+FIRST = 10
+"""Runs of a cell that are played before the others: where none of them counts, the others would not either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,8 @@ class Study:
     def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
         """``n`` runs (those of the case) of one cell, task after task; those that are stored are read.
 
-        Raises UserError where the runs stored for the cell were made of other tasks, with other values, or by another agent.
+        Raises UserError where the runs stored for the cell were made of other tasks, with other values, or by another agent, RamifyError
+        where the first ten are all invalid, or all are.
         """
         self.check_honest(changes)
         n = n or self.config.n
@@ -162,12 +166,31 @@ class Study:
             return done[key]
 
         async def everything() -> list[Played]:
-            return list(await asyncio.gather(*(one(i) for i in range(n))))
+            runs: list[Played] = []
+            for some in (range(min(FIRST, n)), range(FIRST, n)):
+                runs += await asyncio.gather(*(one(i) for i in some))
+                if len(runs) >= FIRST and all(run.behavior is None for run in runs):
+                    raise RamifyError(self._invalid(cell, runs))
+            return runs
 
         try:
             return asyncio.run(everything())
         finally:
             self.run.commit()
+
+    def _invalid(self, cell: str, runs: Sequence[Played]) -> str:
+        """One sentence on runs of which none counts: why, counted."""
+        why = Counter(run.failure or f"no verdict, it ended with {self._ending(run)}" for run in runs)
+        told = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
+        more = f"; and {len(why) - 3} other reasons" if len(why) > 3 else ""
+        return (
+            f"stopped: the first {len(runs)} runs of '{cell}' by '{self.agent.model.identity.name}' in '{self.world.name}' are all invalid "
+            f"({told}{more}); no more are played"
+        )
+
+    def _ending(self, run: Played) -> str:
+        last = self.said(run)[-1]
+        return f"{' '.join(last.text.split())[:80]!r}"
 
     def _check_cell(self, cell: str, name: str, tasks: Sequence[Task], agent: Agent) -> None:
         """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
