@@ -44,6 +44,7 @@ def import_(
     from ramify.render import terminal
     from ramify.trace.aliases import Fields
     from ramify.trace.db import Run
+    from ramify.trace.failures import failures
     from ramify.trace.formats import pick_reader
     from ramify.trace.outcome import settled, successes, undecided
 
@@ -53,9 +54,11 @@ def import_(
         record = {"run": str(run), "form": reader.name, "records": count, "trees": len(opened.trees()), "nodes": len(opened)}
         scored = sum(success is not None for success in successes(opened, settled(opened)))
         several = undecided(opened)
+        failed = failures(opened)
     told = f"scores by {', '.join(several)}" if several else f"{scored or 'no'} attempts with a reward"
+    text = f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})"
     terminal.emit(
-        record | {"scored": scored, "scorers": several},
+        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons)},
         as_json,
-        f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})",
+        f"{text}\n{failed.sentence()}" if failed.reasons else text,
     )

@@ -82,6 +82,8 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     ``attempts`` is None in an improve run, whose evaluations tell more, and where nobody said how an attempt ended. ``scorers`` are those
     that could say it where several could. Raises UserError where nobody is called ``scorer``.
     """
+    from ramify.trace.failures import failures
+
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
     arm = (run.meta.get("config") or {}).get("arm")
     updates = [] if arm is None else [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
@@ -91,6 +93,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     scored = [outcome for outcome in outcomes if outcome is not None]
     if not outcomes and not evals and not updates:
         scored = [success for success in successes(run, deciding) if success is not None]
+    failed = failures(run)
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
@@ -99,6 +102,9 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         if scored
         else None,
         "scorers": undecided(run) if deciding is NOBODY else [],
+        "failed": {"n": len(failed.reasons), "of": failed.attempts, "reasons": failed.counted, "sentence": failed.sentence()}
+        if failed.reasons
+        else None,
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
         "done": bool(result),
@@ -134,6 +140,8 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(
             f"Several scorers judged the attempts ({', '.join(record['scorers'])}): --scorer NAME says whose verdict counts."
         )
+    if record["failed"]:
+        parts.append(f"{record['failed']['sentence']}. A failed attempt counts neither way.")
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ from ramify.score.calls import read_calls
 from ramify.score.predicates import UnreadableError, forbids
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
-from ramify.trace.formats import pick_reader
 from ramify.trace.lines import field, read_document
 from ramify.trace.messages import spoken
 from ramify.trace.node import Mark, Node
 from ramify.trace.path import Said
 from ramify.trace.rules import CLASSES, SURVIVED, survival
+from ramify.trace.sources import opened
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,8 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
     another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
     trace itself declares what a compaction followed, that counts. Raises UserError like the readers.
     """
-    if source.is_dir():
-        with Run.open(source) as run:
-            return _audited(run, rules)
-    with tempfile.TemporaryDirectory() as folder:
-        pick_reader(source, form).read(source, Path(folder) / "run")
-        with Run.open(Path(folder) / "run") as run:
-            return _audited(run, rules)
+    with opened(source, form) as run:
+        return _audited(run, rules)
 
 
 def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
@@ -114,7 +108,7 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
                 kinds.append(cached[at])
             fate.see(reply, step, min(kinds, key=CLASSES.index, default="dropped"), calls)
     if not marks:
-        raise UserError(f"{run.folder.name} holds no reply of a model, so nothing can be said of rules")
+        raise UserError(f"{run.folder} holds no reply of a model, so nothing can be said of rules")
     told = [fate.report(ends) for fate in fates]
     return {"sessions": len(ends), "replies": len(marks), "compactions": compactions, "rules": told}
 

@@ -21,10 +21,12 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.score.steps import run_paths
 from ramify.trace.aliases import IMPORTED, KNOWN, required
-from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.formats import formats
+from ramify.trace.lines import at_place, field, first_record, read_lines
 from ramify.trace.messages import message
 from ramify.trace.outcome import paid
 from ramify.trace.path import text_between
+from ramify.trace.sources import opened, run_folder
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
@@ -299,17 +301,18 @@ def _calls(data: Mapping[str, Any]) -> str:
 
 
 def load_trajectories(
-    source: Path, layout: Layout | None = None, scorer: str | None = None
+    source: Path, layout: Layout | None = None, scorer: str | None = None, form: str | None = None
 ) -> tuple[list[Trajectory], list[str]]:
-    """The attempts of a file (:func:`read_trajectories`) or of a run's folder (:func:`run_trajectories`), and why others were skipped."""
-    if not source.is_dir():
-        if scorer is not None:
-            raise UserError(f"{source} is no run but a file of attempts, so --scorer has nothing to name")
-        skipped: list[str] = []
-        return read_trajectories(source, layout, skipped), skipped
-    from ramify.trace.db import Run
-
-    with Run.open(source) as run:
+    """The attempts of a file (:func:`read_trajectories`), a run's folder or a file that can be imported (:func:`run_trajectories`, of the
+    format ``form``, by default told from the content), and why others were skipped."""
+    if form is None and run_folder(source) is None and not source.is_dir():
+        first = first_record(source)[1]
+        if (first is not None and "task_id" in first) or not formats(source):
+            if scorer is not None:
+                raise UserError(f"{source} is no run but a file of attempts, so --scorer has nothing to name")
+            skipped: list[str] = []
+            return read_trajectories(source, layout, skipped), skipped
+    with opened(source, form) as run:
         return run_trajectories(run, layout, scorer=scorer)
 
 

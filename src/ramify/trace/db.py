@@ -376,6 +376,20 @@ class Run:
         sql = "SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts GROUP BY scorer, unit ORDER BY scorer, unit"
         return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql)]
 
+    def unscored(self) -> list[Verdict]:
+        """Verdicts without a value, in order of their nodes."""
+        select, order, make = _EACH[Verdict]
+        return [make(row) for row in self._rows(f"{select} WHERE s.value IS NULL ORDER BY {order}")]
+
+    def failed(self) -> list[Node]:
+        """Nodes at which a failure ended an attempt that was imported or recorded (``stop`` is "failed")."""
+        return self._matching(Node, None, {"n.stop": "failed"})
+
+    def ends(self) -> list[str]:
+        """Ids of the nodes that nothing hangs below, roots left out."""
+        sql = "SELECT id FROM nodes n WHERE n.parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nodes c WHERE c.parent = n.seq)"
+        return [str(row[0]) for row in self._rows(sql)]
+
     def journal(self, kind: str | None = None, key: str | None = None) -> list[Entry]:
         """What was noted as done, in order: of one kind, of one key, or all."""
         where, args = schema.where({"s.kind": kind, "s.key": key})

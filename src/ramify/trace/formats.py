@@ -93,6 +93,15 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
     )
 
 
+def formats(path: Path) -> list[str]:
+    """Names of the formats that a file seems to have; raises nothing."""
+    try:
+        first = first_record(path)[1]
+        return [reader.name for reader in readers().values() if _fits(reader, path, first)]
+    except UserError:
+        return []
+
+
 def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
     try:
         return reader.matches(path, first)

@@ -19,6 +19,7 @@ from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run
+from ramify.trace.failures import failures
 from ramify.trace.messages import spoken
 from ramify.trace.node import TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
@@ -75,6 +76,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
         updates=_update_rows(own),
         trees=trees,
         abandoned=_abandoned(own),
+        failed=failures(run).sentence(most=10),
         config=list(_flatten(run.meta.get("config", {}))),
         environment=_environment(run),
         result=[json.dumps(entry.payload, ensure_ascii=False) for entry in run.journal("result")],

@@ -11,6 +11,7 @@ from ramify.render.graphs import Move, State
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
+from ramify.trace.failures import failure_of
 from ramify.trace.messages import spoken
 from ramify.trace.node import Node, TreeInfo, Verdict
 from ramify.trace.outcome import Decider, cut_short, settled, succeeded
@@ -113,6 +114,12 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             states.setdefault(state, node.text)
             if step is not None:
                 step.after = step.after or state
+        if (broke := failure_of(node, verdicts.get(node.id))) is not None:
+            told = f"The attempt failed: {broke}"
+            if step is None:
+                prompt.append(told)
+            else:
+                step.answer = f"{step.answer}\n{told}" if step.answer else told
         ends = node.id in verdicts if verdicts else True
         if step is not None and ends and node.id not in children:  # an attempt that ended, not one that forks here
             verdict = verdicts.get(node.id)

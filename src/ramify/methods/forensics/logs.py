@@ -3,32 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.score.classify import Behaviour, as_said
+from ramify.score.steps import RunPath, run_paths
 from ramify.stats.drops import Counts
 from ramify.stats.experiment import TestResult, counterfactuals
-from ramify.trace.lines import field, read_lines
+from ramify.trace.failures import failure_of, failures
+from ramify.trace.lines import field, first_record, read_lines
+from ramify.trace.node import Verdict
+from ramify.trace.path import Said
+from ramify.trace.sources import opened, run_folder
 
 OBSERVED = "observed, not changed"
-Log = list[tuple[Mapping[str, Any], bool | None]]
-"""(fields, behaviour) of each run."""
 
 
-def read_log(path: Path, behaviour: Behaviour) -> Log:
-    """(fields, behaviour) of each run of a file of JSON lines: ``messages`` as in OpenAI's form, ``fields`` what was recorded of it.
+class Logged(NamedTuple):
+    """One run of a log."""
 
-    A run that the grader fails on is invalid (None). A run of the same ``id`` as an earlier one is the same run and is left out. Raises
-    UserError naming file and line.
+    fields: Mapping[str, Any]
+    did: bool | None
+    """Whether it shows the behaviour; None: it is invalid."""
+    why: str = ""
+    """Why it is invalid, where that was said."""
+
+
+Log = list[Logged]
+
+
+def read_log(path: Path, behaviour: Behaviour, form: str | None = None, scorer: str | None = None) -> Log:
+    """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default told from the content), or
+    JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
+
+    Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded beside the attempt;
+    the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line of the same
+    ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every run failed.
     """
+    first = None if form is not None or path.is_dir() else first_record(path)[1]
+    if first is None or "messages" not in first or run_folder(path) is not None:
+        with opened(path, form) as run:
+            tasks = {info.name: info.task.get("data") for info in run.trees()}
+            attempts = run_paths(run, None, scorer) if scorer else run_paths(run)
+            found = [_of_run(attempt, tasks, behaviour) for attempt in attempts]
+            failed = failures(run)
+        if failed.all:
+            raise UserError(f"{path}: {failed.sentence()}")
+    else:
+        if scorer is not None:
+            raise UserError(f"{path} is JSON lines of messages, in which nobody has scored, so --scorer has nothing to name")
+        found = list(_of_lines(path, behaviour))
+    if not found:
+        raise UserError(f"{path} holds no run")
+    return found
+
+
+def _of_lines(path: Path, behaviour: Behaviour) -> Iterator[Logged]:
     seen: set[str] = set()
-    found: Log = []
     for number, record in read_lines(path):
         place = f"{path}:{number}"
         messages = field(record, "messages", list, place)
@@ -39,17 +75,46 @@ def read_log(path: Path, behaviour: Behaviour) -> Log:
             continue
         seen.add(name)
         fields = field(record, "fields", dict, place, {})
-        found.append((fields, asyncio.run(_graded(behaviour, as_said(messages)))))
-    if not found:
-        raise UserError(f"{path} holds no run")
-    return found
+        yield asyncio.run(_graded(behaviour, as_said(messages), fields))
 
 
-async def _graded(behaviour: Behaviour, said: Any) -> bool | None:
-    try:
-        return await behaviour(said)
-    except BoundaryError:
+def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Behaviour) -> Logged:
+    """An attempt of a stored run. What its verdict says of its end stands where an environment would have said it."""
+    end = attempt.path.segments[-1][0]
+    parts = [tasks.get(end.tree), *(end.data.get(name) for name in ("sample", "record"))]
+    parts += [part.get("metadata") for part in parts if isinstance(part, Mapping)]
+    fields = {"task": attempt.task} | {
+        name: value
+        for part in parts
+        if isinstance(part, Mapping)
+        for name, value in part.items()
+        if isinstance(value, str | int | float)
+    }
+    if (why := failure_of(end, attempt.verdict)) is not None:
+        return Logged(fields, None, why)
+    said = list(attempt.path.messages())
+    if said and attempt.verdict is not None and "outcome" not in said[-1].data and (did := _outcome(attempt.verdict)) is not None:
+        said[-1] = said[-1]._replace(data={**said[-1].data, "outcome": did})
+    return asyncio.run(_graded(behaviour, said, fields))
+
+
+def _outcome(verdict: Verdict) -> bool | None:
+    if verdict.value is None:
         return None
+    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
+    return outcome if isinstance(outcome, bool) else verdict.value > 0
+
+
+async def _graded(behaviour: Behaviour, said: Sequence[Said], fields: Mapping[str, Any]) -> Logged:
+    try:
+        return Logged(fields, await behaviour(said))
+    except BoundaryError as error:
+        return Logged(fields, None, str(error))
+
+
+def invalid(runs: Log) -> dict[str, int]:
+    """Why runs are invalid, how often each, the most frequent first."""
+    return dict(Counter(run.why or "no verdict" for run in runs if run.did is None).most_common())
 
 
 def by_field(runs: Log, name: str) -> list[TestResult]:
@@ -58,12 +123,12 @@ def by_field(runs: Log, name: str) -> list[TestResult]:
     Each result carries the confound that nothing was changed: whatever else went with the value may be what moved the rate.
     """
     seen: dict[str, list[bool | None]] = defaultdict(list)
-    for fields, did in runs:
+    for fields, did, _ in runs:
         if name in fields:
             seen[fields[name] if isinstance(fields[name], str) else canonical_json(fields[name])].append(did)
     counts = {value: Counts.of(verdicts) for value, verdicts in seen.items()}
     if len(counts) < 2:
-        known = {key for fields, _ in runs for key in fields}
+        known = {key for run in runs for key in run.fields}
         raise UserError(f"the log records {len(counts)} values of '{name}' and two are needed ({nearest(name, known)})")
     first, *others = sorted(counts, key=lambda value: (-counts[value].forks, value))
     found = counterfactuals(counts[first], {f"{name}={value} (not {first})": counts[value] for value in others})

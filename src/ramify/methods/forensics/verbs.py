@@ -16,7 +16,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
-from ramify.methods.forensics.logs import by_field, read_log
+from ramify.methods.forensics.logs import by_field, invalid, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import ach_text, as_text, baseline_text, design, propose, table_of, tests_text
 from ramify.methods.forensics.run import Case
@@ -249,21 +249,31 @@ def control_(
 
 @app.command("log")
 def log_(
-    file: Annotated[Path, typer.Argument(help='JSON lines of runs: {"messages": [...], "fields": {...}}.')],
-    behavior: Annotated[str, typer.Option(help="What counts: regex:PATTERN, call:TOOL, factory:MODULE:ATTRIBUTE.")],
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help='Folder of a run, a file of any known format (an inspect log, ...), or JSON lines: {"messages": [...], "fields": {...}}.',
+        ),
+    ],
+    behavior: Annotated[str, typer.Option(help="What counts: regex:PATTERN, call:TOOL, outcome, grade, FILE.py:FUNCTION.")],
     by: Annotated[list[str] | None, typer.Option(help="A recorded field; may be repeated.")] = None,
+    form: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Format of LOG; see `ramify list reader`.")] = None,
+    scorer: Annotated[str | None, typer.Option(help="Whose verdict is the outcome, where several judged.")] = None,
     as_json: Json = False,
 ) -> None:
     """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
-    runs = read_log(file, find_behaviour(behavior))
-    counts = Counts.of(did for _, did in runs)
+    runs = read_log(log, find_behaviour(behavior), form, scorer)
+    counts = Counts.of(run.did for run in runs)
     found = [one for name in by or [] for one in by_field(runs, name)]
     rate = proportion(counts.k, counts.n)
     text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
+    why = invalid(runs)
+    text += "".join(f"\n  {count} x {reason}" for reason, count in list(why.items())[:5])
     if found:
         rows = [[r.name, f"{100 * r.value:+.1f}", f"{r.p:.2g}"] for r in found]
         text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
-    emit({"rate": rate, "invalid": counts.missing, "by": [r.to_json() for r in found]}, as_json, text)
+    emit({"rate": rate, "invalid": counts.missing, "why": why, "by": [r.to_json() for r in found]}, as_json, text)
 
 
 @app.command("propose")

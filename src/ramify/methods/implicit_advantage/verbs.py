@@ -38,7 +38,10 @@ Step = Annotated[StepAgg | None, typer.Option(help="From steps to the attempt; b
 @app.command(**takes(AdvantageConfig))
 def score(
     ctx: typer.Context,
-    trajectories: Annotated[Path, typer.Option(help="Attempts as JSON lines, or the folder of a run.")],
+    trajectories: Annotated[
+        Path,
+        typer.Option(help="Attempts as JSON lines, the folder of a run, or a file that can be imported (an inspect log, ...)."),
+    ],
     out: Annotated[Path, typer.Option(help="Score records to write (.jsonl).")],
     scorer: Annotated[
         str | None, typer.Option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
@@ -50,6 +53,10 @@ def score(
     render: Annotated[Literal["template", "plain"], typer.Option(help="How attempts of messages are laid out.")] = "template",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps log-probs by weights and tokens.")] = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="Format of a file to import; by default it is told from the content."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be scored; open no model, write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +81,7 @@ def score(
     elif of_a_pair != (None, 0, "linear", "template", None, False, True):
         asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
         raise UserError(f"{asking} ask for a pair: name --policy")
-    attempts, skipped = load_trajectories(trajectories, layout, scorer)
+    attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
         bill = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}

@@ -1,0 +1,78 @@
+"""Attempts that a failure ended: what the environment, a provider or another tool's error left of them, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ramify.trace.db import Run
+from ramify.trace.node import Node, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The failed attempts of a run."""
+
+    attempts: int
+    """How many attempts there are, the failed ones included; 0 where none failed."""
+    reasons: Mapping[str, str]
+    """Why, by the node at which each failed attempt ends."""
+
+    @property
+    def all(self) -> bool:
+        """Whether there are attempts and every one failed."""
+        return 0 < self.attempts <= len(self.reasons)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many attempts failed for each reason, the most frequent first."""
+        return dict(Counter(self.reasons.values()).most_common())
+
+    def sentence(self, most: int = 3) -> str:
+        """How many failed and why, the ``most`` frequent reasons; "" where none did."""
+        if not self.reasons:
+            return ""
+        told = [f"{count} x {reason}" for reason, count in self.counted.items()]
+        told = [*told[:most], *([f"and {len(told) - most} other reasons"] if len(told) > most else [])]
+        if self.all:
+            return f"{'the only attempt' if self.attempts == 1 else f'all {self.attempts} attempts'} failed: {'; '.join(told)}"
+        return f"{len(self.reasons)} of {self.attempts} attempts failed: {'; '.join(told)}"
+
+
+def failures(run: Run) -> Failures:
+    """Every failed attempt of a run."""
+    found = {node.id: str(failure_of(node)) for node in run.failed()}
+    for verdict in run.unscored():
+        if (why := _told(verdict)) is not None:
+            found.setdefault(verdict.node, why)
+    return Failures(len({*run.ends(), *found}) if found else 0, found)
+
+
+def failure_of(end: Node, verdict: Verdict | None = None) -> str | None:
+    """Why the attempt that ends at ``end`` failed; None where no failure ended it."""
+    told = None if verdict is None else _told(verdict)
+    if told is not None or end.stop != "failed":
+        return told
+    about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
+    for record in about:
+        for name in ("failure", "error", "errors"):
+            if why := _message(record.get(name)):
+                return why
+    return "a failure that says no more"
+
+
+def _told(verdict: Verdict) -> str | None:
+    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
+    why = evidence.get("failure")
+    return None if why is None else str(why)
+
+
+def _message(error: object) -> str:
+    """What an error of another tool says, on one line: its text, or its message with its type."""
+    if isinstance(error, list):
+        error = error[0] if error else ""
+    if isinstance(error, Mapping):
+        kind, said = error.get("error_type") or error.get("type") or error.get("error"), error.get("message")
+        error = f"{kind}: {said}" if kind and said and kind != said else said or kind
+    return " ".join(str(error or "").split())[:300]

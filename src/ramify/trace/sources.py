@@ -1,0 +1,55 @@
+"""What a verb reads attempts from: the folder of a run, or a file of any format that can be imported."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.trace.connect import FILE
+from ramify.trace.convert import read_run
+from ramify.trace.db import Run
+from ramify.trace.failures import failures
+
+RUNS = Path("runs")
+"""Where runs lie that are named without a folder."""
+
+
+@contextmanager
+def opened(source: Path, form: str | None = None) -> Iterator[Run]:
+    """The run in the folder ``source``, or of that name under ./runs, or one made for the time being of a file that can be imported.
+
+    ``form`` names the format of a file, by default it is told from the content. Raises UserError where there is neither; what is raised
+    inside names ``source`` and, where every attempt in it failed, says so.
+    """
+    folder = run_folder(source)
+    if folder is not None:
+        if form is not None:
+            raise UserError(f"{source} is a run, which has no other format, so --from has nothing to name")
+        with Run.open(folder) as run, _named(run, source):
+            yield run
+        return
+    if source.is_dir() and form is None:
+        raise UserError(f"{source} is a folder and not that of a run: it holds no {FILE}")
+    with tempfile.TemporaryDirectory() as place:
+        read_run(source, Path(place) / "run", form)
+        with Run.open(Path(place) / "run") as run, _named(run, source):
+            yield run
+
+
+def run_folder(source: Path) -> Path | None:
+    """The folder of the run that ``source`` is or names; None where it is something else."""
+    return next((folder for folder in (source, RUNS / source) if (folder / FILE).is_file()), None)
+
+
+@contextmanager
+def _named(run: Run, source: Path) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, NeedsError) as error:
+        why = failures(run)
+        told = f"; {why.sentence()}" if why.all else ""
+        error.args = (str(error).replace(str(run.folder), str(source)) + told,)
+        raise
