@@ -66,3 +66,52 @@ def test_a_field_that_was_not_recorded(tmp_path: Path) -> None:
         by_field(runs, "queue")
     with pytest.raises(UserError, match="did you mean 'queue'"):
         by_field(runs, "quue")
+
+
+def called(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["forensics", "log", *map(str, words)])
+    return (code, *capsys.readouterr())
+
+
+def test_runs_and_their_exports_are_read(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def agent(messages, key):\n    if len(messages) < 3 and key % 3 == 0:\n        raise RuntimeError('out of luck')\n    return 'go hall'\n"
+    )
+    main(["rollout", "--model", "mine.py:agent", "--panel", "6", "--seed", "1", "--out", "runs/mine", "--json"])
+    main(["export", "runs/mine", "--out", "mine.jsonl"])
+    code, out, _ = called(capsys, "runs/mine", "--behavior", "regex:hall", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["why"] == {"engine: mine.py:agent raised RuntimeError: out of luck": found["invalid"]}
+    assert found["rate"]["k"] == found["rate"]["n"] == 6 - found["invalid"] > 0
+    for same in (["mine"], ["mine.jsonl"], ["mine.jsonl", "--from", "run"]):
+        assert json.loads(called(capsys, *same, "--behavior", "regex:hall", "--json")[1]) == found
+    _, out, _ = called(capsys, "mine", "--behavior", "outcome", "--json")
+    assert json.loads(out)["rate"]["k"] == 0
+    _, out, _ = called(capsys, "mine", "--behavior", "regex:hall")
+    assert f"  {found['invalid']} x engine: mine.py:agent raised RuntimeError: out of luck" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "cannot read nowhere: No such file"),
+        (["."], ". is a folder and not that of a run: it holds no run.sqlite"),
+        (["runs/mine", "--from", "chats"], "runs/mine is a run, which has no other format, so --from has nothing to name"),
+        (["chats.jsonl", "--from", "chts"], "did you mean 'chats'?"),
+        (["chats.jsonl", "--scorer", "env"], "--scorer has nothing to name"),
+        (["runs/mine"], "runs/mine: all 2 attempts failed: 2 x engine: mine.py:agent raised RuntimeError: gone"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def agent(messages):\n    raise RuntimeError('gone')\n")
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    main(["rollout", "--model", "mine.py:agent", "--panel", "2", "--out", "runs/mine", "--json"])
+    code, out, err = called(capsys, *words, "--behavior", "regex:hall")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err

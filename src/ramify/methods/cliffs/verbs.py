@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, examine, mass_under, pairs, scan
+from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
@@ -119,7 +121,16 @@ def _same_forks(source: dict[str, Any], options: Forking) -> TokenForks:
 def scan_(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
-    traces: Annotated[Path | None, typer.Option(metavar="FILE", help="Replies as token ids, JSON lines.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Replies as token ids, JSON lines; or the folder of a run, or a file that can be imported (an inspect log, ...): the last reply of each attempt.",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="Format of SOURCE; by default it is told from the content.")
+    ] = None,
     problems: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Problems to draw replies to: id, prompt, answer a line.")
     ] = None,
@@ -138,12 +149,22 @@ def scan_(
         raise UserError("name either --traces or --problems")
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
     file = ScanFile(out, config)
-    stems = read_traces(traces) if traces is not None and not retokenise else []
+    if form is not None and traces is None:
+        raise UserError("--from is the format of --traces")
+    own = traces is not None and is_token_file(traces, form)
+    stems = read_traces(traces) if traces is not None and own and not retokenise else []
+    left_out: dict[str, str] = {}
     forks, template = _forks(options)
     if problems is not None:
         stems = _draw(forks, problems, template, options, file)
+    elif traces is not None and not own:
+        sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens)
+        stems, left_out = read_stems(traces, form, forks.tokenizer, template, sampling, retokenise)
+        for why, count in Counter(left_out.values()).most_common(3):
+            say(f"warning: {count} of {len(stems) + len(left_out)} attempts are left out: {why}")
     elif traces is not None and retokenise:
         stems = read_traces(traces, forks.tokenizer)
+    if retokenise:
         say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
     stems, done = file.go_on(forks.source(), stems), dict(file.done)
     if dry_run:

@@ -1,0 +1,65 @@
+"""Scans of what lies in runs and in other tools' logs, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramify.cli.main import main
+
+SMALL = ["--model", "builtin", "--n", "8", "--first", "4", "--confirm", "4", "--verifier", "mine.py:right", "--out", "scan.jsonl"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def right(text, trace):\n    return trace.data.get('answer', '')[:1] in text\n")
+    return tmp_path
+
+
+def scan(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["cliffs", "scan", *SMALL, *words])
+    return (code, *capsys.readouterr())
+
+
+def test_a_run_is_scanned_by_its_folder_or_its_name(here: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["rollout", "--env", "chain", "--panel", "2", "--out", "runs/mine", "--json"]) == 0
+    code, out, err = scan(capsys, "--traces", "runs/mine", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["wrong"]["traces"] + found["right"]["traces"] == 2
+    assert found["gap"] == pytest.approx(0, abs=1e-3)  # the same model drew them: its own tokens, under the stored settings
+    code, out, _ = scan(capsys, "--traces", "mine", "--json")  # goes on with the scan that is there
+    assert (code, json.loads(out)["forks"]) == (0, found["forks"])
+
+
+def test_attempts_of_text_are_encoded_on_request_only(here: Path, capsys: pytest.CaptureFixture) -> None:
+    said = [{"role": "user", "content": "go hall?"}, {"role": "assistant", "content": "go hall"}]
+    (here / "chats.jsonl").write_text(json.dumps({"messages": said, "id": "a"}) + "\n")
+    code, out, err = scan(capsys, "--traces", "chats.jsonl")
+    assert (code, out) == (2, "")
+    assert err.startswith("ramify: chats.jsonl holds no reply to scan: its replies are text only")
+    assert not (here / "scan.jsonl").exists()
+    code, out, err = scan(capsys, "--traces", "chats.jsonl", "--retokenise", "--json")
+    assert code == 0, err
+    assert "texts were encoded anew" in err
+    assert json.loads(out)["tokens"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--traces", "nowhere"], "cannot read nowhere"),
+        (["--traces", "."], ". is a folder and not that of a run"),
+        (["--traces", "mine.py"], "mine.py:1: not JSON"),
+        (["--traces", "mine.py", "--from", "chts"], "unknown format 'chts' (did you mean 'chats'?)"),
+        (["--problems", "mine.py", "--from", "chats"], "--from is the format of --traces"),
+    ],
+)
+def test_what_is_no_source_is_one_sentence(here: Path, capsys: pytest.CaptureFixture, words: list[str], says: str) -> None:
+    code, out, err = scan(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
