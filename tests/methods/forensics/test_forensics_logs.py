@@ -80,7 +80,7 @@ def test_runs_and_their_exports_are_read(tmp_path: Path, capsys: pytest.CaptureF
         "def agent(messages, key):\n    if len(messages) < 3 and key % 3 == 0:\n        raise RuntimeError('out of luck')\n    return 'go hall'\n"
     )
     main(["rollout", "--model", "mine.py:agent", "--panel", "6", "--seed", "1", "--out", "runs/mine", "--json"])
-    main(["export", "runs/mine", "--to", "jsonl", "--out", "mine.jsonl"])
+    main(["export", "runs/mine", "mine.jsonl"])
     code, out, _ = called(capsys, "runs/mine", "--behavior", "regex:hall", "--json")
     found = json.loads(out)
     assert code == 0
