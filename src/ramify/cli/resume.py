@@ -19,12 +19,16 @@ def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> Non
     A run that is done already prints its result again.
     """
     folder = find_run(run)
-    from ramify.jobs import collect
+    from ramify.jobs import collect, trees
     from ramify.jobs import improve as job
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
-        rollouts = collect.is_collection(opened.meta.get("config"))
+        config = opened.meta.get("config")
+    rollouts = collect.is_collection(config)
+    if trees.of_trees(config):
+        collected(folder, as_json, lambda bar: trees.resume(folder, bar, trust))
+        return
     if rollouts:
         collected(folder, as_json, lambda bar: collect.resume(folder, bar, trust))
         return

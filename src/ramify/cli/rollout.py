@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-def _settings() -> type[Config]:
-    from ramify.jobs.collect import RolloutConfig
+tree_app = typer.Typer(add_completion=False)
 
-    return RolloutConfig
+
+def _settings() -> type[Config]:
+    from ramify.jobs.trees import TreeRolloutConfig
+
+    return TreeRolloutConfig
 
 
 @app.command(**takes(_settings))
@@ -34,6 +37,9 @@ def rollout(
         Path | None,
         typer.Option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/rollout-N."),
     ] = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Grow a tree of attempts per task under --tree-budget (see `ramify tree-rollouts`).")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; run nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -42,12 +48,14 @@ def rollout(
     The same command again goes on with an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
     """
     from ramify.base.config import load
-    from ramify.jobs import collect as job
+    from ramify.jobs import trees as job
+    from ramify.jobs.collect import Collection
 
     folder = out or next_run("rollout")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
-    collection = job.Collection(load(job.RolloutConfig, config or [], context.args))
+    settings = load(job.TreeRolloutConfig, config or [], context.args)
+    collection = job.TreeCollection(settings) if tree else Collection(job.flat(settings))
     if dry_run:
         bill = collection.plan()
         record = {"config": collection.config.to_json(), "bill": bill}
@@ -59,19 +67,30 @@ def rollout(
 def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> None:
     """Do ``work(bar)`` on the run in ``folder`` under a progress bar and print what came out.
 
-    Ctrl-C says how to go on. After printing, raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed.
+    After printing, raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed.
     """
+    result = played(folder, as_json, work)
+    emit(result, as_json, summary(result))
+    ended(folder, result)
+
+
+def played(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work(bar)`` on the run in ``folder`` returns, under a progress bar; Ctrl-C says how to go on."""
     try:
         with progress(folder.name, 1, "attempts", as_json) as bar:
-            result = work(bar)
+            return work(bar)
     except KeyboardInterrupt:
         if not (folder / DATABASE).exists():
             raise InterruptedRunError("interrupted before anything was done") from None
         raise InterruptedRunError(f"interrupted; what was done is kept: go on with `ramify resume {folder}`") from None
-    emit(result, as_json, summary(result))
+
+
+def ended(folder: Path, result: dict[str, Any]) -> None:
+    """Raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed."""
     if result["spent"] is not None:
+        left = "the trees are not grown" if result["missing"] is None else f"{result['missing']} attempts were not played"
         raise BudgetSpentError(
-            f"the budget of {result['spent']} is spent, {result['missing']} attempts were not played: "
+            f"the budget of {result['spent']} is spent, {left}: "
             f"raise --budget.{result['spent']} and give the same command with --out {folder} to go on"
         )
     if result["failed"] and not result["n"]:
@@ -80,10 +99,17 @@ def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]
 
 def summary(result: dict[str, Any]) -> str:
     """The success rate with its interval, what failed, and where to look next."""
-    low, high = result["interval"]
     rate = "-" if result["success"] is None else f"{result['success']:.1%}"
-    row = (rate, f"[{low:.1%}, {high:.1%}]", result["successes"], result["n"], f"{result['solved']} of {result['tasks']}")
-    text = table(["success", "95 % interval", "successes", "attempts", "tasks solved"], [row])
+    solved = f"{result['solved']} of {result['tasks']}"
+    if result["interval"] is None:
+        from ramify.methods.tree_rollouts.run import report_text
+
+        text = table(["successes", "attempts", "tasks solved"], [(result["successes"], result["n"], solved)])
+        text += f"\n\n{report_text(result['trees'])}" if result["trees"] else ""
+    else:
+        low, high = result["interval"]
+        row = (rate, f"[{low:.1%}, {high:.1%}]", result["successes"], result["n"], solved)
+        text = table(["success", "95 % interval", "successes", "attempts", "tasks solved"], [row])
     if result["failed"]:
         reasons = "\n".join(f"  {count} x {why}" for why, count in result["failures"].items())
         text += f"\n\n{result['failed']} attempts failed at a boundary and count neither way:\n{reasons}"
@@ -92,3 +118,49 @@ def summary(result: dict[str, Any]) -> str:
     spent = f"{short(result['turns'])} turns, {short(result['tokens'])} tokens, {result['seconds']:.0f} s"
     run = result["run"]
     return f"\n{text}\n\n{spent}. Look at them with `ramify show {run}`, or `ramify show {run} --web`."
+
+
+@tree_app.command("run")
+def tree_run(
+    out: Annotated[Path | None, typer.Option(help="File to write, one tree a line; the run holds the trees, too.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/trees-N."),
+    ] = None,
+    env: Annotated[str, typer.Option("--env", "--world", help="World the agent acts in, as in `ramify rollout`.")] = "household",
+    model: Annotated[
+        str, typer.Option(help="The agent, as in `ramify rollout`: builtin, hf:FOLDER, chat:MODEL@URL, ...")
+    ] = "builtin",
+    budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
+    unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
+    tasks: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks as JSON lines; else the world makes some.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Tasks the world makes.")] = 8,
+    rule: Annotated[str, typer.Option(help="uucb, random, or flat (independent attempts).")] = "uucb",
+    allocate: Annotated[bool, typer.Option(help="Move budget from settled to undecided tasks.")] = True,
+    max_reply: Annotated[int, typer.Option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
+    seed: Annotated[int, typer.Option(help="Decides every draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Sample a tree of attempts per task under a budget, and report on the groups: `ramify rollout --tree` in a few options.
+
+    The same command with the same --run goes on with an interrupted run.
+    """
+    from ramify.base.config import check
+    from ramify.jobs.trees import TreeCollection, TreeRolloutConfig
+    from ramify.methods.tree_rollouts.record import write_trees
+    from ramify.methods.tree_rollouts.run import report_text
+
+    given = {"env": env, "model": model, "tree_budget": budget, "allocate": allocate, "tasks": tasks, "panel": count}
+    given |= {"tree": {"rule": rule, "unit": unit, "parallel": 4}, "max_reply": max_reply, "seed": seed}
+    flags = {"tree_budget": "--budget", "tree.rule": "--rule", "tree.unit": "--unit", "panel": "--count"}
+    collection = TreeCollection(check(TreeRolloutConfig, given, flags))
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
+    folder = run or next_run("trees")
+    result = played(folder, as_json, lambda bar: collection.collect(folder, bar))
+    if result["trees"] is not None:
+        if out is not None:
+            write_trees(out, collection.grown)
+        record = result["trees"] | {"out": None if out is None else str(out), "run": str(folder)}
+        emit(record, as_json, f"{report_text(result['trees'])}\n\nLook at them with `ramify show {folder} --web`.")
+    ended(folder, result)

@@ -94,11 +94,16 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     if not outcomes and not evals and not updates:
         scored = [success for success in successes(run, deciding) if success is not None]
     failed = failures(run)
+    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent draws
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
         "config": run.meta.get("config"),
-        "attempts": {"successes": sum(scored), "n": len(scored), "interval": list(wilson(sum(scored), len(scored)))}
+        "attempts": {
+            "successes": sum(scored),
+            "n": len(scored),
+            "interval": list(wilson(sum(scored), len(scored))) if chosen is None else None,
+        }
         if scored
         else None,
         "scorers": undecided(run) if deciding is NOBODY else [],
@@ -131,7 +136,13 @@ def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, flo
 def _text(record: dict[str, Any]) -> str:
     trees = record["trees"]
     parts = [f"{record['run']}: {len(trees)} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
-    if record["attempts"]:
+    if record["attempts"] and record["attempts"]["interval"] is None:
+        played = record["attempts"]
+        parts.append(
+            f"{played['successes']} of {played['n']} attempts succeeded. A selector chose where they start, so that is no success rate: "
+            f"`ramify tree-rollouts report {record['run']}` says what the trees are worth."
+        )
+    elif record["attempts"]:
         played, (low, high) = record["attempts"], record["attempts"]["interval"]
         rate = f"{played['successes'] / played['n']:.1%}"
         columns = ["success", "95 % interval", "successes", "attempts"]

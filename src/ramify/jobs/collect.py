@@ -100,6 +100,10 @@ def is_collection(config: Any) -> bool:
 class Collection:
     """One collection: its parts, and the run they are played into."""
 
+    verb = "ramify rollout"
+    replays = False
+    """Whether going on reads what is stored again, and counts it again, rather than starting behind it."""
+
     def __init__(self, config: RolloutConfig) -> None:
         """Raises UserError or NeedsError on parts that do not exist or do not fit together."""
         self.config = config
@@ -144,8 +148,9 @@ class Collection:
             self._check_start(run, stored)
             done = {entry.key: entry.payload for entry in run.journal("attempt")}
             budget = Budget(self.config.budget.model_dump())
-            turns = sum(entry["turns"] for entry in done.values())
-            budget.charge(calls=turns, tokens=sum(entry["tokens"] for entry in done.values()), turns=turns)
+            if not self.replays:
+                turns = sum(entry["turns"] for entry in done.values())
+                budget.charge(calls=turns, tokens=sum(entry["tokens"] for entry in done.values()), turns=turns)
             earlier = sum(float(entry.payload["seconds"]) for entry in run.journal("stretch"))
             budget.charge(seconds=earlier)
             begun = time.monotonic()
@@ -160,11 +165,16 @@ class Collection:
     def _open(self, folder: Path, stored: Mapping[str, Any]) -> Run:
         return Run.open(folder, write=True) if (folder / FILE).exists() else Run.create(folder, stored)
 
+    @staticmethod
+    def made(config: Any) -> bool:
+        """Whether a run with these stored settings is one of this kind."""
+        return is_collection(config)
+
     def _check_start(self, run: Run, stored: Mapping[str, Any]) -> None:
         """Refuse to mix parts: a run goes on only with the agent, world, tasks and sampling it began with."""
         begun = LATER | run.meta["config"]
-        if not is_collection(begun):
-            raise UserError(f"{run.folder} was not made by `ramify rollout`: choose another --out")
+        if not self.made(begun):
+            raise UserError(f"{run.folder} was not made by `{self.verb}`: choose another --out")
         now = {name: value for name, value in stored.items() if name not in FREE}
         parts_now = {"weights": self.weights, "panel": self.panel.hash}
         for entry in run.journal("start"):
@@ -213,7 +223,11 @@ class Collection:
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        attempts = [done[key] for task in self.panel for i in range(self.config.attempts) if (key := f"{task.id}#{i}") in done]
+        wanted = [f"{task.id}#{i}" for task in self.panel for i in range(self.config.attempts)]
+        return self._counted([done[key] for key in wanted if key in done], len(wanted))
+
+    def _counted(self, attempts: list[Any], wanted: int | None) -> dict[str, Any]:
+        """What came of these attempts; ``missing`` is how many of those ``wanted`` there are not."""
         scored = [a["outcome"] for a in attempts if a["outcome"] is not None]
         failures = Counter(str(a["failure"]) for a in attempts if a["failure"] is not None)
         solved = {a["task"] for a in attempts if a["outcome"]}
@@ -226,7 +240,7 @@ class Collection:
             "solved": len(solved),
             "failed": failures.total(),
             "failures": dict(failures.most_common(5)),
-            "missing": len(self.panel) * self.config.attempts - len(attempts),
+            "missing": None if wanted is None else wanted - len(attempts),
             "tokens": sum(a["tokens"] for a in attempts),
             "turns": sum(a["turns"] for a in attempts),
         }

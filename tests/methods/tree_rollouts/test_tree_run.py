@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import generator
+from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld, next_action
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, grpo, tree_grpo
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -25,6 +27,7 @@ from ramify.model.protocol import Message, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Episodes
 from ramify.trace.db import Run
+from ramify.trace.node import Node
 from tree_rollouts.growers import TASK, Words, check_accounting
 
 WORLD = HouseholdWorld(max_turns=14)
@@ -204,27 +207,134 @@ def test_verbs(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
             CliRunner().invoke(app, bad, catch_exceptions=False)
 
 
-def test_run_verb_on_the_builtin_agent(tmp_path: Path) -> None:
-    out = tmp_path / "trees.jsonl"
-    found = json.loads(call("run", "--out", str(out), "--count", "1", "--budget", "14", "--json"))
-    assert (found["tasks"], found["unit"]) == (1, "turns")
-    assert found["cost"] <= 14 * 1.05
-    assert json.loads(call("report", str(out), "--json")) == {k: v for k, v in found.items() if k != "out"}
+def ramify(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    return (code, *capsys.readouterr())
+
+
+def done(capsys: pytest.CaptureFixture, *words: object) -> dict[str, Any]:
+    code, out, err = ramify(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+MINE = """
+from ramify.base.seeds import generator
+from ramify.cli.main import main
+from ramify.env.worlds.household import HouseholdWorld
+
+HOUSE = HouseholdWorld(max_turns=6)
+
+
+def agent(messages, key):
+    if len(messages) > 5 and key % 7 == 0:
+        raise RuntimeError("gone")
+    return ["go hall", "look", "wait"][int(generator(key).integers(3))]
+
+
+def broken(messages):
+    raise RuntimeError("gone")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def test_run_verb_on_the_builtin_agent(here: Path, capsys: pytest.CaptureFixture) -> None:
+    found = done(capsys, "tree-rollouts", "run", "--out", "trees.jsonl", "--count", "1", "--budget", "12")
+    assert (found["tasks"], found["unit"], found["run"]) == (1, "turns", "runs/trees-1")
+    assert found["cost"] <= 12 * 1.05
+    report_of = {k: v for k, v in found.items() if k not in ("out", "run")}
+    assert done(capsys, "tree-rollouts", "report", "trees.jsonl") == report_of
+    assert done(capsys, "tree-rollouts", "report", "trees-1") == report_of
+
+
+OWN = ["--env", "mine.py:HOUSE", "--model", "mine.py:agent"]
+
+
+def test_run_verb_and_rollout_tree_are_one_thing(here: Path, capsys: pytest.CaptureFixture) -> None:
+    ours = done(capsys, "tree-rollouts", "run", *OWN, "--count", "2", "--budget", "24", "--run", "a")
+    words = ["rollout", "--tree", *OWN, "--panel", "2", "--tree-budget", "24", "--max-reply", "24"]
+    theirs = done(capsys, *words, "--out", "b")
+    assert theirs["trees"] == {k: v for k, v in ours.items() if k not in ("out", "run")}
+    assert theirs["trees"]["cost"] == theirs["turns"] <= 2 * 24 * 1.05
+    assert theirs["trees"]["leaves"] + theirs["failed"] >= 4
+    with Run.open("a") as one, Run.open("b") as other:
+        assert {node.id for node in one.each(Node)} == {node.id for node in other.each(Node)}
+    again = done(capsys, "resume", "b")
+    assert {**again, "seconds": 0} == {**theirs, "seconds": 0}
+    _, shown, _ = ramify(capsys, "show", "b")
+    assert "A selector chose where they start, so that is no success rate" in shown
+    node = next(leaf for leaf in _nodes("b", "user"))
+    assert done(capsys, "fork", "b", node, "--n", "2")["fork"]["n"] == 2
+
+
+def _nodes(run: str, role: str) -> list[str]:
+    with Run.open(run) as opened:
+        return [node.id for node in opened.each(Node) if node.role == role and not node.stop]
+
+
+def test_an_interrupted_run_of_trees_ends_as_the_undisturbed_one(here: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["rollout", "--tree", *OWN, "--panel", "2", "--tree-budget", "24"]
+    whole = done(capsys, *words, "--out", "whole")
+    code, out, err = ramify(capsys, *words, "--out", "part", "--budget.calls", "14", "--concurrency", "1", "--json")
+    assert (code, json.loads(out)["trees"], json.loads(out)["spent"]) == (3, None, "calls")
+    assert "the trees are not grown: raise --budget.calls" in err
+    assert "holds no grown trees" in ramify(capsys, "tree-rollouts", "report", "part")[2]
+    mended = done(capsys, *words, "--out", "part", "--budget.calls", "1000")
+    assert mended["trees"] == whole["trees"]
+    with Run.open("whole") as one, Run.open("part") as other:
+        assert {node.id for node in one.each(Node)} == {node.id for node in other.each(Node)}
+
+
+def test_trees_grow_on_workers_alike(here: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["rollout", "--tree", "--env", "chain", "--panel", "2", "--tree-budget", "4"]
+    here_ = done(capsys, *words, "--out", "a")
+    there = done(capsys, *words, "--out", "b", "--backend", "processes:2")
+    assert there["trees"] == here_["trees"]
+
+
+def test_trees_of_which_every_attempt_failed_are_tried_again(here: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["rollout", "--tree", "--model", "mine.py:broken", "--panel", "1", "--out", "run", "--json"]
+    for command in (words, words, ["resume", "run", "--json"]):
+        code, out, err = ramify(capsys, *command)
+        assert (code, list(json.loads(out)["failures"])) == (1, ["engine: mine.py:broken raised RuntimeError: gone"])
+        assert "every attempt failed" in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--unit", "hours"], "--unit"),
-        (["--rule", "best"], "--rule"),
-        (["--world", "househld"], "household"),
-        (["--model", "gpt"], "unknown model 'gpt'"),
-        (["--budget", "3"], "at least"),
-        (["--budget", "nan"], "--budget must be a finite number"),
-        (["--tasks", "none.jsonl"], "cannot read"),
+        (["tree-rollouts", "run", "--unit", "hours"], "--unit"),
+        (["tree-rollouts", "run", "--rule", "best"], "--rule"),
+        (["tree-rollouts", "run", "--world", "househld"], "household"),
+        (["tree-rollouts", "run", "--env", "nowhere.py:X"], "there is no file nowhere.py"),
+        (["tree-rollouts", "run", "--model", "gpt"], "unknown model 'gpt'"),
+        (["tree-rollouts", "run", "--budget", "3"], "a budget of 3 turns is below one attempt from the root: at least 12"),
+        (["tree-rollouts", "run", "--budget", "nan"], "--budget: must be a finite number"),
+        (["tree-rollouts", "run", "--tasks", "none.jsonl"], "cannot read"),
+        (["tree-rollouts", "run", "--out", "no/trees.jsonl"], "there is no folder no"),
+        (["rollout", "--tree", "--attempts", "2"], "--attempts is for rollouts without --tree"),
+        (["rollout", "--tree-budget", "20"], "--tree-budget is a setting of trees: give --tree, too"),
+        (["rollout", "--tree.rule", "flat"], "--tree is a setting of trees"),
+        (["rollout", "--tree", "--tree.rul", "flat"], "did you mean '--tree.rule'?"),
     ],
 )
-def test_run_verb_refuses_bad_input_and_writes_nothing(tmp_path: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        CliRunner().invoke(app, ["run", "--out", str(tmp_path / "t.jsonl"), "--count", "1", *words], catch_exceptions=False)
-    assert list(tmp_path.iterdir()) == []
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    here: Path, capsys: pytest.CaptureFixture, words: list[str], message: str
+) -> None:
+    code, out, err = ramify(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert [path.name for path in here.iterdir()] == ["mine.py"]
+
+
+def test_flat_runs_and_trees_are_not_mixed(here: Path, capsys: pytest.CaptureFixture) -> None:
+    done(capsys, "rollout", *OWN, "--panel", "1", "--out", "flat")
+    code, _, err = ramify(capsys, "rollout", "--tree", *OWN, "--panel", "1", "--out", "flat")
+    assert (code, err) == (2, "ramify: flat was not made by `ramify rollout --tree`: choose another --out\n")

@@ -11,10 +11,16 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json
 from ramify.methods.tree_rollouts.algorithm import is_mixed
+from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
+from ramify.trace.sources import run_folder
 
 if TYPE_CHECKING:
     from ramify.rollout.run import Attempt, Turn
+
+
+ENTRY = "tree"
+"""What the journal of a run calls a grown tree; its key is the task's id."""
 
 
 @dataclass(slots=True)
@@ -205,7 +211,16 @@ def write_trees(path: Path, trees: Iterable[GrownTree]) -> None:
 
 
 def read_trees(path: Path) -> list[GrownTree]:
-    """Read JSON lines written by :func:`write_trees`. Raises UserError naming file and line."""
+    """Read JSON lines written by :func:`write_trees`, or the trees of a run (its folder, or its name under ./runs).
+
+    Raises UserError naming file and line, or where a run holds no grown trees.
+    """
+    if (folder := run_folder(path)) is not None:
+        with Run.open(folder) as run:
+            trees = [GrownTree.from_json(entry.payload) for entry in run.journal(ENTRY)]
+        if not trees:
+            raise UserError(f"{path} holds no grown trees: `ramify rollout --tree` makes a run that does, once it is done")
+        return trees
     trees = []
     for number, record in read_lines(path):
         try:

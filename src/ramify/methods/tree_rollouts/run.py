@@ -1,8 +1,7 @@
-"""Training rows, the report, and the verbs of ``ramify tree-rollouts``."""
+"""Training rows, the report, and the verbs of ``ramify tree-rollouts`` but for ``run``, which is a way to say ``ramify rollout --tree``."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ import typer
 from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.methods.tree_rollouts import algorithm
-from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
+from ramify.methods.tree_rollouts.record import GrownTree, read_trees
 from ramify.render.terminal import emit, table
 from ramify.stats.intervals import wilson
 
 if TYPE_CHECKING:
-    from ramify.rollout.run import Agent
     from ramify.trace.path import Path as TracePath
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
@@ -140,8 +138,11 @@ def report_text(found: dict[str, Any]) -> str:
 
 
 @app.command("report")
-def report_verb(file: Annotated[Path, typer.Argument(help="Trees as JSON lines.")], as_json: Json = False) -> None:
-    """Mixed groups, informativeness and cost of trees in a file."""
+def report_verb(
+    file: Annotated[Path, typer.Argument(help="Trees as JSON lines, or a run that `ramify rollout --tree` made.")],
+    as_json: Json = False,
+) -> None:
+    """Mixed groups, informativeness and cost of trees in a file or run."""
     found = report(read_trees(file))
     emit(found, as_json, report_text(found))
 
@@ -177,60 +178,3 @@ def sweep(
     cells = sorted(found["cells"], key=lambda cell: -cell["l1_mass"])
     text = table(columns, [[cell[name] for name in columns] for cell in cells])
     emit(found, as_json, f"{text}\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells")
-
-
-@app.command()
-def run(
-    out: Annotated[Path, typer.Option(help="File to write, one tree a line.")],
-    world: Annotated[str, typer.Option(help="World the agent acts in.")] = "household",
-    model: Annotated[str, typer.Option(help="The agent: builtin, hf:FOLDER of a checkpoint, chat:MODEL@URL.")] = "builtin",
-    budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
-    unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
-    tasks: Annotated[Path | None, typer.Option(help="Tasks as JSON lines; else the world makes some.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Tasks the world makes.")] = 8,
-    rule: Annotated[str, typer.Option(help="uucb, random, or flat (independent attempts).")] = "uucb",
-    allocate: Annotated[bool, typer.Option(help="Move budget from settled to undecided tasks.")] = True,
-    max_reply: Annotated[int, typer.Option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
-    seed: Annotated[int, typer.Option(help="Decides every draw.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Sample a tree of attempts per task under a budget, and report on the groups."""
-    import tempfile
-
-    from ramify.base import registry
-    from ramify.base.config import check
-    from ramify.base.waiting import complete
-    from ramify.env.protocol import read_panel
-    from ramify.methods.tree_rollouts.algorithm import TreeConfig
-    from ramify.methods.tree_rollouts.allocator import BudgetAllocator
-    from ramify.methods.tree_rollouts.sampler import TreeSampler
-    from ramify.rollout.run import Episodes
-    from ramify.trace.db import Run
-
-    if not math.isfinite(budget):
-        raise UserError(f"--budget must be a finite number, not {budget}")
-    place = registry.get("env", world)()
-    settings = {"rule": rule, "unit": unit, "parallel": 4, "worst_attempt": place.make().max_turns if unit == "turns" else None}
-    config = check(TreeConfig, settings, {name: f"--{name}" for name in settings})
-    panel = list(place.panel("train", count, seed) if tasks is None else read_panel(tasks))
-    if not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
-    with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {"tree": config.to_json()}) as store:
-        sampler = TreeSampler(Episodes(_agent(model, max_reply, unit), place, store, seed), config, seed)
-        growing = BudgetAllocator(sampler, budget * len(panel)).run(panel) if allocate else sampler.run_all(panel, budget)
-        trees = complete(growing)
-    write_trees(out, trees)
-    found = report(trees)
-    emit(found | {"out": str(out)}, as_json, report_text(found))
-
-
-def _agent(spec: str, max_reply: int, unit: str) -> Agent:
-    """The agent of that name. Raises NeedsError where tokens are to be counted and it returns none."""
-    from ramify.engine.named import find_model
-    from ramify.model.protocol import require, sampling_of
-    from ramify.rollout.run import Agent
-
-    model, template = find_model(spec)
-    require(model, ("tokens",) if unit == "tokens" else (), "a budget in tokens")
-    stops = () if template is None else template.stop_tokens
-    return Agent(model, template, sampling_of(model, max_tokens=max_reply, stop_tokens=stops))

@@ -1,0 +1,171 @@
+"""Collect trees: ``ramify rollout --tree``, the sampling of tree-rollouts in a run that the same call goes on with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ramify.base.budget import Budget
+from ramify.base.config import check
+from ramify.base.errors import BudgetSpentError, UserError
+from ramify.base.progress import Progress
+from ramify.env.protocol import Task, close
+from ramify.jobs import parts, play
+from ramify.jobs.collect import Collection, RolloutConfig, summary_of
+from ramify.methods.tree_rollouts.algorithm import TreeConfig
+from ramify.methods.tree_rollouts.allocator import BudgetAllocator
+from ramify.methods.tree_rollouts.record import ENTRY, GrownTree
+from ramify.methods.tree_rollouts.run import report
+from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
+from ramify.model.protocol import require
+from ramify.rollout.run import Attempt, Episodes
+from ramify.trace.db import Run
+
+SPARE = 1.05
+"""What an allocator may spend, over the budget of all tasks together."""
+
+
+class TreeRolloutConfig(RolloutConfig):
+    """Settings of ``ramify rollout``, those of ``--tree`` included."""
+
+    tree: TreeConfig = TreeConfig(parallel=4)
+    """How a tree is grown."""
+    tree_budget: float = Field(64, gt=0)
+    """With --tree: budget of each task, in turns or tokens (--tree.unit)."""
+    allocate: bool = True
+    """With --tree: move budget from settled to undecided tasks."""
+
+
+def of_trees(config: Any) -> bool:
+    """Whether a run with these stored settings was made by ``ramify rollout --tree``."""
+    return isinstance(config, dict) and config.keys() == {*TreeRolloutConfig.model_fields, "sampling"}
+
+
+def flat(config: TreeRolloutConfig) -> RolloutConfig:
+    """The settings of a rollout without trees. Raises UserError where some are set that only trees have."""
+    own = {name: getattr(config, name) for name in RolloutConfig.model_fields}
+    for name in TreeRolloutConfig.model_fields.keys() - own.keys():
+        if getattr(config, name) != TreeRolloutConfig.model_fields[name].get_default():
+            raise UserError(f"--{name.replace('_', '-')} is a setting of trees: give --tree, too")
+    return check(RolloutConfig, {name: value for name, value in own.items() if name in config.model_fields_set})
+
+
+class TreeCollection(Collection):
+    """One collection of trees. Where it was interrupted it is done again from the start, on the attempts that are stored."""
+
+    config: TreeRolloutConfig
+    verb = "ramify rollout --tree"
+    replays = True
+
+    def __init__(self, config: TreeRolloutConfig) -> None:
+        """Raises UserError or NeedsError on parts that do not exist or do not fit together."""
+        if config.attempts != 1:
+            raise UserError("--attempts is for rollouts without --tree: a tree has as many as --tree-budget pays for")
+        super().__init__(config)
+        require(self.agent.model, ("tokens",) if config.tree.unit == "tokens" else (), "a budget in tokens")
+        env = self.world.make()
+        self.turns = env.max_turns
+        close(env)
+        worst = config.tree.worst_attempt or (self.turns if config.tree.unit == "turns" else None)
+        self.tree = config.tree.model_copy(update={"worst_attempt": worst})
+        if config.tree_budget < (worst or 1):
+            raise UserError(
+                f"a budget of {config.tree_budget:g} {config.tree.unit} is below one attempt from the root: at least {worst or 1:g}"
+            )
+        self.grown: list[GrownTree] = []
+
+    @staticmethod
+    def made(config: Any) -> bool:
+        """See :func:`of_trees`."""
+        return of_trees(config)
+
+    def plan(self) -> dict[str, Any]:
+        """The bill before anything runs: upper bounds."""
+        c = self.config
+        total = c.tree_budget * len(self.panel) * (SPARE if c.allocate else 1.0)
+        calls, tokens = (int(total), int(total) * c.max_reply) if c.tree.unit == "turns" else (int(total), int(total))
+        limits = c.budget
+        return {
+            "tasks": len(self.panel),
+            "calls": calls if limits.calls is None else min(calls, limits.calls),
+            "tokens": tokens if limits.tokens is None else min(tokens, limits.tokens),
+        }
+
+    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress | None) -> str | None:
+        """Grow the trees, add the attempts to ``done``, and return the budget that ended it early."""
+        c = self.config
+        tasks, stored = list(self.panel), {entry.key: entry.payload for entry in run.journal(ENTRY)}
+        if len(stored) == len(tasks):
+            self.grown = [GrownTree.from_json(stored[task.id]) for task in tasks]
+            return None
+        total = c.tree_budget * len(tasks)
+        outcomes: Counter[bool | None] = Counter()
+        cost = 0
+        if progress is not None:
+            progress.begin(total)
+
+        def keep(attempt: Attempt) -> None:
+            nonlocal cost
+            key = f"{attempt.tree}#{attempt.index}"
+            done[key] = payload = summary_of(attempt)
+            if attempt.failure is None:
+                run.log("attempt", key, payload)
+            run.commit()
+            outcomes[attempt.outcome] += 1
+            cost += len(attempt.turns) if c.tree.unit == "turns" else attempt.drawn
+            if progress is not None:
+                progress.at(min(cost, total), f"{outcomes[True]} succeeded, {outcomes[False]} did not")
+
+        with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
+            player = players.player(Episodes(self.agent, self.world, run, c.seed), budget)
+            sampler = TreeSampler(_Kept(player, keep), self.tree, c.seed)
+            growing = BudgetAllocator(sampler, total).run(tasks) if c.allocate else sampler.run_all(tasks, c.tree_budget)
+            try:
+                self.grown = players.run(growing)
+            except BudgetSpentError:
+                return budget.spent_out
+            finally:
+                self.workers_lost = 0 if players.pool is None else players.pool.lost
+        if any(leaf.failure is None for tree in self.grown for leaf in tree.leaves):  # else the next call tries again
+            with run.transaction():
+                for key, payload in done.items():
+                    run.log("attempt", key, payload)  # the failed ones, too: they are not tried again
+                for tree in self.grown:
+                    run.log(ENTRY, tree.prompt_id, tree.to_json())
+        return None
+
+    def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        """As of a flat rollout, but for the interval: attempts that a selector chose are no independent draws."""
+        found = self._counted(list(done.values()), None)
+        return found | {"interval": None, "trees": report(self.grown) if self.grown else None}
+
+
+class _Kept:
+    """Plays episodes for the sampler and tells of each."""
+
+    def __init__(self, grower: Grower, keep: Any) -> None:
+        self._grower, self._keep = grower, keep
+
+    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
+        """See :class:`Grower`."""
+        return self._told(await self._grower.attempt(tree, task, index))
+
+    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
+        """See :class:`Grower`."""
+        return self._told(await self._grower.branch(tree, task, node_id, index))
+
+    def _told(self, attempt: Attempt) -> Attempt:
+        self._keep(attempt)
+        return attempt
+
+
+def resume(path: Path, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
+    """Go on with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
+    with Run.open(path) as run:
+        parts.check_trust(run, trust)
+        stored = {name: value for name, value in run.meta["config"].items() if name in TreeRolloutConfig.model_fields}
+    return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
