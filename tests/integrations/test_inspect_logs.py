@@ -39,7 +39,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("logs")
     code = Path(__file__).with_name("inspect_eval.py")
     subprocess.run([sys.executable, str(code), str(folder)], check=True, capture_output=True, timeout=300)
-    return {name: next(folder.joinpath(name).iterdir()) for name in ("eval", "json", "failed")}
+    return {name: next(folder.joinpath(name).iterdir()) for name in ("eval", "json", "failed", "some")}
 
 
 def read(path: Path) -> dict[tuple[Any, int], Any]:
@@ -422,3 +422,57 @@ def test_which_step_went_wrong_in_a_log(logs: dict[str, Path], tmp_path: Path, c
         audit = ("governance", "audit", logs["eval"], "--from", form, "--rules", tmp_path / "rules", "--strict", "--json")
         found = json.loads(verb(*audit))
         assert (found["sessions"], found["compactions"], found["rules"][0]["stated_in"]) == (4, [], 4)
+
+
+def test_errored_samples_are_named_with_their_error(
+    logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.cli.main import main
+
+    def said(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return (code, *capsys.readouterr())
+
+    monkeypatch.chdir(tmp_path)
+    why = "RuntimeError('the tool server is gone')"
+    code, out, _ = said("import", logs["some"], "--run", "runs/some")
+    assert code == 0
+    assert f"1 of 3 attempts failed: 1 x {why}" in out
+    assert f"1 of 3 attempts failed: 1 x {why}" in said("show", "some")[1]
+    assert json.loads(said("show", "some", "--json")[1])["failed"]["reasons"] == {why: 1}
+    assert said("show", "some", "--html", "some.html")[0] == 0
+    assert "the tool server is gone" in (tmp_path / "some.html").read_text("utf-8")
+    for source in ("some", logs["some"]):
+        found = json.loads(said("forensics", "log", source, "--behavior", "regex:sum", "--by", "hard", "--json")[1])
+        assert (found["rate"]["k"], found["rate"]["n"], found["invalid"], found["why"]) == (2, 2, 1, {why: 1})
+        found = json.loads(said("forensics", "log", source, "--behavior", "outcome", "--scorer", "includes", "--json")[1])
+        assert (found["rate"]["k"], found["rate"]["n"]) == (1, 2)
+    (tmp_path / "rules.txt").write_text("Be brief\n")
+    gone = "went away"
+    for words in (
+        ("forensics", "log", logs["failed"], "--behavior", "regex:x"),
+        ("cliffs", "scan", "--model", "builtin", "--verifier", "exact", "--out", "s", "--retokenise", "--traces", logs["failed"]),
+        ("governance", "audit", logs["failed"], "--rules", "rules.txt"),
+    ):
+        code, out, err = said(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "attempts failed" in err or "the only attempt failed" in err
+        assert gone in err
+
+
+def test_a_scan_of_a_log_draws_on_as_the_log_says(
+    logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    words = ["cliffs", "scan", "--model", "builtin", "--verifier", "number", "--traces", str(logs["some"]), "--out", "scan.jsonl"]
+    assert main([*words, "--n", "4", "--first", "2", "--confirm", "0", "--retokenise", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["wrong"]["traces"] + json.loads(out)["right"]["traces"] == 2
+    assert "1 of 3 attempts are left out: the attempt failed: RuntimeError('the tool server is gone')" in err
+    rows = [json.loads(line) for line in (tmp_path / "scan.jsonl").read_text().splitlines()]
+    traces = [row["trace"] for row in rows if "trace" in row]
+    assert {(trace["sampler"]["temperature"], trace["sampler"]["max_tokens"]) for trace in traces} == {(0.5, 40)}
+    assert {str(trace["data"]["answer"]) for trace in traces} == {"3", "5"}

@@ -273,7 +273,7 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
     [
         ("python", "needs a path: python:MODULE:ATTRIBUTE"),
         ("python:json", "is not MODULE:ATTRIBUTE"),
-        ("python:no_such_module:x", "there is no module 'no_such_module'"),
+        ("python:no_such_module:x", "No module named 'no_such_module'"),
         ("python:json:load_s", "did you mean 'loads'"),
         ("python:json:__name__", "is a str, which is no world"),
         ("python:json:loads", "cannot be called without arguments"),

@@ -131,9 +131,7 @@ def find_attribute(spec: str, missing: str = "") -> Any:
         raise
     except ModuleNotFoundError as error:
         if place == error.name or place.startswith(f"{error.name}."):
-            raise UserError(
-                missing or f"'{spec}' names nothing that can be imported: there is no module '{error.name}'"
-            ) from error
+            raise UserError(missing or f"'{spec}' names nothing that can be imported: {error}") from error
         raise NeedsError(f"{place} needs '{error.name}', which is not installed") from error
     except (Exception, SystemExit) as error:  # code of the user's own: what it raises is what is wrong with it
         raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
