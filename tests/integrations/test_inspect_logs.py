@@ -473,6 +473,6 @@ def test_a_scan_of_a_log_draws_on_as_the_log_says(
     assert json.loads(out)["wrong"]["traces"] + json.loads(out)["right"]["traces"] == 2
     assert "1 of 3 attempts are left out: the attempt failed: RuntimeError('the tool server is gone')" in err
     rows = [json.loads(line) for line in (tmp_path / "scan.jsonl").read_text().splitlines()]
-    traces = [row["trace"] for row in rows if "trace" in row]
+    traces = [row for row in rows if "sampler" in row]
     assert {(trace["sampler"]["temperature"], trace["sampler"]["max_tokens"]) for trace in traces} == {(0.5, 40)}
     assert {str(trace["data"]["answer"]) for trace in traces} == {"3", "5"}

@@ -152,20 +152,12 @@ def scan_(
     if form is not None and traces is None:
         raise UserError("--from is the format of --traces")
     own = traces is not None and is_token_file(traces, form)
-    stems = read_traces(traces) if traces is not None and own and not retokenise else []
-    left_out: dict[str, str] = {}
+    stems = read_traces(traces) if traces is not None and own and not retokenise else []  # before a model is loaded
     forks, template = _forks(options)
     if problems is not None:
         stems = _draw(forks, problems, template, options, file)
-    elif traces is not None and not own:
-        sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens)
-        stems, left_out = read_stems(traces, form, forks.tokenizer, template, sampling, retokenise)
-        for why, count in Counter(left_out.values()).most_common(3):
-            say(f"warning: {count} of {len(stems) + len(left_out)} attempts are left out: {why}")
-    elif traces is not None and retokenise:
-        stems = read_traces(traces, forks.tokenizer)
-    if retokenise:
-        say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
+    elif traces is not None and not stems:
+        stems = _retold(traces, form, own, forks, template, options, retokenise)
     stems, done = file.go_on(forks.source(), stems), dict(file.done)
     if dry_run:
         planned = asyncio.run(bill(stems, forks, config))
@@ -206,6 +198,23 @@ def scan_(
         )
     if result.left:
         raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
+
+
+def _retold(
+    traces: Path, form: str | None, own: bool, forks: TokenForks, template: Any, options: ScanOptions, retokenise: bool
+) -> list[TokenTrace]:
+    """Stems of a run or log, or of texts; says what was left out of it, and where texts were encoded."""
+    assert forks.tokenizer is not None
+    if own:
+        stems = read_traces(traces, forks.tokenizer)
+    else:
+        sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens)
+        stems, left_out = read_stems(traces, form, forks.tokenizer, template, sampling, retokenise)
+        for why, count in Counter(left_out.values()).most_common(3):
+            say(f"warning: {count} of {len(stems) + len(left_out)} attempts are left out: {why}")
+    if retokenise:
+        say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
+    return stems
 
 
 def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, file: ScanFile) -> list[TokenTrace]:
