@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +15,6 @@ from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
 from ramify.score.steps import run_attempts
 from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Fields, name_in
-from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
 from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
@@ -25,6 +23,7 @@ from ramify.trace.loops import Loops, Ways
 from ramify.trace.messages import as_text, spoken
 from ramify.trace.node import Node
 from ramify.trace.outcome import paid, succeeded
+from ramify.trace.sources import opened, run_folder
 from ramify.trace.turns import Turn, turns_of
 
 Key = str | Callable[[Mapping[str, Any]], Any]
@@ -279,7 +278,12 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
     c = settings or Source()
     pattern = None if c.state_pattern is None else StatePattern(c.state_pattern)
     keys = c.keys(pattern)
-    if not (source / "run.sqlite").is_file():
+    folder = run_folder(source)
+    if folder is not None:
+        for option, given in (("--state-field", c.state_field), ("--task-field", c.task_field), ("--from", form)):
+            if given is not None:
+                raise UserError(f"{source} is a run, whose tasks and states are its own, so {option} has nothing to name")
+    else:
         first = None if form is not None or source.is_dir() else first_record(source)[1]
         if first is not None and "steps" in first and not {"kind", "messages"} & first.keys():
             records = ((f"{source}:{number}", record) for number, record in read_lines(source))
@@ -287,17 +291,7 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
             return Traces(made, keys, c.state_field is None and "state" not in first["steps"][0], pattern)
         if c.state_field is not None:
             raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "run"
-            read_run(source, place, form, Fields(task=c.task_field))
-            try:
-                return load(place, c.model_copy(update={"task_field": None}))
-            except UserError as error:
-                raise UserError(str(error).replace(str(place), str(source))) from error
-    for option, given in (("--state-field", c.state_field), ("--task-field", c.task_field), ("--from", form)):
-        if given is not None:
-            raise UserError(f"{source} is a run, whose tasks and states are its own, so {option} has nothing to name")
-    with Run.open(source) as run:
+    with opened(source, form, Fields(task=c.task_field)) as run:
         texts = keys is not None
         found = from_run(run, c.group, c.scorer, texts)
         return Traces(found, keys, texts or not any(node.state_key is not None for node in run.each(Node)), pattern)

@@ -20,7 +20,7 @@ from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
 from ramify.trace.messages import spoken
-from ramify.trace.outcome import cut_short, decider, paid
+from ramify.trace.outcome import cut_short, decider, paid, settled
 from ramify.trace.path import text_between
 
 if TYPE_CHECKING:
@@ -132,6 +132,16 @@ def run_paths(run: Run, group: str | None = None, scorer: str | None = None) -> 
             task = f"{info.group}/{task}"
         for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
             yield RunPath(task, leaf, tree.path(leaf), verdicts.get(leaf))
+
+
+def every_path(run: Run, scorer: str | None = None) -> Iterator[RunPath]:
+    """As :func:`run_paths`, with the attempts that nobody judged; where several judged and none is named, nobody did."""
+    deciding = settled(run, scorer)
+    for info in sorted(run.trees(), key=lambda info: info.name):
+        tree = run.tree(info.name)
+        verdicts = deciding.verdicts(run, info.name)
+        for leaf in sorted({*verdicts, *(node.id for node in tree.leaves())}):
+            yield RunPath(str(info.task.get("id", info.name)), leaf, tree.path(leaf), verdicts.get(leaf))
 
 
 def run_attempts(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.trace.aliases import Fields
 from ramify.trace.connect import FILE
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
@@ -18,10 +19,10 @@ RUNS = Path("runs")
 
 
 @contextmanager
-def opened(source: Path, form: str | None = None) -> Iterator[Run]:
+def opened(source: Path, form: str | None = None, fields: Fields | None = None) -> Iterator[Run]:
     """The run in the folder ``source``, or of that name under ./runs, or one made for the time being of a file that can be imported.
 
-    ``form`` names the format of a file, by default it is told from the content. Raises UserError where there is neither; what is raised
+    ``form`` names the format of a file, by default it is told from the content; ``fields`` those of its task and reward. Raises UserError where there is neither; what is raised
     inside names ``source`` and, where every attempt in it failed, says so.
     """
     folder = run_folder(source)
@@ -34,7 +35,7 @@ def opened(source: Path, form: str | None = None) -> Iterator[Run]:
     if source.is_dir() and form is None:
         raise UserError(f"{source} is a folder and not that of a run: it holds no {FILE}")
     with tempfile.TemporaryDirectory() as place:
-        read_run(source, Path(place) / "run", form)
+        read_run(source, Path(place) / "run", form, fields)
         with Run.open(Path(place) / "run") as run, _named(run, source):
             yield run
 

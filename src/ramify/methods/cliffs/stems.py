@@ -13,7 +13,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.rollout.token_traces import TokenTrace, sampling_of
-from ramify.score.steps import RunPath, run_paths
+from ramify.score.steps import RunPath, every_path
 from ramify.score.trajectories import chat_layout
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of, failures
@@ -48,7 +48,7 @@ def read_stems(
     found, left_out = [], dict[str, str]()
     with opened(source, form) as run:
         tasks = {info.name: info.task.get("data") for info in run.trees()}
-        for attempt in run_paths(run):
+        for attempt in every_path(run):
             try:
                 found.append(_stem(run, attempt, tasks, tokenizer, template, sampling, retokenise))
             except NeedsError as error:

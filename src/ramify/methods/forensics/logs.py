@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.score.classify import Behaviour, as_said
-from ramify.score.steps import RunPath, run_paths
+from ramify.score.steps import RunPath, every_path
 from ramify.stats.drops import Counts
 from ramify.stats.experiment import TestResult, counterfactuals
 from ramify.trace.failures import failure_of, failures
 from ramify.trace.lines import field, first_record, read_lines
-from ramify.trace.node import Verdict
+from ramify.trace.outcome import succeeded
 from ramify.trace.path import Said
 from ramify.trace.sources import opened, run_folder
 
@@ -49,8 +49,7 @@ def read_log(path: Path, behaviour: Behaviour, form: str | None = None, scorer: 
     if first is None or "messages" not in first or run_folder(path) is not None:
         with opened(path, form) as run:
             tasks = {info.name: info.task.get("data") for info in run.trees()}
-            attempts = run_paths(run, None, scorer) if scorer else run_paths(run)
-            found = [_of_run(attempt, tasks, behaviour) for attempt in attempts]
+            found = [_of_run(attempt, tasks, behaviour) for attempt in every_path(run, scorer)]
             failed = failures(run)
         if failed.all:
             raise UserError(f"{path}: {failed.sentence()}")
@@ -93,16 +92,14 @@ def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Behaviour) ->
     if (why := failure_of(end, attempt.verdict)) is not None:
         return Logged(fields, None, why)
     said = list(attempt.path.messages())
-    if said and attempt.verdict is not None and "outcome" not in said[-1].data and (did := _outcome(attempt.verdict)) is not None:
+    if (
+        said
+        and attempt.verdict is not None
+        and "outcome" not in said[-1].data
+        and (did := succeeded(attempt.verdict)) is not None
+    ):
         said[-1] = said[-1]._replace(data={**said[-1].data, "outcome": did})
     return asyncio.run(_graded(behaviour, said, fields))
-
-
-def _outcome(verdict: Verdict) -> bool | None:
-    if verdict.value is None:
-        return None
-    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
-    return outcome if isinstance(outcome, bool) else verdict.value > 0
 
 
 async def _graded(behaviour: Behaviour, said: Sequence[Said], fields: Mapping[str, Any]) -> Logged:
