@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import checkpoint
+from test_chat_templates import ADDS
 
 from ramify.base.config import load
 from ramify.cli.improve import next_run
@@ -21,6 +24,79 @@ def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Pat
     text = verb("improve", "--dry-run").out
     assert "tree.rule" in text
     assert list(here.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint of random weights."""
+    return checkpoint(tmp_path_factory.mktemp("models") / "llama", ADDS)
+
+
+def small(model: Path, env: str) -> list[str]:
+    sizes = [
+        "--updates",
+        "1",
+        "--tokens",
+        "200",
+        "--eval-episodes",
+        "4",
+        "--tasks-per-update",
+        "2",
+        "--train-tasks",
+        "4",
+        "--max-reply",
+        "8",
+        "--tree.roots",
+        "2",
+    ]
+    return ["improve", "--model", f"hf:{model}", "--env", f"factory:chat_templates:{env}", *sizes]
+
+
+def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Path) -> None:
+    told = [*small(agent, "LookWorld"), "--dry-run"]
+    record = verb(*told, "--json").json
+    trial = record["trial"]
+    low, high = trial["interval"]
+    assert low <= trial["success"] <= high
+    assert (trial["n"], trial["failed"]) == (4, 0)
+    assert min(trial["training rows"], trial["checkpoint"], trial["weights"], trial["agent"]) > 0
+    assert bool(record["warnings"]) == (trial["success"] in (0, 1))
+    assert f"Trial: {round(4 * trial['success'])} of 4 episodes succeeded ({trial['success']:.1%}" in verb(*told).out
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(("env", "words"), [("SureWorld", "every one of 4"), ("HopelessWorld", "none of 4")])
+def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: Path, agent: Path, env: str, words: str) -> None:
+    told = [*small(agent, env), "--dry-run"]
+    (warning,) = verb(*told, "--json").json["warnings"]
+    assert warning.startswith(f"{words} trial episodes succeeded")
+    assert f"Warning: {warning}." in verb(*told).out
+
+
+def test_a_dry_run_fails_where_the_run_would(verb: Any, here: Path, agent: Path) -> None:
+    for out in ("/proc/nowhere/run", here / "file" / "run"):
+        (here / "file").write_text("")
+        code, printed, err = verb(*small(agent, "LookWorld"), "--dry-run", "--out", out)
+        assert (code in (1, 2), printed) == (True, "")
+        assert err.startswith(f"ramify: cannot make a run in {out}: ")
+        assert err.count("\n") == 1
+
+
+def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = checkpoint(here / "gpt2", ADDS)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    config = GPT2Config(vocab_size=size, n_positions=2048, n_embd=32, n_layer=1, n_head=2, eos_token_id=end, bos_token_id=end)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tried = verb(*small(folder, "LookWorld"), "--dry-run", "--json")
+    try:
+        code = verb(*small(folder, "LookWorld"), "--json", "--out", "run").code
+    except RuntimeError:  # safetensors on tensors that share memory
+        code = 1
+    assert tried.code == code, tried.err
+    assert tried.err.count("ramify: ") == bool(code)
 
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:

@@ -45,7 +45,7 @@ class BusyError(RamifyError):
 class BoundaryError(RamifyError):
     """A failure at a named boundary. The rollout records it on the tree; siblings go on.
 
-    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor. ``kind`` is a finer name where the boundary has
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. ``kind`` is a finer name where the boundary has
     one; ``final`` is True where trying again is pointless, or was done already. Secrets are taken out of ``message``, which may quote
     what a stranger's code or server said.
     """

@@ -34,7 +34,9 @@ def improve(
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Folder of the run to make; default: the next free runs/improve-N.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and the bill; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print settings and bill; try a few episodes and one training step, keep nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make an agent better: branching rollouts, credit per step, training, a before/after report.
@@ -46,23 +48,37 @@ def improve(
     from ramify.trace.connect import holds_run
 
     settings = load(job.ImproveConfig, config or [], context.args)
-    if dry_run:
-        bill = job.plan(settings)
-        settings = job.resolved(settings)
-        record = {"config": settings.to_json(), "bill": bill}
-        text = (
-            table(["setting", "value"], [(name, str(value)) for name, value in _leaves(settings.to_json())])
-            + "\n\n"
-            + table(["bill", "at most"], list(_leaves(bill)))
-        )
-        emit(record, as_json, text)
-        return
     folder = out or next_run("improve")
     if holds_run(folder):
         raise UserError(f"{folder} holds a run already: go on with `ramify resume {folder}`, or choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
+    if dry_run:
+        bill = job.plan(settings, folder)
+        trial, warnings = bill.pop("trial"), bill.pop("warnings")
+        settings = job.resolved(settings)
+        record = {"config": settings.to_json(), "bill": bill, "trial": trial, "warnings": warnings}
+        text = (
+            table(["setting", "value"], [(name, str(value)) for name, value in _leaves(settings.to_json())])
+            + "\n\n"
+            + table(["bill", "at most"], list(_leaves(bill)))
+            + f"\n\n{tried(trial)}"
+            + "".join(f"\nWarning: {warning}." for warning in warnings)
+        )
+        emit(record, as_json, text)
+        return
     finish(folder, as_json, lambda bar: job.improve(settings, folder, bar))
+
+
+def tried(trial: dict[str, Any]) -> str:
+    """What came of the trial's episodes, and what was made of them, in a sentence each."""
+    low, high = trial["interval"]
+    successes = round(trial["success"] * trial["n"])
+    sizes = [f"{name} {trial[name] / 2**20:.1f} MiB" for name in ("checkpoint", "weights", "agent")]
+    return (
+        f"Trial: {successes} of {trial['n']} episodes succeeded ({trial['success']:.1%}, 95 % interval {low:.1%} to {high:.1%}).\n"
+        f"One training step on {trial['training rows']} rows was made and saved: {', '.join(sizes)}."
+    )
 
 
 def finish(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> None:

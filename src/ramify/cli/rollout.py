@@ -50,12 +50,14 @@ def rollout(
     from ramify.base.config import load
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
+    from ramify.jobs.parts import wanted_template
 
     folder = out or next_run("rollout")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
     settings = load(job.TreeRolloutConfig, config or [], context.args)
-    collection = job.TreeCollection(settings) if tree else Collection(job.flat(settings))
+    template = wanted_template(settings.chat_template, folder)
+    collection = job.TreeCollection(settings, template) if tree else Collection(job.flat(settings), template)
     if dry_run:
         bill = collection.plan()
         record = {"config": collection.config.to_json(), "bill": bill}

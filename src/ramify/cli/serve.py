@@ -38,6 +38,7 @@ def serve(
     ] = None,
     token: Annotated[bool, typer.Option("--token", help="Ask for a token: RAMIFY_TOKEN, or one made up, printed once.")] = False,
     name: Annotated[str, typer.Option(help="What clients call the model; default: its own name.")] = "",
+    chat_template: Annotated[Path | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use.")] = None,
     drafter: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")
     ] = None,
@@ -91,7 +92,7 @@ def serve(
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
-    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype)
+    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     settings = {"model": model, "middleware": middleware or []}
@@ -135,30 +136,35 @@ def find_served(
     verify: str = "rejection",
     device: str = "",
     dtype: str = "",
+    chat_template: Path | None = None,
 ) -> tuple[Model, Callable[[], Gauges]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the law of :mod:`ramify.engine.verify` for draws without a seed. Raises UserError where there is no such model or a drafter is given for one elsewhere.
+    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the law of :mod:`ramify.engine.verify` for draws without a seed; ``chat_template`` takes the place of the checkpoint's own. Raises UserError where there is no such model or a drafter is given for one elsewhere.
     """
+    from ramify.model.chat import read_template
     from ramify.model.laid import Layout
 
+    given = read_template(chat_template) if chat_template else None
     if verify not in ("coupled", "rejection"):
         raise UserError(f"--verify is coupled or rejection, not '{verify}'")
     if spec == "builtin" or spec.startswith("hf:"):
-        from ramify.engine.checkpoints import chat_template, model_folder
+        from ramify.engine import checkpoints
         from ramify.engine.local import LocalModel
 
-        folder = model_folder(spec)
+        folder = checkpoints.model_folder(spec)
         options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
         options |= {"device": device, "dtype": dtype}
         local = LocalModel.load(folder, max_rows=max_rows, arena_bytes=kv_memory << 20 or None, **options)
-        return Layout(local, chat_template(folder)), (lambda: {f"engine_{name}": value for name, value in local.gauges.items()})
+        return Layout(local, checkpoints.chat_template(folder, given)), (
+            lambda: {f"engine_{name}": value for name, value in local.gauges.items()}
+        )
     if drafter is not None:
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
     from ramify.engine.named import find_model
 
-    found, template = find_model(spec, device, dtype)
-    return (found if template is None else Layout(found, template)), dict
+    found, laid = find_model(spec, device, dtype, given)
+    return (found if laid is None else Layout(found, laid)), dict
 
 
 def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str, float] | None = None) -> str:

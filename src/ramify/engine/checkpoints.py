@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -41,19 +43,28 @@ def model_folder(spec: str) -> Path:
     return folder
 
 
-def load_model(folder: Path, max_rows: int = 64, device: str = "", dtype: str = "") -> tuple[LocalModel, ChatTemplate]:
-    """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer."""
-    return LocalModel.load(folder, max_rows=max_rows, device=device, dtype=dtype), chat_template(folder)
+def load_model(
+    folder: Path, max_rows: int = 64, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+) -> tuple[LocalModel, ChatTemplate]:
+    """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer, or is ``given``."""
+    return LocalModel.load(folder, max_rows=max_rows, device=device, dtype=dtype), chat_template(folder, given)
 
 
-def chat_template(folder: Path) -> ChatTemplate:
-    """How the checkpoint in ``folder`` lays chats out. Raises NeedsError where it does not say."""
+def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatTemplate:
+    """How the checkpoint in ``folder`` lays chats out. Raises NeedsError where it does not say.
+
+    ``given``: the ``text`` of a template in its place, what it is called (``name``) and the ``date`` it is told, as far as they are there.
+    """
     folder = tokenizer_folder(folder)
     tokenizer = HfTokenizer.load(folder)
+    given = given or {}
+    if given.get("text"):
+        date, name = given.get("date", ""), given.get("name", "")
+        return JinjaTemplate.from_folder(tokenizer, folder, source=given["text"], name=name, date=date)
     try:
         return TagTemplate(tokenizer)
     except NeedsError:
-        return JinjaTemplate.from_folder(tokenizer, folder)
+        return JinjaTemplate.from_folder(tokenizer, folder, date=given.get("date", ""))
 
 
 def save_model(model: LocalModel, start: Path, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ramify.base import registry
@@ -14,27 +14,30 @@ from ramify.model.protocol import Message, Model, Tokenizer
 from ramify.model.scripted import ScriptedModel
 
 
-def find_model(spec: str, device: str = "", dtype: str = "") -> tuple[Model, ChatTemplate | None]:
+def find_model(
+    spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+) -> tuple[Model, ChatTemplate | None]:
     """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
     ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one without
     arguments, or a plain function that replies: of the messages, or of the messages and the key of the draw (an integer to seed with).
 
-    With it the template that lays chats out as tokens for it, None where it takes messages. A checkpoint runs on ``device`` in ``dtype``
+    With it the template that lays chats out as tokens for it, None where it takes messages; ``given`` takes its place (see
+    :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
     (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret.
     """
     if own_path(spec) is not None:
         check_placed(spec, device, dtype)
         own: Model = own_part(spec, Model, "identity, capabilities, sample and logprobs", _replying)
-        return own, template_of(own)
+        return own, template_of(own, given)
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
 
-        return load_model(model_folder(spec), device=device, dtype=dtype)
+        return load_model(model_folder(spec), device=device, dtype=dtype, given=given)
     check_placed(spec, device, dtype)
     model = _registered(spec)
-    return model, template_of(model)
+    return model, template_of(model, given)
 
 
 def check_placed(spec: str, device: str, dtype: str) -> None:

@@ -61,6 +61,8 @@ class RolloutConfig(Config):
     """Sample from this many most likely tokens; 0 keeps all. Default: as for the temperature, else 0."""
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
+    chat_template: str | None = None
+    """File with a chat template (jinja) to use in place of the checkpoint's own."""
     compactor: str | None = None
     """What shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or your own: FILE.py:ATTRIBUTE."""
     window: int = Field(0, ge=0)
@@ -77,10 +79,10 @@ class RolloutConfig(Config):
     """What the run may spend."""
 
 
-LATER = {"compactor": None, "window": 0, "top_k": 0, "device": "", "dtype": ""}
+LATER = {"compactor": None, "window": 0, "chat_template": None, "top_k": 0, "device": "", "dtype": ""}
 """Settings that older runs do not have, as they then were."""
-FREE = {"attempts", "backend", "concurrency", "device", "budget"}
-"""Settings that may change between calls on one run: they change no attempt that is there."""
+FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget"}
+"""Settings that may change between calls on one run: they change no attempt that is there. (Of the template its text is compared.)"""
 
 
 def resume(path: Path, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def resume(path: Path, progress: Progress | None = None, trust: bool = False) ->
     with Run.open(path) as run:
         parts.check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
-    return Collection(check(RolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
+        kept = parts.kept_template(run)
+    return Collection(check(RolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)
 
 
 def is_collection(config: Any) -> bool:
@@ -104,20 +107,24 @@ class Collection:
     replays = False
     """Whether going on reads what is stored again, and counts it again, rather than starting behind it."""
 
-    def __init__(self, config: RolloutConfig) -> None:
-        """Raises UserError or NeedsError on parts that do not exist or do not fit together."""
+    def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None) -> None:
+        """``template``: the chat template in the place of the model's own (see :func:`ramify.jobs.parts.wanted_template`).
+
+        Raises UserError or NeedsError on parts that do not exist or do not fit together.
+        """
         self.config = config
         parse(config.backend)
         self.world = parts.find_world(config.env)
         own = None if config.tasks is None else read_panel(Path(config.tasks))
         self.panel: Panel = own or self.world.panel("train", config.panel, config.seed)
-        model, template = parts.find_model(config.model, config.device, config.dtype)
-        stops = () if template is None else template.stop_tokens
+        model, laid = parts.find_model(config.model, config.device, config.dtype, template)
+        stops = () if laid is None else laid.stop_tokens
         asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
         sampling = sampling_of(model, **asked, max_tokens=config.max_reply, stop_tokens=stops)
         # what is used is what the run keeps, whoever said it
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})
-        self.agent = parts.make_agent(model, template, sampling, config.compactor, config.window)
+        self.agent = parts.make_agent(model, laid, sampling, config.compactor, config.window)
+        self.agent.check(self.world)
         self.weights = model.identity.weights
         self.workers_lost = 0
         """Workers that died in the last call."""
@@ -146,6 +153,7 @@ class Collection:
         stored = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         with self._open(folder, stored) as run:
             self._check_start(run, stored)
+            parts.keep_template(run, self.agent.template)
             done = {entry.key: entry.payload for entry in run.journal("attempt")}
             budget = Budget(self.config.budget.model_dump())
             if not self.replays:

@@ -12,6 +12,8 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +25,8 @@ from pydantic import Field
 
 import ramify
 from ramify.base.config import Config, check
-from ramify.base.errors import UserError
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
@@ -39,13 +42,14 @@ from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
+from ramify.model.chat import JinjaTemplate
 from ramify.model.protocol import Sampling, require
 from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
 from ramify.trace.db import Run
 from ramify.train import checkpoint
-from ramify.train.batch import Row
+from ramify.train.batch import Row, rows_from_path
 from ramify.train.loop import TrainConfig, Trainer, with_reference
 
 
@@ -85,6 +89,8 @@ class ImproveConfig(Config):
 
     model: str = "builtin"
     """The agent's checkpoint: builtin, or hf:PATH of a folder transformers can load."""
+    chat_template: str | None = None
+    """File with a chat template (jinja) to use in place of the checkpoint's own; it is stored with the run and the improved agent."""
     env: str = "household"
     """World the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
@@ -136,31 +142,68 @@ def resolved(config: ImproveConfig) -> ImproveConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"lr": ARMS[config.arm].lr})})
 
 
-def plan(config: ImproveConfig) -> dict[str, Any]:
+def plan(config: ImproveConfig, out: Path | str | None = None) -> dict[str, Any]:
     """The bill before anything runs: upper bounds on tokens and episodes, and seconds as a few episodes played now suggest.
 
-    Raises as :func:`improve` would, and leaves nothing behind.
+    ``trial`` says what came of these episodes, and what a checkpoint takes: one training step is made on them and its outcome packed,
+    sent and saved as a run would do it, so what would fail there fails here. ``warnings`` says where there is nothing to learn from.
+    Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind.
     """
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run"
+    with _beside(Path(out) if out else None) as folder:
+        path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}) as run:
-            trial = job.evaluate(run, "trial")
+            trial, sizes = job.trial(run)
         turns = job.world.make().max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
     expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
+    seen = {name: trial[name] for name in ("success", "interval", "n", "failed")}
     return {
+        "trial": seen | sizes,
+        "warnings": _doubts(trial),
         "arms": arms,
         "updates": config.updates * arms,
         "training tokens": config.tokens * arms,
         "evaluation episodes": episodes,
         "evaluation tokens": episodes * turns * config.max_reply,
-        "seconds, about": round(expected * per_token * 2, -1),  # learning takes about as long as drawing
+        "seconds, about": int(round(expected * per_token * 2, -1)),  # learning takes about as long as drawing
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
+
+
+@contextmanager
+def _beside(folder: Path | None) -> Iterator[Path]:
+    """A folder to try things in, gone afterwards: on the disk where ``folder`` is to be made. Raises UserError or RamifyError where
+    nothing can be made there."""
+    place = None
+    if folder is not None:
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not place.is_dir():
+            raise UserError(f"cannot make a run in {folder}: {place} is a file")
+    try:
+        made = tempfile.TemporaryDirectory(dir=place, prefix=".trial-")
+    except OSError as error:
+        raise refusal(f"cannot make a run in {folder}", error) from error
+    with made as path:
+        yield Path(path)
+
+
+def _doubts(trial: Mapping[str, Any]) -> list[str]:
+    """What speaks against starting, as the trial's episodes show it."""
+    found = []
+    if trial["success"] in (0, 1):
+        which = "every one" if trial["success"] else "none"
+        why = "nothing is left to learn" if trial["success"] else "nothing tells a good step from a bad one"
+        found.append(
+            f"{which} of {trial['n']} trial episodes succeeded: where all attempts at a task end alike {why}; choose "
+            f"{'harder' if trial['success'] else 'easier'} tasks"
+        )
+    if trial["failed"]:
+        found.append(f"{trial['failed']} trial episodes failed at a boundary and count neither way")
+    return found
 
 
 def improve(
@@ -183,22 +226,25 @@ def resume(path: Path | str, progress: Progress | None = None, trust: bool = Fal
     with Run.open(Path(path), write=True) as run:
         parts.check_trust(run, trust)
         config = check(ImproveConfig, run.meta["config"], f"the stored settings of {path}")
-        with Job(config, Path(path)) as job:
+        with Job(config, Path(path), parts.kept_template(run)) as job:
             return job.drive(run, progress)
 
 
 class Job:
     """One run of the main job. Holds the parts; the run's file holds the state. A context manager: the back end ends with it."""
 
-    def __init__(self, config: ImproveConfig, folder: Path) -> None:
+    def __init__(self, config: ImproveConfig, folder: Path, template: Mapping[str, Any] | None = None) -> None:
+        """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
         self.config, self.folder = config, folder
+        self.given = template or parts.wanted_template(config.chat_template, folder)
         self.world: World = parts.find_world(config.env)
         self.start = model_folder(config.model)
-        self.model, self.template = load_model(self.start, config.concurrency, config.device)
+        self.model, self.template = load_model(self.start, config.concurrency, config.device, given=self.given)
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.train_panel, self.eval_panel = parts.panels(
             self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
+        self.agent().check(self.world)
         self.weights = self.played_with = self.model.identity.weights
         self.players = open_players(config.backend, config.model, config.env, self.agent(), config.seed, config.concurrency)
 
@@ -214,6 +260,7 @@ class Job:
         if finished:
             return dict(finished[0].payload)
         self._check_start(run)
+        parts.keep_template(run, self.template)
         begun = time.monotonic()
         others = [name for name in ARMS if name != self.config.arm] if self.config.compare else []
         if progress is not None:
@@ -222,7 +269,7 @@ class Job:
             before = self.evaluate(run, "before")
             spent = self.learn(run, self.config.arm, progress, 0)
             after = self.evaluate(run, "after")
-            save_model(self.model, self.start, self.folder / parts.AGENT)
+            self.save(self.folder / parts.AGENT)
             for i, name in enumerate(others, 1):
                 self.reset()
                 self.learn(run, name, progress, i * self.config.tokens)
@@ -268,9 +315,19 @@ class Job:
         if changed:
             raise UserError(f"{self.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
 
+    def save(self, folder: Path) -> None:
+        """Write the agent as it is now, with its chat template. Raises RamifyError where that cannot be."""
+        save_model(self.model, self.start, folder)
+        if self.config.chat_template and isinstance(self.template, JinjaTemplate):
+            try:
+                with whole_file(folder / "chat_template.jinja") as part:
+                    part.write_text(self.template.source, encoding="utf-8")
+            except OSError as error:
+                raise refusal(f"cannot write the checkpoint {folder}", error) from error
+
     def reset(self) -> None:
         """Back to the starting weights."""
-        self.model, self.template = load_model(self.start, self.config.concurrency, self.config.device)
+        self.model, self.template = load_model(self.start, self.config.concurrency, self.config.device, given=self.given)
 
     def agent(self) -> Agent:
         """The agent as it is now."""
@@ -293,6 +350,9 @@ class Job:
         known = {entry.key: entry.payload for entry in run.journal("eval")}
         if when in known:
             return dict(known[when])
+        return self._evaluated(run, when)[0]
+
+    def _evaluated(self, run: Run, when: str) -> tuple[dict[str, Any], list[Attempt]]:
         begun = time.monotonic()
         player = self.player(run, f"eval-{when}")
         tasks = list(self.eval_panel)
@@ -318,7 +378,35 @@ class Job:
         }
         run.log("eval", when, payload)
         run.commit()
-        return payload
+        return payload, attempts
+
+    def trial(self, run: Run) -> tuple[dict[str, Any], dict[str, int]]:
+        """An evaluation, one training step on it that counts for nothing, and the bytes that its checkpoint and saved agent take.
+
+        Raises RamifyError where training, packing or saving fails.
+        """
+        payload, attempts = self._evaluated(run, "trial")
+        paths = [run.path(attempt.leaf) for attempt in attempts if attempt.turns]
+        rows = [row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}})]
+        reference = copy.deepcopy(self.model.module) if self.config.kl else None
+        losses = {"policy_gradient": 1.0}
+        try:
+            if reference is not None:
+                rows, losses = with_reference(reference, rows), {**losses, "reference_kl": self.config.kl}
+            lr = self.config.train.lr or ARMS[self.config.arm].lr
+            trainer = Trainer(self.model.module, self.config.train.model_copy(update={"lr": lr}), self.config.seed)
+            trainer.update(rows, losses)
+            self.model.refresh()
+            packed = checkpoint.pack(*trainer.state())
+            trainer.restore(*checkpoint.unpack(packed))
+            sent = weights_of(self.model)
+            self.player(run, "trial")  # which sends them to workers, where there are any
+            self.save(self.folder / parts.AGENT)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            why = " ".join(str(error).split())
+            raise RamifyError(f"a training step on {len(rows)} rows of the trial could not be made and saved: {why}") from error
+        saved = sum(file.stat().st_size for file in (self.folder / parts.AGENT).iterdir())
+        return payload, {"training rows": len(rows), "checkpoint": len(packed), "weights": len(sent), "agent": saved}
 
     def _gain(self, run: Run, first: str, second: str) -> dict[str, Any]:
         """Difference of success, paired by episode, with its 95 % interval."""

@@ -10,12 +10,14 @@ from ramify.base import registry
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import Panel, World, read_panel
+from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_compactor as find_compactor
 from ramify.rollout.parts import find_model as find_model
 from ramify.rollout.parts import find_world as find_world
 from ramify.rollout.parts import make_agent as make_agent
 from ramify.rollout.parts import read_sampling as read_sampling
+from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 
 AGENT = "agent"
@@ -27,8 +29,47 @@ HELD_OUT = 4
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
     """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
     shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
-    model, template = find_model(settings["model"], settings.get("device", ""), settings.get("dtype", ""))
+    placed = settings.get("device", ""), settings.get("dtype", "")
+    model, template = find_model(settings["model"], *placed, settings.get("template"))
     return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
+
+
+TEMPLATE = "template"
+"""Kind of the journal entry that keeps the chat template a run began with."""
+
+
+def keep_template(run: Run, template: ChatTemplate | None) -> None:
+    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights.
+
+    Raises UserError where the run began with another.
+    """
+    if not isinstance(template, JinjaTemplate):
+        return
+    kept, now = kept_template(run), template.to_json()
+    if kept is None:
+        run.log(TEMPLATE, "agent", now)
+    elif kept["hash"] != now["hash"]:
+        raise UserError(
+            f"{run.folder} cannot go on, it began with another chat template than {template.name} (stored in the run)"
+        )
+
+
+def kept_template(run: Run) -> dict[str, Any] | None:
+    """The chat template that ``run`` began with: its text, the date it is told, their hash. None where none was kept."""
+    return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
+
+
+def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:
+    """The template in ``file``, told the date on which the run in ``folder`` began, where there is one.
+
+    Raises UserError where the file cannot be read.
+    """
+    given: dict[str, Any] = dict(read_template(Path(file).expanduser())) if file else {}
+    if holds_run(folder):
+        with Run.open(folder) as run:
+            kept = kept_template(run)
+        given |= {"date": kept["date"]} if kept else {}
+    return given or None
 
 
 def check_trust(run: Run, trust: bool) -> None:

@@ -11,7 +11,7 @@ from ramify.base.errors import UserError
 from ramify.base.waiting import complete
 from ramify.env.protocol import Panel, Task, World
 from ramify.jobs import parts
-from ramify.model.chat import ChatTemplate
+from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
@@ -48,6 +48,7 @@ def play(
     place = parts.find_world(world) if isinstance(world, str) else world
     panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
     agent = parts.make_agent(model, template, sampling, compactor, window)
+    agent.check(place)
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
     config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", world))}
@@ -56,6 +57,7 @@ def play(
         config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
     players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
+        parts.keep_template(run, agent.template)
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
 
@@ -76,6 +78,8 @@ def open_players(
     if backend != "local" and agent.compactor is not None and not isinstance(compactor, str):
         raise UserError(f"workers of the back end '{backend}' make the compactor themselves: give it by name")
     settings = {"model": model, "env": world, "sampling": agent.sampling.to_json(), **getattr(agent.model, "placed", {})}
+    if isinstance(agent.template, JinjaTemplate):
+        settings |= {"template": agent.template.to_json()}
     if isinstance(compactor, str):
         settings |= {"compactor": compactor, "window": agent.window}
     setup = setup_message("ramify.jobs.parts:worker_parts", settings, seed, agent.model.identity.weights)
@@ -139,13 +143,14 @@ def open_episodes(
         if model is None:
             improved = Path(path) / parts.AGENT
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
-            model, template = parts.find_model(spec)
+            kept = parts.kept_template(run)
+            model, template = parts.find_model(spec, given=kept)
             if improved.is_dir() and model.identity.weights != drawn_by:
-                model, template = parts.find_model(f"hf:{improved}")
+                model, template = parts.find_model(f"hf:{improved}", given=kept)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
             agent = parts.make_agent(model, template, parts.read_sampling(settings), shortens, window)
         else:
-            agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window)
+            agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window, parts.kept_template(run))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
         yield episodes, Task(tree.task["id"], tree.task["data"])

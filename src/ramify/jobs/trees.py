@@ -61,11 +61,11 @@ class TreeCollection(Collection):
     verb = "ramify rollout --tree"
     replays = True
 
-    def __init__(self, config: TreeRolloutConfig) -> None:
-        """Raises UserError or NeedsError on parts that do not exist or do not fit together."""
+    def __init__(self, config: TreeRolloutConfig, template: Mapping[str, Any] | None = None) -> None:
+        """As :class:`Collection`. Raises UserError or NeedsError on parts that do not exist or do not fit together."""
         if config.attempts != 1:
             raise UserError("--attempts is for rollouts without --tree: a tree has as many as --tree-budget pays for")
-        super().__init__(config)
+        super().__init__(config, template)
         require(self.agent.model, ("tokens",) if config.tree.unit == "tokens" else (), "a budget in tokens")
         env = self.world.make()
         self.turns = env.max_turns
@@ -168,4 +168,5 @@ def resume(path: Path, progress: Progress | None = None, trust: bool = False) ->
     with Run.open(path) as run:
         parts.check_trust(run, trust)
         stored = {name: value for name, value in run.meta["config"].items() if name in TreeRolloutConfig.model_fields}
-    return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}")).collect(path, progress)
+        kept = parts.kept_template(run)
+    return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)

@@ -6,11 +6,13 @@ laid out around the tokens the model drew: they stay what they were, whatever en
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import reason
+from ramify.base.ids import stable_hash
 from ramify.model.protocol import Draw, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
 
@@ -55,12 +58,31 @@ class ChatTemplate(Protocol):
         ...
 
 
-def template_of(model: Model) -> ChatTemplate | None:
-    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages."""
+def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTemplate | None:
+    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages.
+
+    ``given`` (see :func:`read_template`) takes the place of a Hugging Face template. Raises UserError where there is none to replace.
+    """
     template: ChatTemplate | None = getattr(model, "template", None)
+    if given:
+        if not isinstance(template, JinjaTemplate):
+            raise UserError(
+                "--chat-template goes with a model in this process (builtin, hf:PATH) or one whose folder has a template"
+            )
+        return replace(template, source=given.get("text") or template.source, date=given.get("date") or template.date)
     if template is None and "tokens" in model.capabilities:
         return TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
     return template
+
+
+def read_template(file: Path) -> dict[str, str]:
+    """A template of the user's own: its ``text`` and its ``name``. Raises UserError where the file cannot be read or is no template."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the chat template {file}: {reason(error)}") from None
+    _compile(text, f"the chat template {file}", datetime.datetime.min)
+    return {"text": text, "name": f"the chat template {file}"}
 
 
 class TagTemplate:
@@ -120,7 +142,7 @@ class RawTemplate:
 
 _PROBE = "ramify-probe"
 _THOUGHT = "ramify-thought"
-_HISTORY: dict[str, list[dict[str, str]]] = {
+_HISTORY: dict[str, list[dict[str, Any]]] = {
     "": [],
     "system": [{"role": "system", "content": _PROBE}],
     "user": [{"role": "user", "content": _PROBE}],
@@ -136,9 +158,12 @@ _HISTORY["tool"] = [*_HISTORY["assistant"], {"role": "tool", "content": _PROBE}]
 class JinjaTemplate:
     """A Hugging Face chat template.
 
-    The text of one more message is the difference of two renderings of a short stand-in conversation, without and with it; only that
-    difference is encoded. So the cost of a message does not grow with the conversation, and the template must add to what it
-    rendered before: NeedsError where it rewrites past messages (for example drops past thinking) or refuses a role.
+    :meth:`whole` renders a conversation as transformers' ``apply_chat_template`` does, so it may rewrite past messages (drop past
+    thinking, move the system message): :mod:`ramify.model.layout` makes tokens of it without encoding sampled text again.
+
+    ``open``, ``close`` and ``render`` lay out one more message instead: its text is the difference of two renderings of a short
+    stand-in conversation, without and with it. So the cost of a message does not grow with the conversation, and the template must add
+    to what it rendered before: NeedsError where it rewrites past messages or refuses a role.
     """
 
     tokenizer: Tokenizer
@@ -149,41 +174,154 @@ class JinjaTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Handed to the template: bos_token, eos_token, tools, enable_thinking, ..."""
     name: str = "the chat template"
+    date: str = ""
+    """YYYY-MM-DD: the day ``strftime_now`` tells, at midnight; today where it is empty."""
+    strict: bool = True
+    """False: a message that the template cannot add to what it rendered before gets the frame it has elsewhere, or none. For a caller
+    that compares what it has with :meth:`whole` before every reply."""
 
     def __post_init__(self) -> None:
-        self._template = _compile(self.source, self.name)
+        self.date = self.date or datetime.date.today().isoformat()
+        try:
+            day = datetime.datetime.combine(datetime.date.fromisoformat(self.date), datetime.time())
+        except ValueError:
+            raise UserError(f"'{self.date}' is no date for {self.name}: write YYYY-MM-DD") from None
+        self._template = _compile(self.source, self.name, day)
         self._specials = _pattern(self.specials)
         self._frames: dict[tuple[str, str], tuple[str, str]] = {}
         self._bases: dict[str, str] = {}
+        self._trailer = ""  # what ends a conversation to which no reply is asked for, and belongs to no message
+        self._parted = False  # contents as lists of parts, for a template of a model that sees pictures, too
         self.stop_tokens = self._find_stops()
+        self._trailer = self._find_trailer()
 
     @classmethod
-    def from_folder(cls, tokenizer: HfTokenizer, folder: Path, variables: Mapping[str, Any] | None = None) -> JinjaTemplate:
+    def from_folder(
+        cls,
+        tokenizer: HfTokenizer,
+        folder: Path,
+        variables: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        name: str = "",
+        date: str = "",
+    ) -> JinjaTemplate:
         """Read the template of a checkpoint: ``chat_template.jinja``, or ``chat_template`` of ``tokenizer_config.json``.
 
-        Raises UserError where a file cannot be read, NeedsError where the checkpoint has no template.
+        ``source`` is used in its place, and ``name`` names that. Raises UserError where a file cannot be read, NeedsError where the
+        checkpoint has no template.
         """
         path, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            source = jinja.read_text(encoding="utf-8") if jinja.exists() else config.get("chat_template")
+            config = json.loads(path.read_text(encoding="utf-8")) if source is None or path.exists() else {}
+            found = (
+                source
+                if source is not None
+                else (jinja.read_text(encoding="utf-8") if jinja.exists() else config.get("chat_template"))
+            )
+            texts = {key: _text(config.get(key, "")) for key in ("bos_token", "eos_token")}
+            texts |= {key: text for key in _OTHER_TOKENS if (text := _text(config.get(key)))}
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"cannot read the chat template from {path}: {reason(error)}") from error
-        if isinstance(source, list):
-            source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
-        if not isinstance(source, str):
-            raise NeedsError(f"{folder} has no chat template")
-        texts = {key: _text(config.get(key, "")) for key in ("bos_token", "eos_token")}
+        if isinstance(found, list):
+            found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+        if not isinstance(found, str):
+            raise NeedsError(f"{folder} has no chat template: give one with --chat-template FILE")
         added = tokenizer.raw.get_added_tokens_decoder().values()
         specials = tuple(sorted({*texts.values(), *(token.content for token in added if token.special)} - {""}))
-        return cls(tokenizer, source, specials, {**texts, **(variables or {})}, f"the chat template of {folder}")
+        named = name or f"the chat template of {folder}"
+        return cls(tokenizer, found, specials, {**texts, **(variables or {})}, named, date)
+
+    def to_json(self) -> dict[str, str]:
+        """What decides a rendering, as a run stores it: the text, the day it is told, and a hash of the two."""
+        day = self.date if "strftime_now" in self.source else ""
+        return {"text": self.source, "date": self.date, "hash": stable_hash("chat template", self.source, day)}
+
+    @cached_property
+    def lenient(self) -> JinjaTemplate:
+        """This template with ``strict=False``."""
+        return self if not self.strict else replace(self, strict=False)
+
+    def spells_special(self, text: str) -> list[int]:
+        """Where to cut ``text`` so that no text of a special token in it is encoded as that token."""
+        return [] if self._specials is None else [match.start() + 1 for match in self._specials.finditer(text)]
+
+    # -- a whole conversation
+
+    def whole(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """A conversation (OpenAI's form) as transformers' ``apply_chat_template`` renders it. Raises NeedsError where it refuses it."""
+        return self._render(messages, add_generation_prompt)
+
+    def in_openai_form(self, messages: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Messages (role, text) as the template takes them.
+
+        A reply stays the text it is, with its thinking and its tool calls, where the template shows a tool's result behind it. Where it
+        wants to be told of calls, they are taken out of the text that a tool's result follows. Raises NeedsError where it shows no
+        tool's result either way.
+        """
+        given = list(messages)
+        told = self._told_calls if any(role == "tool" for role, _ in given) else False
+        made: list[dict[str, Any]] = []
+        for at, (role, text) in enumerate(given):
+            message: dict[str, Any] = {"role": role, "content": text}
+            if told and role == "assistant" and at + 1 < len(given) and given[at + 1][0] == "tool":
+                message = _with_calls(text, at)
+            elif told and role == "tool":
+                calls = made[-1].get("tool_calls") if made else None
+                message = {"role": "user", "content": text}
+                if calls:
+                    function = calls[0]["function"]
+                    message = {"role": "tool", "content": text, "name": function["name"], "tool_call_id": calls[0]["id"]}
+            made.append(message)
+        return made
+
+    @cached_property
+    def _told_calls(self) -> bool:
+        """Whether a tool's result is only shown after a message whose calls are told in fields of their own."""
+        call = '<tool_call>\n{"name": "probe", "arguments": {}}\n</tool_call>'
+        asked, answer = {"role": "user", "content": "x"}, {"role": "tool", "content": _PROBE}
+        refused = ""
+        plain: dict[str, Any] = {"role": "assistant", "content": call}
+        for reply in (plain, _with_calls(call, 0)):
+            told = "tool_calls" in reply
+            result = {**answer, "name": "probe", "tool_call_id": reply["tool_calls"][0]["id"]} if told else answer
+            try:
+                rendered = self._render([asked, reply, result], add_generation_prompt=True)
+            except NeedsError as error:
+                refused = str(error)
+                continue
+            if _PROBE in rendered and "probe" in rendered.replace(_PROBE, ""):
+                return told
+        raise NeedsError(refused or f"{self.name} does not show the result of a tool")
+
+    def check(self, system: bool, tools: bool) -> None:
+        """Raises NeedsError where the template refuses what an environment needs: a system message, a tool's result."""
+        if system:
+            try:
+                rendered = self._render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}], True)
+            except NeedsError as error:
+                raise NeedsError(f"{self.name} refuses the system message of the environment; {_OTHER} ({error})") from None
+            if _PROBE not in rendered:
+                raise NeedsError(f"{self.name} does not show the system message of the environment; {_OTHER}")
+        if tools:
+            try:
+                _ = self._told_calls
+            except NeedsError as error:
+                raise NeedsError(f"{self.name} refuses the tool results of the environment; {_OTHER} ({error})") from None
+
+    # -- one more message
 
     def open(self, role: str, after: str = "user") -> list[int]:
         """See :class:`ChatTemplate`."""
         if role != "assistant":
             return self.tokenizer.encode(self._frame(role, after)[0])
-        prompted = self._render(_HISTORY[after], add_generation_prompt=True)
-        return self.tokenizer.encode(self._difference(self._base(after), prompted, role, after))
+        for before in self._elsewhere(after):
+            try:
+                prompted = self._render(_HISTORY[before], add_generation_prompt=True)
+                return self.tokenizer.encode(self._difference(self._base(before), prompted, role, before))
+            except NeedsError:
+                if self.strict:
+                    raise
+        return []
 
     def close(self, role: str, after: str = "user") -> list[int]:
         """See :class:`ChatTemplate`."""
@@ -192,20 +330,47 @@ class JinjaTemplate:
     def render(self, role: str, text: str, after: str = "user") -> tuple[list[int], list[int], str]:
         """See :class:`ChatTemplate`. Special tokens inside ``text`` are spelled out, so content cannot forge a message border."""
         header, footer = self._frame(role, after)
+        if not self.strict:
+            return *_encode(self.tokenizer, self._specials, header, text, footer), text
         added = self._added(role, text, after)
         content = added[len(header) : len(added) - len(footer)]
         if added != header + content + footer:
             raise NeedsError(f"{self.name} changes the frame of a '{role}' message with its content")
         return *_encode(self.tokenizer, self._specials, header, content, footer), content
 
+    def _elsewhere(self, after: str) -> list[str]:
+        """What to put before a message to see its frame: ``after``, and where that will not do, others."""
+        return [after] if self.strict else list(dict.fromkeys((after, "user", "system", "")))
+
     def _frame(self, role: str, after: str) -> tuple[str, str]:
         """Template text before and after a message's content."""
         if (role, after) not in self._frames:
-            header, found, footer = self._added(role, _PROBE, after).partition(_PROBE)
-            if not found:
-                raise NeedsError(f"{self.name} does not show the content of a '{role}' message")
+            for before in self._elsewhere(after):
+                try:
+                    header, found, footer = self._added(role, _PROBE, before).partition(_PROBE)
+                    if not found:
+                        raise NeedsError(f"{self.name} does not show the content of a '{role}' message")
+                except NeedsError:
+                    if self.strict:
+                        raise
+                    header, footer = self._led() if role == "system" else ("", "")
+                    continue
+                break
             self._frames[role, after] = header, footer
         return self._frames[role, after]
+
+    def _led(self) -> tuple[str, str]:
+        """The frame of a system message of a template that renders none without a user's, as far as it can be told."""
+        try:
+            header, _, rest = self._render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]).partition(
+                _PROBE
+            )
+            user = self._frame("user", "")[0]
+        except NeedsError:
+            return "", ""
+        while user and f"{user}x" not in rest:
+            user = user[1:]
+        return (header, rest[: rest.rindex(f"{user}x")]) if user else ("", "")
 
     def _added(self, role: str, text: str, after: str) -> str:
         extended = self._render([*_HISTORY[after], {"role": role, "content": text}])
@@ -226,32 +391,93 @@ class JinjaTemplate:
             raise NeedsError(f"{self.name} rewrites past messages when a '{role}' message follows '{after}'; {_ADVICE}")
         return extended[len(base) :]
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
         import jinja2
 
+        told = {"tools": None, "documents": None, **self.variables}
+        if self._parted:
+            messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
         try:
-            return str(self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **self.variables))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise NeedsError(f"{self.name} does not render the roles {roles}: {error}") from error
+            # a copy: a template must not change what the next one is shown
+            text = str(self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **told))
+        except (jinja2.TemplateError, *_STRANGE) as error:
+            raise NeedsError(f"{self.name} does not render {_roles(messages)}: {_said(error)}") from error
+        return text if add_generation_prompt else text.removesuffix(self._trailer)
+
+    def _find_trailer(self) -> str:
+        end, asked = str(self.variables.get("eos_token") or ""), [{"role": "user", "content": "x"}]
+        ended, open_ = self._render(asked), self._render(asked, add_generation_prompt=True)
+        return end if end and ended.endswith(end) and not open_.startswith(ended) and open_.startswith(ended[: -len(end)]) else ""
 
     def _find_stops(self) -> tuple[int, ...]:
         # What the template puts first after a reply ends the turn, where it is a special token (a plain line break is not).
-        footer = self._frame("assistant", "user")[1]
+        found, footer, refused = "", "", None
+        for self._parted in (False, True):
+            try:
+                shown = self._render([{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}])
+            except NeedsError as error:
+                refused = refused or error
+                continue
+            found, footer = shown.partition(_PROBE)[1:]
+            if found:
+                break
+        if not found:
+            if refused is not None:
+                raise refused
+            raise NeedsError(f"{self.name} does not show the content of an 'assistant' message")
         ended = self._specials.match(footer) if self._specials else None
         texts = {self.variables.get("eos_token", ""), ended.group(1) if ended else ""} - {""}
         return tuple(sorted(_single(self.tokenizer, text) for text in texts))
 
 
+_OTHER_TOKENS = ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError, RecursionError)
+"""What a third party's template may raise beside jinja2's own errors."""
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
+    roles = [str(message["role"]) for message in messages]
+    return "the roles " + ", ".join(roles if len(roles) < 7 else [*roles[:3], "...", *roles[-2:]])
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _with_calls(text: str, at: int) -> dict[str, Any]:
+    """A reply with its tool calls in fields of their own; ids of nine letters and digits, as some templates want them."""
+    calls = [call for call in parse_tool_calls(text) if not call.error]
+    if not calls:
+        return {"role": "assistant", "content": text}
+    said = text[: calls[0].char_span[0]].rstrip()
+    told = [
+        {
+            "id": f"call{at % 1000:03d}{i % 100:02d}",
+            "type": "function",
+            "function": {"name": c.name, "arguments": dict(c.arguments)},
+        }
+        for i, c in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": said, "tool_calls": told}
+
+
+_OTHER = "choose another environment, or give a template that takes it with --chat-template FILE"
 _ADVICE = "give the model a template that renders past messages unchanged"
 
 
 def assistant_node_parts(
-    template: ChatTemplate, draw: Draw, *, opens: bool = True, closes: bool = True, after: str = "user"
+    template: ChatTemplate,
+    draw: Draw,
+    *,
+    opens: bool = True,
+    closes: bool = True,
+    after: str = "user",
+    head: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Lay a draw into a node's arrays: header (not drawn), drawn tokens as they are, and the closing tokens not drawn.
 
-    ``opens=False`` for a draw that goes on inside a message, ``closes=False`` to leave the message open. Returns ``tokens``,
+    ``opens=False`` for a draw that goes on inside a message, ``closes=False`` to leave the message open; ``head`` is the header where it
+    is known, else the template's own ``after`` a message of that role. Returns ``tokens``,
     ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the draw has none) and ``text``, the reply without the token that ended it.
     """
     if draw.tokens is None:
@@ -261,7 +487,7 @@ def assistant_node_parts(
     draw_ends = template.tokenizer.ends(drawn.tolist()) if draw.ends is None else draw.ends
     spoken = len(drawn) - ended
     text = draw.text[: int(draw_ends[spoken - 1])] if spoken else ""
-    head = template.open("assistant", after) if opens else []
+    head = [] if not opens else template.open("assistant", after) if head is None else head
     tail = template.close("assistant") if closes else []
     if ended and tail and tail[0] in template.stop_tokens:
         tail = tail[1:]
@@ -376,31 +602,52 @@ def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else token if isinstance(token, str) else ""
 
 
-def _compile(source: str, name: str) -> Any:
+def _compile(source: str, name: str, day: datetime.datetime) -> Any:
+    """The template in an environment with what transformers' offers (``_compile_jinja_template`` of its ``chat_template_utils``)."""
     import jinja2
     import jinja2.ext
     import jinja2.nodes
     import jinja2.parser
     import jinja2.sandbox
+    import jinja2.utils
 
     class Generation(jinja2.ext.Extension):
         """``{% generation %}`` marks what a model drew; the sampled-mask knows that already, so the block is only rendered."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
-        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            # a block of its own, as transformers': what is set inside it is not seen outside
+            return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+        def _render(self, caller: Any) -> str:
+            return str(caller())
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace without names that lead into the interpreter."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise jinja2.exceptions.SecurityError(f"a namespace takes no name such as '{name}'")
+            super().__setitem__(name, value)
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
     )
-    # ``strftime_now`` stays undefined: a prompt that holds today's date would make runs differ from day to day.
     environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["strftime_now"] = day.strftime  # one day for a run: it must not differ from day to day
+    environment.globals["namespace"] = Namespace
+    environment.filters["tojson"] = tojson
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:

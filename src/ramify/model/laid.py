@@ -7,7 +7,8 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts, parse_tool_calls
 from ramify.model.protocol import Draw, Identity, Laid, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
 
@@ -61,11 +63,11 @@ class Layout:
     """
 
     def __init__(self, inner: Model, template: ChatTemplate, remembered: int = 4096) -> None:
-        self.inner, self.template, self.tokenizer = inner, template, template.tokenizer
+        self.inner, self.tokenizer = inner, template.tokenizer
+        self.template = template.lenient if isinstance(template, JinjaTemplate) else template
         self._limit = remembered
         self._replies: OrderedDict[tuple[bytes, str], Draw] = OrderedDict()
         self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
-        self._last: tuple[Prefix, tuple[tuple[Laid, ...], Prefix, bytes]] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -85,21 +87,21 @@ class Layout:
         """See :class:`ramify.model.protocol.Model`."""
         if prefix.tokens is not None:
             return await self.inner.sample(prefix, n, settings, keys)
-        shown, inside, place = self._lay(prefix)
-        draws = await self.inner.sample(inside, n, self._settings(settings), keys)
-        return [self._told(draw, shown, inside, place) for draw in draws]
+        laid = self._lay(prefix)
+        draws = await self.inner.sample(laid.inside, n, self._settings(settings), keys)
+        return [self._told(draw, laid) for draw in draws]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`."""
         if prefix.tokens is not None:
             pieces = stream(self.inner, prefix, settings, key)
         else:
-            shown, inside, place = self._lay(prefix)
-            pieces = stream(self.inner, inside, self._settings(settings), key)
+            laid = self._lay(prefix)
+            pieces = stream(self.inner, laid.inside, self._settings(settings), key)
         async with aclosing(pieces):
             async for piece in pieces:
                 if piece.draw is not None and prefix.tokens is None:
-                    piece = replace(piece, draw=self._told(piece.draw, shown, inside, place))
+                    piece = replace(piece, draw=self._told(piece.draw, laid))
                 yield piece
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
@@ -109,18 +111,19 @@ class Layout:
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))
 
-    def _told(self, draw: Draw, shown: tuple[Laid, ...], inside: Prefix, place: bytes) -> Draw:
+    def _told(self, draw: Draw, laid: _Prompt) -> Draw:
         """The draw with what was shown, remembered for when it comes back."""
-        assert inside.tokens is not None
-        said = assistant_node_parts(self.template, draw)["text"]
-        self._replies[place, _gist(said)] = draw
+        assert laid.inside.tokens is not None
+        draw = replace(draw, head=laid.head)
+        said = assistant_node_parts(self.template, draw, head=laid.head)["text"]
+        self._replies[laid.place, _gist(said)] = draw
         while len(self._replies) > self._limit:
             self._replies.popitem(last=False)
         data = dict(draw.data or {})
-        data["usage"] = {"prompt_tokens": len(inside.tokens), **data.get("usage", {})}
-        return replace(draw, data=data, shown=shown)
+        data["usage"] = {"prompt_tokens": len(laid.inside.tokens), **data.get("usage", {})}
+        return replace(draw, data=data, shown=laid.shown)
 
-    def _lay(self, prefix: Prefix) -> tuple[tuple[Laid, ...], Prefix, bytes]:
+    def _lay(self, prefix: Prefix) -> _Prompt:
         """Messages as tokens: each by itself, all with the reply's header, and a hash of where the reply begins.
 
         Raises UserError on no messages, TooLongError, and whatever the template raises.
@@ -132,6 +135,14 @@ class Layout:
             texts = [*(message.text for message in prefix.messages), *(json.dumps(tool) for tool in prefix.tools)]
             check_room(self.tokenizer, texts, room, self.identity.name)
         template, messages = self._with_tools(prefix)
+        laid = self._rendered(template, messages) if isinstance(template, JinjaTemplate) else self._added(template, messages)
+        length = 0 if laid.inside.tokens is None else len(laid.inside.tokens)
+        if room is not None and length >= room:
+            raise TooLongError(f"the chat has {length} tokens; '{self.identity.name}' holds {room}, the reply included")
+        return replace(laid, asked=prefix.asked)
+
+    def _added(self, template: ChatTemplate, messages: Sequence[Message]) -> _Prompt:
+        """By a template that adds each message to what it rendered before."""
         shown: list[Laid] = []
         place, after = hashlib.blake2b(digest_size=16), ""
         for message in messages:
@@ -140,13 +151,43 @@ class Layout:
             place.update(laid.tokens.tobytes())
             shown.append(laid)
             after = message.role
-        header = np.array(template.open("assistant", after), np.int32)
-        tokens = np.concatenate([*(laid.tokens for laid in shown if laid.tokens is not None), header])
-        if room is not None and len(tokens) >= room:
-            raise TooLongError(f"the chat has {len(tokens)} tokens; '{self.identity.name}' holds {room}, the reply included")
-        found = tuple(shown), Prefix(tokens, asked=prefix.asked), place.digest()
-        self._last = prefix, found
-        return found
+        return _Prompt(tuple(shown), tuple(template.open("assistant", after)), place.digest())
+
+    def _rendered(self, template: JinjaTemplate, messages: Sequence[Message]) -> _Prompt:
+        """By a template that renders the whole conversation, the past as it pleases."""
+        place, known = hashlib.blake2b(digest_size=16), list[Known]()
+        for message in messages:
+            text, pieces = message.text, tuple[Piece, ...]()
+            drawn = self._replies.get((place.digest(), _gist(text))) if message.role == "assistant" else None
+            if drawn is not None:
+                parts = assistant_node_parts(self.template, drawn, head=drawn.head)
+                text, pieces = parts["text"], (Piece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
+            known.append(Known(message.role, text, pieces))
+            told = _gist(text) if message.role == "assistant" else text
+            place.update(json.dumps([message.role, told]).encode())
+        found = rendered(template, known)
+        texts: list[tuple[int, str, str, list[int]]] = []
+        for piece in found.pieces or [Reused(i, 0, 0, len(one.pieces[0].tokens)) for i, one in enumerate(known)]:
+            if isinstance(piece, Filled):
+                if piece.role or not texts:
+                    texts.append((piece.message, piece.role or "system", piece.text, list(piece.tokens)))
+                else:
+                    texts[-1][3].extend(piece.tokens)
+                continue
+            source = known[piece.message].pieces[piece.piece]
+            tokens = source.tokens[piece.start : piece.end].tolist()
+            if texts and texts[-1][0] == piece.message:
+                begun = texts.pop()
+                said = self.tokenizer.decode([token for token, drawn in zip(tokens, _drawn(source, piece), strict=True) if drawn])
+                texts.append((*begun[:2], begun[2] + said, [*begun[3], *tokens]))
+            else:
+                texts.append((piece.message, known[piece.message].role, known[piece.message].text, tokens))
+        shown = []
+        for at, role, text, ids in texts:
+            whole = at >= 0 and text.strip() == known[at].text.strip()
+            message = replace(messages[at], text=known[at].text) if whole else Message(role, text)
+            shown.append(Laid(message, np.array(ids, np.int32)))
+        return _Prompt(tuple(shown), found.header, place.digest())
 
     def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> Laid:
         drawn = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None
@@ -173,6 +214,27 @@ class Layout:
         if first.role == "system":
             return self.template, (replace(first, text=f"{first.text}\n\n{told}"), *rest)
         return self.template, (Message("system", told), *prefix.messages)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prompt:
+    """What was laid out: the messages, the tokens that open the reply, and a hash of where it begins."""
+
+    shown: tuple[Laid, ...]
+    head: tuple[int, ...]
+    place: bytes
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What else the request asks for, passed on."""
+
+    @cached_property
+    def inside(self) -> Prefix:
+        """What the model inside is shown."""
+        laid = [one.tokens for one in self.shown if one.tokens is not None]
+        return Prefix(np.concatenate([*laid, np.array(self.head, np.int32)]), asked=self.asked)
+
+
+def _drawn(source: Piece, piece: Reused) -> list[bool]:
+    return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
 
 
 def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:

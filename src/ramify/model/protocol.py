@@ -127,6 +127,8 @@ class Draw:
     """Small JSON extras that go onto the node: ``tool_calls`` as OpenAI writes them, ``usage``."""
     shown: tuple[Laid, ...] = ()
     """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
+    head: tuple[int, ...] | None = None
+    """The tokens between these and what was drawn, which open the reply; None where they are the template's own after a message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

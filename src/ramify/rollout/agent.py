@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
-from ramify.model.chat import ChatTemplate
+from ramify.env.protocol import World, close, tools_of
+from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Model, Sampling
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ class Agent:
     def __post_init__(self) -> None:
         if self.window < 0 or (self.window == 0) != (self.compactor is None):
             raise UserError(f"a compactor and a window of at least 1 go together; the window is {self.window}")
+        if isinstance(self.template, JinjaTemplate):  # what it makes of the whole history is asked for at every turn
+            object.__setattr__(self, "template", self.template.lenient)
+
+    def check(self, world: World) -> None:
+        """Raises NeedsError where the chat template refuses what ``world`` needs: a system message, a tool's result."""
+        if isinstance(self.template, JinjaTemplate):
+            try:
+                env = world.make()
+                system, tools = bool(env.system), bool(tools_of(world))
+                close(env)
+            except (
+                Exception
+            ):  # a third party's environment may raise anything: the attempts will tell, which is where failures are data
+                return
+            self.template.check(system, tools)
 
     def settings(self, sampling: Sampling) -> dict[str, Any]:
         """What decides a draw beside model and prompt, as stored with the producer."""

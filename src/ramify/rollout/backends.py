@@ -21,6 +21,7 @@ from ramify.env.protocol import Task
 from ramify.rollout.pool import Pool, ProcessWorker, Start
 from ramify.rollout.run import Attempt, Episodes, as_turn
 from ramify.rollout.wire import Record, add_records, pack, read_records, unpack_answer, write_records
+from ramify.trace.context import HISTORY
 from ramify.trace.node import Context, Node, Span
 from ramify.trace.tree import Tree
 
@@ -256,7 +257,8 @@ def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list
     while below:
         wanted += below
         below = [child for node in below for child in tree.children(node.id)]
-    contexts = {node.context: context_of(node.context) for node in wanted if node.context is not None}
+    named = {name for node in wanted if node.context for name in (node.context, node.data.get(HISTORY)) if name}
+    contexts = {name: context_of(name) for name in sorted(named)}
     shown = [part.node for context in contexts.values() for part in context.parts if isinstance(part, Span)]
     nodes = {node.id: node for last in shown for node, _ in tree.path(last).segments} | {node.id: node for node in wanted}
     return [*contexts.values(), *nodes.values()]

@@ -22,7 +22,6 @@ from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.evidence import Row, evidence
 from ramify.stats.intervals import wilson
-from ramify.trace.context import whole_tokens
 from ramify.trace.node import Node, make_node
 from ramify.trace.path import Said, as_messages
 from ramify.trace.segment import sentence_offsets
@@ -184,7 +183,7 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     given = None if said is None or said.role != "assistant" else said.tokens
     if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
         return
-    tokens = whole_tokens(episodes.shown(plan.node, offset))
+    tokens = episodes.tokens_of(episodes.shown(plan.node, offset), plan.node.role == "assistant" and offset > 0)
     tokens = tokens if given is None else np.concatenate([tokens, given])
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
     with suppress(BoundaryError):  # which is not about the edit
@@ -324,8 +323,8 @@ async def _keep(episodes: Episodes, node: Node, offset: int, plan: _Plan) -> flo
     ):
         raise UserError("after='keep' goes with an agent's message and an edit 'append', 'rule', 'history' or 'state'")
     parts = episodes.shown(node, offset)
-    before, rest = whole_tokens(parts), node.tokens[offset:]
-    shown = before if change.rewrite is None else whole_tokens(change.rewrite(parts))
+    before, rest = episodes.tokens_of(parts, offset > 0), node.tokens[offset:]
+    shown = before if change.rewrite is None else episodes.tokens_of(change.rewrite(parts), offset > 0)
     more = np.zeros(0, np.int32) if insert is None or insert.tokens is None else insert.tokens
     edited = np.concatenate([shown, more, rest])
     taps = {} if change.state is None else {"taps": taps_of(change.state, len(shown) + len(more))}

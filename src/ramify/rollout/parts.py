@@ -51,12 +51,14 @@ def make_agent(
     sampling: Sampling | None,
     compactor: Compactor | str | None = None,
     window: int = 0,
+    given: Mapping[str, Any] | None = None,
 ) -> Agent:
-    """An agent from objects or names; template and sampling default to the model's own. Raises UserError or NeedsError."""
+    """An agent from objects or names; template and sampling default to the model's own, or to the template ``given`` as a run stores
+    it. Raises UserError or NeedsError."""
     if isinstance(model, str):
-        model, own = find_model(model)
+        model, own = find_model(model, given=given)
     else:
-        own = template_of(model) if template is None else None
+        own = template_of(model, given) if template is None else None
     template = template or own
     sampling = sampling or sampling_of(model, max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
     if isinstance(model, HttpModel):

@@ -20,7 +20,7 @@ from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close, tools_of
-from ramify.model.chat import assistant_node_parts
+from ramify.model.chat import JinjaTemplate, assistant_node_parts
 from ramify.model.protocol import Message, Prefix
 from ramify.rollout.agent import Agent as Agent
 from ramify.rollout.attempts import Attempt as Attempt
@@ -31,7 +31,8 @@ from ramify.rollout.compact import fitted
 from ramify.rollout.edits import Change, draw_one
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.replay import check, restore, said_to_world
-from ramify.trace.context import Part, context_of_parts, seen, whole_tokens
+from ramify.rollout.shown import head_of, rendered_parts
+from ramify.trace.context import HISTORY, Part, changed, context_of_parts, seen, whole_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict, make_node
 from ramify.trace.path import as_messages
@@ -55,7 +56,7 @@ class _Place:
     begun: str | None = None
     """Text of the reply begun already, when a fork goes on inside it."""
     shown: list[Part] | None = None
-    """What the model is shown where that is not the path: something was compacted."""
+    """The model's history where that is not the path: something was compacted or edited. What it is shown of it, its template says."""
     insert: Node | None = None
     """The parent where it is an edit, which is stored with what is drawn behind it: one that the model refuses leaves nothing."""
 
@@ -302,7 +303,7 @@ class Episodes:
         if offset is not None:
             path = path.upto(offset)
         nodes = [n for n, _ in path.segments]
-        explicit = any(n.context is not None for n in nodes)
+        explicit = any(changed(n) for n in nodes)
         parts = self.shown(node, offset)
         prompt = self._laid_out(parts)
         inside = node.role == "assistant" and (offset is not None or node.producer is None)
@@ -319,7 +320,7 @@ class Episodes:
         )
 
     def shown(self, node: Node, offset: int | None = None) -> list[Part]:
-        """What a model is shown that goes on after ``node``, or after ``offset`` tokens of it."""
+        """The history of a model that goes on after ``node``, or after ``offset`` tokens of it."""
         known = self.load(node.tree)
         path = known.path(node.id)
         return seen(path if offset is None else path.upto(offset), known.node, self.run.context)
@@ -332,6 +333,15 @@ class Episodes:
         parts = place.shown or self.shown(place.parent, place.offset)
         shown = await fitted(self.agent, parts, place.begun is None, key, self.budget, self.policy)
         return place if shown is None else replace(place, **self._laid_out(shown), shown=shown)
+
+    def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
+        """int32 (T,): what the model is shown of the history ``parts``, which ends in its own reply, ``begun``, or not.
+
+        Raises NeedsError where a part has text only, BoundaryError("template") where the template refuses the history.
+        """
+        if isinstance(self.agent.template, JinjaTemplate):
+            parts = rendered_parts(self.agent.template, parts, not begun)[0] or parts
+        return whole_tokens(parts)
 
     def _laid_out(self, parts: list[Part]) -> dict[str, Any]:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
@@ -400,10 +410,10 @@ class Episodes:
         if change is not None:
             sampling = replace(sampling, ban_first=change.ban)
             producer = replace(producer, settings=self.agent.settings(sampling), edit=change.stored())
-        after = place.messages[-1].role if place.messages else ""
-        pieces = list(place.tokens)
-        if template is not None and place.begun is None:
-            pieces.append(np.asarray(template.open("assistant", after), np.int32))
+        rendered, head = self._rendered(place)
+        pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
+        if head is not None:
+            pieces.append(head)
         prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages), tuple(tools_of(self.world)))
         key = place_key(self.seed, place.parent.id, place.offset, index)
         draw = await self.policy.call(lambda: draw_one(self.agent.model, prefix, sampling, key, change))
@@ -415,20 +425,39 @@ class Episodes:
         opens = place.begun is None
         fields: dict[str, Any] = {"text": draw.text}
         if template is not None:
-            fields = assistant_node_parts(template, draw, opens=opens, after=after)
+            fields = assistant_node_parts(template, draw, opens=opens, head=head)
         data = dict(draw.data or {})
         if draw.entropy is not None and len(draw.entropy):
             data["entropy"] = float(draw.entropy.mean())
         fields["data"] = data
         fields |= {"producer": producer.hash, "index": index, "stop": draw.stop, "opens": opens}
         if place.shown is not None:
-            context = context_of_parts(place.shown)
-            self.run.add(context)
-            fields["context"] = context.hash
+            fields["context"] = self._context(place.shown)
+        if rendered is not None:
+            data[HISTORY] = fields.get("context", "")
+            fields["context"] = self._context(rendered)
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
         self.budget.charge(calls=1, tokens=drawn(node), turns=1)
         return await self._answered(env, place, node)
+
+    def _context(self, parts: list[Part]) -> str:
+        """The hash of the context that shows ``parts``, which is stored."""
+        context = context_of_parts(parts)
+        self.run.add(context)
+        return context.hash
+
+    def _rendered(self, place: _Place) -> tuple[list[Part] | None, np.ndarray | None]:
+        """What the model is shown at ``place`` where its template makes something else of the history, and the tokens that open its reply.
+
+        Raises BoundaryError("template") where the template refuses the history.
+        """
+        template = self.agent.template
+        if template is None:
+            return None, None
+        if not isinstance(template, JinjaTemplate):
+            return None, head_of(template, place.messages) if place.begun is None else None
+        return rendered_parts(template, place.shown or self.shown(place.parent, place.offset), place.begun is None)
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
         action = said_to_world((place.begun or "") + node.text, node.data)

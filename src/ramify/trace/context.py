@@ -55,15 +55,28 @@ def resolve(context: Context, node_of: Callable[[str], Node], of: str = "") -> l
     return parts
 
 
-def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str], Context]) -> list[Part]:
-    """What a model is shown that goes on after ``path``, pieces of length 0 left out.
+HISTORY = "history"
+"""In the data of a node whose context is a rendering of its history: the hash of that history as a context, "" for the path."""
 
-    The path; or, where a node on it was drawn from an explicit context, that context, the last such node, and all that follows it.
+
+def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str], Context]) -> list[Part]:
+    """The history of a model that goes on after ``path``, pieces of length 0 left out.
+
+    The path; or, where a node on it was drawn from an explicit context, that context, the last such node, and all that follows it. Of a
+    context that a chat template rendered it is the history which was rendered: the template renders it anew at every turn.
     """
-    start = max((i for i, (node, _) in enumerate(path.segments) if node.context is not None), default=0)
-    name = path.segments[start][0].context if path.segments else None
+    start, name = 0, None
+    for i, (node, _) in enumerate(path.segments):
+        history = node.context and node.data.get(HISTORY, node.context)
+        if history:
+            start, name = i, history
     parts = [] if name is None else resolve(context_of(name), node_of, path.segments[start][0].id)
     return [*parts, *((node, 0, kept) for node, kept in path.segments[start:] if kept)]
+
+
+def changed(node: Node) -> bool:
+    """Whether the history of ``node`` is another than its path: something was compacted or edited."""
+    return bool(node.context and node.data.get(HISTORY, node.context))
 
 
 def context_of_parts(parts: Iterable[Part]) -> Context:

@@ -55,7 +55,7 @@ class ChatForm(Form):
         parts = [laid.tokens for laid in draw.shown if laid.tokens is not None]
         if template is None or not parts or len(parts) < len(draw.shown):
             return None
-        header = template.open("assistant", draw.shown[-1].message.role)
+        header = template.open("assistant", draw.shown[-1].message.role) if draw.head is None else draw.head
         return np.concatenate([*parts, np.array(header, np.int32)])
 
     @property

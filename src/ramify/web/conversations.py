@@ -284,7 +284,7 @@ class Conversations:
 
     def _parts(self, draw: Draw, after: str | None) -> dict[str, Any]:
         if after is not None and self.template is not None:
-            return assistant_node_parts(self.template, draw, after=after)
+            return assistant_node_parts(self.template, draw, after=after, head=draw.head)
         drawn = None if draw.tokens is None else np.ones(len(draw.tokens), np.bool_)
         return {"text": draw.text, "tokens": draw.tokens, "sampled": drawn, "logprobs": draw.logprobs, "ends": draw.ends}
 

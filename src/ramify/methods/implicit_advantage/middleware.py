@@ -70,4 +70,5 @@ class Graded(Middleware):
         template = getattr(self.inner, "template", None)
         if template is None or not laid or len(laid) < len(draw.shown):
             return None
-        return np.concatenate([*laid, np.array(template.open("assistant", draw.shown[-1].message.role), np.int32)])
+        head = template.open("assistant", draw.shown[-1].message.role) if draw.head is None else draw.head
+        return np.concatenate([*laid, np.array(head, np.int32)])

@@ -1,0 +1,60 @@
+"""What a chat template shows an agent of its history, in parts of the tree: a node's own tokens wherever they are still shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ramify.base.errors import BoundaryError, NeedsError
+from ramify.model.chat import ChatTemplate, JinjaTemplate
+from ramify.model.protocol import Message
+from ramify.model.rendered import Filled, Known, Piece, rendered
+from ramify.trace.context import Part, by_message
+from ramify.trace.node import Insert
+from ramify.trace.path import as_messages, text_between
+
+
+def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
+    """int32 (T,): the tokens that open a reply to ``messages`` where a template only ever adds to what it rendered."""
+    return np.asarray(template.open("assistant", messages[-1].role if messages else ""), np.int32)
+
+
+def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) -> tuple[list[Part] | None, np.ndarray | None]:
+    """What ``template`` shows of the history ``parts``, None where it is the history itself; and the tokens (T,) that open a reply.
+
+    ``opens`` is False where the last message is the agent's own, begun: it is shown as it is, and there is no header. Raises
+    BoundaryError("template") where the template refuses the history.
+    """
+    groups = by_message(parts)
+    begun = [] if opens else groups.pop()
+    known = [Known(*as_messages(group)[0][:2], tuple(_piece(part) for part in group)) for group in groups]
+    try:
+        found = rendered(template, known)
+    except NeedsError as error:
+        raise BoundaryError("template", str(error)) from error
+    head = np.asarray(found.header, np.int32) if opens else None
+    if found.pieces is None:
+        return None, head
+    made: list[Part] = []
+    for piece in found.pieces:
+        if isinstance(piece, Filled):
+            made.append(Insert(piece.text, piece.tokens, piece.role))
+            continue
+        part = groups[piece.message][piece.piece]
+        if not isinstance(part, Insert):
+            made.append((part[0], part[1] + piece.start, part[1] + piece.end))
+        elif (piece.start, piece.end) == (0, len(part.tokens or ())):
+            made.append(part)
+        else:
+            made.append(Insert(part.text, tuple(part.tokens or ())[piece.start : piece.end], part.role))
+    return [*made, *begun], head
+
+
+def _piece(part: Part) -> Piece:
+    if isinstance(part, Insert):
+        return Piece(np.asarray(part.tokens or (), np.int32), part.text)
+    node, start, end = part
+    tokens = np.zeros(0, np.int32) if node.tokens is None else node.tokens[start:end]
+    ends = None if node.ends is None else node.ends[start:end] - (node.ends[start - 1] if start else 0)
+    return Piece(tokens, text_between(node, start, end), None if node.sampled is None else node.sampled[start:end], ends)
