@@ -91,12 +91,9 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
     config = GPT2Config(vocab_size=size, n_positions=2048, n_embd=32, n_layer=1, n_head=2, eos_token_id=end, bos_token_id=end)
     GPT2LMHeadModel(config).save_pretrained(folder)
     tried = verb(*small(folder, "LookWorld"), "--dry-run", "--json")
-    try:
-        code = verb(*small(folder, "LookWorld"), "--json", "--out", "run").code
-    except RuntimeError:  # safetensors on tensors that share memory
-        code = 1
-    assert tried.code == code, tried.err
-    assert tried.err.count("ramify: ") == bool(code)
+    assert tried.code == 0, tried.err
+    done = verb(*small(folder, "LookWorld"), "--json", "--out", "run")
+    assert done.code == 0, done.err
 
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:

@@ -95,8 +95,7 @@ def serve(
     inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
-    settings = {"model": model, "middleware": middleware or []}
-    recorder = _recorder(record, settings, getattr(inner, "template", None), redact) if record else None
+    recorder = _recorder(record, model, middleware or [], getattr(inner, "template", None), redact) if record else None
     try:
         api = Api(wrapped, public, Places(max_rows, max_waiting, max_per_client), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
@@ -119,12 +118,12 @@ def _farewell(cut: int) -> str:
     return f"ramify: {answered}; the server has ended"
 
 
-def _recorder(record: str, settings: Mapping[str, Any], template: ChatTemplate | None, redact: bool) -> Recorder:
+def _recorder(record: str, model: str, middleware: list[str], template: ChatTemplate | None, redact: bool) -> Recorder:
     """The recorder into the run that ``record`` names: a folder, or a name below the runs."""
     from ramify.web.recording import Recorder
 
     folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
-    return Recorder(folder, settings, template, redact)
+    return Recorder(folder, {"model": model, "middleware": middleware}, template, redact)
 
 
 def find_served(
