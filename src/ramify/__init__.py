@@ -5,7 +5,24 @@ Importing ramify loads no third-party package; names load on first use.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and editors see; the names below are these
+    from ramify.engine.local import LocalModel as LocalModel
+    from ramify.env.protocol import Observation as Observation
+    from ramify.env.protocol import Panel as Panel
+    from ramify.env.protocol import Task as Task
+    from ramify.jobs.improve import ImproveConfig as ImproveConfig
+    from ramify.jobs.improve import improve as improve
+    from ramify.jobs.improve import resume as resume
+    from ramify.jobs.play import fork_run as fork_run
+    from ramify.jobs.play import play as play
+    from ramify.methods.graph_credit.run import StateGraph as StateGraph
+    from ramify.methods.tree_rollouts.allocator import BudgetAllocator as BudgetAllocator
+    from ramify.methods.tree_rollouts.sampler import TreeSampler as TreeSampler
+    from ramify.model.protocol import Sampling as Sampling
+    from ramify.model.scripted import ScriptedModel as ScriptedModel
+    from ramify.trace.db import Run as Run
 
 __version__ = "0.1.0"
 
@@ -29,10 +46,12 @@ _NAMES: dict[str, str] = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    from ramify.base.lazy import loader
+if not TYPE_CHECKING:  # to a type checker it would make any name one of the package's
 
-    return loader(__name__, _NAMES)(name)
+    def __getattr__(name):
+        from ramify.base.lazy import loader
+
+        return loader(__name__, _NAMES)(name)
 
 
 def __dir__() -> list[str]:

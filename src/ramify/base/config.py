@@ -83,14 +83,17 @@ class Setting(NamedTuple):
     help: str
 
 
-def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = ()) -> C:
-    """Resolve a configuration: defaults, then each TOML file, then flags such as ``--train.lr 0.1``, ``--compare``, ``--no-compare``.
+def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> C:
+    """Resolve a configuration: defaults, then what is ``given`` in Python, then each TOML file, then flags.
 
-    Raises UserError naming the file or flag, the key and the nearest right name.
+    Flags are such as ``--train.lr 0.1``, ``--compare``, ``--no-compare``. Raises UserError naming the file or flag, the key and the nearest right name.
     """
     defaults = ((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
     merged = {name: _preset(default) for name, default in defaults if isinstance(default, Config)}
     sources: dict[str, str] = {}
+    for key, value in _flatten(cls, dict(given or {}), "the settings"):
+        _put(merged, key, value)
+        sources[key] = "the settings"
     for file in files:
         for key, value in _flatten(cls, read_toml(Path(file)), str(file)):
             _put(merged, key, value)

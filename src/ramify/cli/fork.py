@@ -144,7 +144,7 @@ def table(record: dict[str, Any]) -> str:
         if arm is not None:
             rows.append((name, arm["successes"], arm["n"], *_ends(arm["success"], arm["interval"]), arm["failed"]))
     text = terminal.table(["", "successes", "of", "success", "95 % interval", "failed"], rows)
-    if "difference" in record:
+    if record["difference"] is not None:
         low, high = record["difference"]["interval"]
         text += (
             f"\n\nThe edit changed success by {100 * record['difference']['success']:+.1f} points, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from ramify.engine.adapters import tokenizer_folder, whole_folder
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM, distinct_weights, read_config, set_distinct_weights
-from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
+from ramify.model.chat import ChatTemplate, JinjaTemplate, template_in
 from ramify.model.protocol import Model
 from ramify.model.tokenizer import HfTokenizer
 
@@ -50,25 +51,24 @@ def load_model(
     return LocalModel.load(folder, max_rows=max_rows, device=device, dtype=dtype), chat_template(folder, given)
 
 
+def copy_of(model: Model, name: str, max_rows: int = 64) -> LocalModel:
+    """A model object with weights of its own, the same ones, and nothing cached. Raises NeedsError where it is none of this engine's."""
+    if not isinstance(model, LocalModel):
+        raise NeedsError(f"'{model.identity.name}' is no LocalModel, the kind of model whose weights can be trained here")
+    module, template = copy.deepcopy(model.module), model.own_template
+    own: dict[str, Any] = {"template": template, "folder": model.folder, "eos": model.eos, "defaults": model.defaults}
+    return LocalModel(module, model.tokenizer, name=name, max_rows=max_rows, **own)
+
+
 def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatTemplate:
-    """How the checkpoint in ``folder`` lays chats out. Raises NeedsError where it does not say.
-
-    ``given``: the ``text`` of a template in its place, what it is called (``name``) and the ``date`` it is told, as far as they are there.
-    """
+    """How the checkpoint in ``folder`` lays chats out (see :func:`template_in`). Raises NeedsError where it does not say."""
     folder = tokenizer_folder(folder)
-    tokenizer = HfTokenizer.load(folder)
-    given = given or {}
-    if given.get("text"):
-        date, name = given.get("date", ""), given.get("name", "")
-        return JinjaTemplate.from_folder(tokenizer, folder, source=given["text"], name=name, date=date)
-    try:
-        return TagTemplate(tokenizer)
-    except NeedsError:
-        return JinjaTemplate.from_folder(tokenizer, folder, date=given.get("date", ""))
+    return template_in(folder, HfTokenizer.load(folder), given)
 
 
-def save_model(model: LocalModel, start: Path, folder: Path) -> None:
-    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from.
+def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
+    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from,
+    if anywhere. A chat template the model was given is written, too.
 
     What came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
     """
@@ -101,19 +101,27 @@ def set_weights(model: Model, weights: bytes) -> None:
     model.refresh()
 
 
-def _write(model: LocalModel, start: Path, folder: Path) -> None:
-    whole, tokens = whole_folder(start), tokenizer_folder(start)
+def _write(model: LocalModel, start: Path | None, folder: Path) -> None:
     if isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
-        record = {name: value for name, value in read_config(whole).items() if name not in ("auto_map", "torch_dtype")}
-        (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+        if start is not None:
+            settings = read_config(whole_folder(start))
+            record = {name: value for name, value in settings.items() if name not in ("auto_map", "torch_dtype")}
+            (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     else:
         from ramify.engine.generic import save_transformers
 
         save_transformers(model.module, folder)
         if model.tokenizer is not None:
             (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
-    said = start if (start / GENERATION).is_file() else whole
-    for place, name in [(tokens, name) for name in _BESIDE] + [(said, GENERATION)]:
-        if (place / name).is_file():
-            shutil.copyfile(place / name, folder / name)
+    if start is not None:
+        tokens, said = tokenizer_folder(start), start if (start / GENERATION).is_file() else whole_folder(start)
+        for place, name in [(tokens, name) for name in _BESIDE] + [(said, GENERATION)]:
+            if (place / name).is_file():
+                shutil.copyfile(place / name, folder / name)
+    template = model.own_template
+    if isinstance(template, JinjaTemplate):
+        (folder / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+        if not (folder / "tokenizer_config.json").exists():
+            special = {name: text for name, text in template.variables.items() if name in ("bos_token", "eos_token")}
+            (folder / "tokenizer_config.json").write_text(json.dumps(special), encoding="utf-8")

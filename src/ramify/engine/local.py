@@ -10,8 +10,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
 from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
 from ramify.engine.batch import Batch
 from ramify.engine.drafter_files import load_drafter
@@ -38,6 +40,7 @@ from ramify.engine.seats import Seats
 from ramify.engine.speculate import SpecStats, Speculator
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
+from ramify.model.chat import ChatTemplate, template_in
 from ramify.model.protocol import CLIENT, Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import refuse_real_calls
 from ramify.model.streaming import Pieces, Report, reported
@@ -80,6 +83,8 @@ class LocalModel:
     a profile, else whole blocks); ``profile`` gives the costs, by default that in the drafter's folder. Draws have the same law with
     it, and the same tokens where ``verify`` is coupled (:mod:`ramify.engine.verify`).
 
+    ``template`` lays chats out as tokens; by default that of the checkpoint in ``folder``, where it came from.
+
     Use one object from one event loop at a time.
     """
 
@@ -88,6 +93,8 @@ class LocalModel:
         module: nn.Module,
         tokenizer: HfTokenizer | None = None,
         *,
+        template: ChatTemplate | None = None,
+        folder: Path | None = None,
         name: str = "local",
         eos: Sequence[int] | None = None,
         max_rows: int = 64,
@@ -105,6 +112,7 @@ class LocalModel:
             if value < 1:
                 raise UserError(f"{option} is {value}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name
+        self.folder, self.own_template = folder, template
         self.defaults = dict(defaults or {})
         self.forward: Forward = _forward_of(module)
         self._exact = self.forward.dtype == torch.float32
@@ -181,8 +189,16 @@ class LocalModel:
         if is_adapter(folder):
             add_adapter(module, folder)
         said = read_generation(folder if (folder / GENERATION).is_file() else whole)
-        options = {"name": folder.name, "eos": said.eos, "defaults": said.sampling} | options
-        return cls(module.to(place, numbers), tokenizer, **options)
+        own: dict[str, Any] = {"name": folder.name, "folder": tokens, "eos": said.eos, "defaults": said.sampling}
+        return cls(module.to(place, numbers), tokenizer, **(own | options))
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """How chats are laid out as tokens: as given, else as the checkpoint says; None where nothing says it that can be used."""
+        if self.own_template is None and self.folder is not None and self.tokenizer is not None:
+            with suppress(UserError, NeedsError):  # who needs a template asks template_of, which says what is wrong with it
+                return template_in(self.folder, self.tokenizer)
+        return self.own_template
 
     @property
     def identity(self) -> Identity:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
@@ -150,15 +151,76 @@ def read_panel(path: Path) -> Panel:
 
     Raises UserError naming file and line.
     """
-    tasks = []
-    for number, record in read_lines(path):
-        if not isinstance(record.get("id"), str):
-            raise UserError(f"{path}:{number}: a task is an object with a text 'id'")
-        try:
-            canonical_json(record)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: {error}") from error
-        tasks.append(Task(record.pop("id"), record))
+    tasks = [as_task(record, f"{path}:{number}") for number, record in read_lines(path)]
     if not tasks:
         raise UserError(f"{path} holds no task")
     return Panel.of(tasks)
+
+
+AnyTasks: TypeAlias = Iterable[Task | Mapping[str, Any]] | Path | str
+"""Tasks, dicts as in the lines of a task file (``id``, and the data), or such a file."""
+
+
+def panel_of(tasks: AnyTasks) -> Panel:
+    """The panel that objects, dicts or a file stand for. Raises UserError naming the task, or file and line."""
+    if isinstance(tasks, str | Path):
+        return read_panel(Path(tasks))
+    return Panel.of(as_task(task, f"task {number}") for number, task in enumerate(tasks, 1))
+
+
+def as_task(given: Task | Mapping[str, Any], where: str) -> Task:
+    """A task, or one made of a record with an ``id``. Raises UserError naming ``where`` it stands."""
+    if isinstance(given, Task):
+        return given
+    if not isinstance(given, Mapping) or not isinstance(given.get("id"), str):
+        raise UserError(f"{where}: a task is an object with a text 'id'")
+    try:
+        canonical_json(dict(given))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: {error}") from error
+    return Task(given["id"], {name: value for name, value in given.items() if name != "id"})
+
+
+AnyWorld: TypeAlias = World | str | Callable[[], World | Env]
+"""A world object, a name, or what makes one without arguments: a class or function that returns a world, or one episode (an Env)."""
+
+
+class EpisodeWorld:
+    """The world of a class or function that makes one episode; it has no tasks of its own."""
+
+    def __init__(self, make: Callable[[], Env], name: str) -> None:
+        self.make, self.name = make, name
+
+    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+        """Raises UserError: the tasks are to be given."""
+        raise UserError(f"the environment '{self.name}' makes no tasks of its own: give tasks=")
+
+
+_WORLD, _ENV = ("name", "make", "panel"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
+
+
+def world_of(given: World | Callable[[], World | Env]) -> World:
+    """The world that an object is, or that a class or function makes. Raises UserError on anything else, saying what is missing."""
+    made: Any = given
+    name = getattr(given, "__qualname__", type(given).__qualname__)
+    if isinstance(given, type) or inspect.isroutine(given):
+        try:
+            made = given()
+        except TypeError as error:
+            raise UserError(f"{name} makes no environment without arguments: {error}") from error
+        if hasattr(made, "step"):
+            _check(made, _ENV)
+            close(made)
+            make: Any = given
+            return EpisodeWorld(make, name)
+    elif hasattr(given, "step") and not hasattr(given, "make"):
+        raise UserError(f"this {name} is one episode: give what makes one for each attempt, the class {name} or a function")
+    _check(made, _WORLD)
+    world: World = made
+    return world
+
+
+def _check(made: object, wanted: Iterable[str]) -> None:
+    lacks = [name for name in wanted if not hasattr(made, name)]
+    if lacks:
+        raise UserError(f"this {type(made).__name__} is no environment: it has no {', '.join(lacks)}")

@@ -18,23 +18,24 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
 
 import ramify
-from ramify.base.config import Config, check
+from ramify.base.config import Config, check, load
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
-from ramify.env.protocol import Task, World
+from ramify.env.protocol import AnyTasks, AnyWorld, Task, World
 from ramify.jobs import parts
 from ramify.jobs.credit import imitation_rows, training_rows
 from ramify.jobs.grown import Grown, Recorder, gather_all
+from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import credit_group
@@ -42,12 +43,13 @@ from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.model.chat import JinjaTemplate
-from ramify.model.protocol import Sampling, require
+from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
+from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
 from ramify.trace.db import Run
+from ramify.trace.graph import short
 from ramify.train import checkpoint
 from ramify.train.batch import Row, rows_from_path
 from ramify.train.loop import TrainConfig, Trainer, with_reference
@@ -207,46 +209,85 @@ def _doubts(trial: Mapping[str, Any]) -> list[str]:
 
 
 def improve(
-    config: ImproveConfig | None = None, out: Path | str | None = None, progress: Progress | None = None
-) -> dict[str, Any]:
+    config: ImproveConfig | Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    *,
+    model: Model | str | None = None,
+    env: AnyWorld | None = None,
+    tasks: AnyTasks | None = None,
+) -> Improved:
     """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
 
-    Raises UserError or NeedsError before anything runs when the settings do not fit together.
+    ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` take the place of its own, as names or as objects: a
+    LocalModel, which is left as it is (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks as
+    objects or dicts with an ``id``. Raises UserError or NeedsError before anything runs when the settings do not fit together.
     """
-    config = config or ImproveConfig()
+    if not isinstance(config, ImproveConfig):
+        config = load(ImproveConfig, given=config or {})
     folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
+    own = Own(model, env, tasks)
+    config = own.named(config, folder)
     # bad parts are refused before a run exists
-    with Job(config, folder) as job, Run.create(folder, config.to_json()) as run:
+    with Job(config, folder, own) as job, Run.create(folder, own.stored(config)) as run:
+        job.own.keep(folder, job.model, job.panel)
         return job.drive(run, progress)
 
 
-def resume(path: Path | str, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
-    """Go on with an interrupted run; a finished one returns its result. Raises UserError when the parts have changed since, or where
-    they are foreign (see :func:`ramify.jobs.parts.check_trust`)."""
+def resume(
+    path: Path | str, progress: Progress | None = None, trust: bool = False, *, env: AnyWorld | None = None
+) -> Improved:
+    """Go on with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
+
+    Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.jobs.parts.check_trust`).
+    """
     with Run.open(Path(path), write=True) as run:
         parts.check_trust(run, trust)
-        config = check(ImproveConfig, run.meta["config"], f"the stored settings of {path}")
-        with Job(config, Path(path), parts.kept_template(run)) as job:
+        stored = env_of(run.meta["config"], env, path)
+        config = check(ImproveConfig, stored, f"the stored settings of {path}")
+        with Job(config, Path(path), Own(env=env), parts.kept_template(run)) as job:
             return job.drive(run, progress)
+
+
+class Improved(dict[str, Any]):
+    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``seconds``, ``run``."""
+
+    def __repr__(self) -> str:
+        before, after, gain = self["before"], self["after"], self["gain"]
+        low, high = gain["interval"]
+        return (
+            f"<improve: success {before['success']:.1%} -> {after['success']:.1%} (n = {gain['n']}),\n"
+            f" gain {100 * gain['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], {self['tokens']:,} tokens,"
+            f" {self['seconds']:.0f} s,\n run {short(self['run'], 90)}>"
+        )
 
 
 class Job:
     """One run of the main job. Holds the parts; the run's file holds the state. A context manager: the back end ends with it."""
 
-    def __init__(self, config: ImproveConfig, folder: Path, template: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: ImproveConfig, folder: Path, own: Own | None = None, template: Mapping[str, Any] | None = None
+    ) -> None:
         """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.own = config, folder, own or Own()
         self.given = template or parts.wanted_template(config.chat_template, folder)
-        self.world: World = parts.find_world(config.env)
-        self.start = model_folder(config.model)
-        self.model, self.template = load_model(self.start, config.concurrency, config.device, given=self.given)
+        self.world: World = parts.any_world(self.own.env or config.env)
+        model = self.own.agent(config.concurrency)
+        if model is None:
+            self.start = model_folder(config.model)
+            self.model, self.template = load_model(self.start, config.concurrency, config.device, given=self.given)
+        else:
+            self.start, self.model = folder / START, model
+            self.template = cast(ChatTemplate, template_of(model, self.given))
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
+        self.panel = self.own.panel()
         self.train_panel, self.eval_panel = parts.panels(
-            self.world, config.tasks, config.train_tasks, config.eval_episodes, config.seed
+            self.world, self.panel or config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
         self.agent().check(self.world)
         self.weights = self.played_with = self.model.identity.weights
-        self.players = open_players(config.backend, config.model, config.env, self.agent(), config.seed, config.concurrency)
+        env = self.own.stored(config)["env"]
+        self.players = open_players(config.backend, config.model, env, self.agent(), config.seed, config.concurrency)
 
     def __enter__(self) -> Job:
         return self
@@ -254,11 +295,11 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.players.__exit__(kind, error, trace)
 
-    def drive(self, run: Run, progress: Progress | None) -> dict[str, Any]:
+    def drive(self, run: Run, progress: Progress | None) -> Improved:
         """Do what is not done yet, and report."""
         finished = [entry for entry in run.journal("result") if entry.key == "improve"]
         if finished:
-            return dict(finished[0].payload)
+            return Improved(finished[0].payload)
         self._check_start(run)
         parts.keep_template(run, self.template)
         begun = time.monotonic()
@@ -277,14 +318,9 @@ class Job:
             gain = self._gain(run, "before", "after")
             earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
             seconds = time.monotonic() - begun + earlier
-            result = {
-                "before": before,
-                "after": after,
-                "gain": gain,
-                "tokens": spent,
-                "seconds": round(seconds, 1),
-                "run": str(self.folder),
-            }
+            result = Improved(
+                before=before, after=after, gain=gain, tokens=spent, seconds=round(seconds, 1), run=str(self.folder)
+            )
             run.log("result", "improve", result)
         finally:
             # an interrupted stretch of work leaves its finished attempts and its time; commit is whole or not at all

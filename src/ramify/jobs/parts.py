@@ -9,9 +9,11 @@ from typing import Any
 from ramify.base import registry
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
-from ramify.env.protocol import Panel, World, read_panel
+from ramify.env.protocol import AnyTasks, Panel, World, panel_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.rollout.agent import Agent
+from ramify.rollout.parts import AnySampling as AnySampling
+from ramify.rollout.parts import any_world as any_world
 from ramify.rollout.parts import find_compactor as find_compactor
 from ramify.rollout.parts import find_model as find_model
 from ramify.rollout.parts import find_world as find_world
@@ -105,17 +107,18 @@ def _risky(name: str, value: Any) -> bool:
     return not str(home).startswith(("ramify.env.", "ramify.rollout."))
 
 
-def panels(world: World, tasks: str | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:
+def panels(world: World, tasks: AnyTasks | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:
     """Tasks to train on and tasks to evaluate on; they share none.
 
-    A user's own file is split by the hash of each task's id, so a task stays on its side when others are added.
+    A user's own ones are split by the hash of each task's id, so a task stays on its side when others are added.
     """
     if tasks is None:
         return world.panel("train", train, seed), world.panel("eval", evaluate, seed)
-    panel = read_panel(Path(tasks))
+    panel = panel_of(tasks)
     held = {task.id for task in panel if int(stable_hash("held-out", task.id)[:8], 16) % HELD_OUT == 0}
     if not held or len(held) == len(panel):
         held = {next(iter(panel)).id}
     if len(panel) < 2:
-        raise UserError(f"{tasks} holds one task; at least two are needed, one to train on and one held out")
+        named = tasks if isinstance(tasks, str | Path) else "tasks"
+        raise UserError(f"{named} holds one task; at least two are needed, one to train on and one held out")
     return Panel.of(t for t in panel if t.id not in held), Panel.of(t for t in panel if t.id in held)

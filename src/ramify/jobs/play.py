@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
-from ramify.env.protocol import Panel, Task, World
+from ramify.env.protocol import AnyTasks, AnyWorld, Task, panel_of
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate, JinjaTemplate
-from ramify.model.protocol import Model, Sampling
+from ramify.model.function import AnyModel, FunctionModel
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
 from ramify.rollout.fork import Fork, fork
@@ -23,14 +23,14 @@ from ramify.trace.node import Node
 
 
 def play(
-    model: Model | str,
-    world: World | str,
-    tasks: Iterable[Task] | None = None,
+    model: AnyModel,
+    world: AnyWorld,
+    tasks: AnyTasks | None = None,
     *,
     attempts: int = 1,
     out: Path | str = "runs/rollout",
     seed: int = 0,
-    sampling: Sampling | None = None,
+    sampling: parts.AnySampling | None = None,
     template: ChatTemplate | None = None,
     backend: str = "local",
     concurrency: int = 64,
@@ -39,16 +39,20 @@ def play(
 ) -> list[Attempt]:
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
-    ``model`` and ``world`` are objects of the protocols, or names as in ``ramify improve``. ``template`` lays chats out as tokens; by
-    default the model's own (tags), or none for a model that takes messages. ``tasks`` default to eight of the world's own.
-    ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
+    ``model`` is a name as in ``ramify improve``, a model object, or a function of the messages so far that says the reply
+    (:class:`ramify.model.function.FunctionModel`). ``world``, the environment, is a name, an object, or a class or function that makes one or
+    makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight of the
+    environment's own. ``sampling`` is an object or a dict of some settings. ``template`` lays chats out as tokens; by default the
+    model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
     and world by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
     shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
     """
-    place = parts.find_world(world) if isinstance(world, str) else world
-    panel = Panel.of(tasks) if tasks is not None else place.panel("train", 8, seed)
+    place = parts.any_world(world)
+    panel = panel_of(tasks) if tasks is not None else place.panel("train", 8, seed)
     agent = parts.make_agent(model, template, sampling, compactor, window)
     agent.check(place)
+    if sampling is not None and isinstance(agent.model, FunctionModel):
+        raise UserError(f"the model '{agent.model.identity.name}' is a function, which samples as it likes; leave sampling= out")
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
     config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", world))}
@@ -94,8 +98,8 @@ def fork_run(
     n: int = 32,
     edit: Mapping[str, Any] | None = None,
     after: str = "resample",
-    model: Model | None = None,
-    world: World | None = None,
+    model: AnyModel | None = None,
+    world: AnyWorld | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
 ) -> Fork:
@@ -104,8 +108,8 @@ def fork_run(
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
     ``node.sampled`` does, and an offset in front of that place means it.
 
-    ``model``, ``world`` and ``compactor`` are needed where the run was made with objects of one's own. ``trust`` lets the settings of
-    an imported run, or of one made elsewhere, load code and open connections. Raises UserError.
+    ``model``, ``world`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
+    lets the settings of an imported run, or of one made elsewhere, load code and open connections. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
@@ -117,8 +121,8 @@ def fork_run(
 def open_episodes(
     path: Path | str,
     node: Node,
-    model: Model | None = None,
-    world: World | None = None,
+    model: AnyModel | None = None,
+    world: AnyWorld | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
 ) -> Iterator[tuple[Episodes, Task]]:
@@ -144,14 +148,14 @@ def open_episodes(
             improved = Path(path) / parts.AGENT
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
             kept = parts.kept_template(run)
-            model, template = parts.find_model(spec, given=kept)
-            if improved.is_dir() and model.identity.weights != drawn_by:
-                model, template = parts.find_model(f"hf:{improved}", given=kept)
+            found, template = parts.find_model(spec, given=kept)
+            if improved.is_dir() and found.identity.weights != drawn_by:
+                found, template = parts.find_model(f"hf:{improved}", given=kept)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = parts.make_agent(model, template, parts.read_sampling(settings), shortens, window)
+            agent = parts.make_agent(found, template, parts.read_sampling(settings), shortens, window)
         else:
             agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window, parts.kept_template(run))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
-        episodes = Episodes(agent, world or parts.find_world(env), run, int(config.get("seed", 0)), tree.group)
+        episodes = Episodes(agent, parts.any_world(world or env), run, int(config.get("seed", 0)), tree.group)
         yield episodes, Task(tree.task["id"], tree.task["data"])
         run.commit()

@@ -61,17 +61,25 @@ class ChatTemplate(Protocol):
 def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTemplate | None:
     """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages.
 
-    ``given`` (see :func:`read_template`) takes the place of a Hugging Face template. Raises UserError where there is none to replace.
+    ``given`` (see :func:`read_template`) takes the place of a Hugging Face template. Raises UserError where there is none to replace,
+    NeedsError where the model takes tokens and nothing says how a chat is laid out as tokens.
     """
     template: ChatTemplate | None = getattr(model, "template", None)
+    if template is None and "tokens" in model.capabilities:
+        tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
+        if tokenizer is None:
+            raise NeedsError(f"'{model.identity.name}' has no tokenizer, so no chat can be laid out for it")
+        folder: Path | None = getattr(model, "folder", None)
+        if folder is not None and isinstance(tokenizer, HfTokenizer):
+            template = template_in(folder, tokenizer)
+        else:
+            template = TagTemplate(tokenizer)
     if given:
         if not isinstance(template, JinjaTemplate):
             raise UserError(
                 "--chat-template goes with a model in this process (builtin, hf:PATH) or one whose folder has a template"
             )
         return replace(template, source=given.get("text") or template.source, date=given.get("date") or template.date)
-    if template is None and "tokens" in model.capabilities:
-        return TagTemplate(model.tokenizer)  # type: ignore[attr-defined]
     return template
 
 
@@ -83,6 +91,21 @@ def read_template(file: Path) -> dict[str, str]:
         raise UserError(f"cannot read the chat template {file}: {reason(error)}") from None
     _compile(text, f"the chat template {file}", datetime.datetime.min)
     return {"text": text, "name": f"the chat template {file}"}
+
+
+def template_in(folder: Path, tokenizer: HfTokenizer, given: Mapping[str, Any] | None = None) -> ChatTemplate:
+    """How the checkpoint in ``folder`` lays chats out with its ``tokenizer``. Raises NeedsError where it does not say.
+
+    ``given``: the ``text`` of a template in its place, what it is called (``name``) and the ``date`` it is told, as far as they are there.
+    """
+    given = given or {}
+    date = given.get("date", "")
+    if given.get("text"):
+        return JinjaTemplate.from_folder(tokenizer, folder, source=given["text"], name=given.get("name", ""), date=date)
+    try:
+        return TagTemplate(tokenizer)
+    except NeedsError:
+        return JinjaTemplate.from_folder(tokenizer, folder, date=date)
 
 
 class TagTemplate:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
+from ramify.trace.graph import short
 from ramify.trace.node import Node
 
 
@@ -23,6 +24,9 @@ class Turn:
     def forkable(self) -> bool:
         """Whether one can go on from the state after this turn: from its snapshot, or by replaying what led there."""
         return not self.answer.stop
+
+    def __repr__(self) -> str:
+        return f"<turn {self.node.id}: {short(self.node.text, 60)!r} -> {short(self.answer.text, 60)!r}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,13 @@ class Attempt:
     def drawn(self) -> int:
         """Newly generated tokens; of text-only replies as many as their server says."""
         return sum(drawn(turn.node) for turn in self.turns)
+
+    def __repr__(self) -> str:
+        ended = "" if self.failure is None else f", failed: {short(self.failure, 80)}"
+        return (
+            f"<attempt {self.index} at {short(self.task.id)!r}: outcome {self.outcome}, reward {self.reward:g}, "
+            f"{len(self.turns)} turns, leaf {self.leaf}{ended}>"
+        )
 
 
 def as_turn(node: Node, answer: Node) -> Turn:

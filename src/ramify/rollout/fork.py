@@ -22,6 +22,7 @@ from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.evidence import Row, evidence
 from ramify.stats.intervals import wilson
+from ramify.trace.graph import short
 from ramify.trace.node import Node, make_node
 from ramify.trace.path import Said, as_messages
 from ramify.trace.segment import sentence_offsets
@@ -52,6 +53,9 @@ class Arm:
         failed = len(self.attempts) - self.scored
         return {"successes": self.successes, "n": self.scored, "success": rate, "interval": [low, high], "failed": failed}
 
+    def __repr__(self) -> str:
+        return f"<{self.successes} of {self.scored} succeeded, {len(self.attempts) - self.scored} unscored>"
+
 
 @dataclass(frozen=True, eq=False)
 class Fork:
@@ -77,9 +81,10 @@ class Fork:
         return evidence(base, {next(iter(self.edit or {"": 0})): (self.arm.successes, self.arm.scored)})[0]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the difference of success rates and its 95 % interval (Newcombe) where both arms were drawn."""
-        record = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after, "fork": self.arm.to_json()}
-        record["diff"] = self.diff
+        """Everything. ``difference`` holds the difference of success rates and its 95 % interval (Newcombe); it is None where one
+        side was not drawn, or the environment scored nothing on it."""
+        record: dict[str, Any] = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after}
+        record |= {"fork": self.arm.to_json(), "diff": self.diff, "difference": None}
         row = self.row
         if self.control is not None and row is not None:
             record["control"] = self.control.to_json()
@@ -89,6 +94,16 @@ class Fork:
         if self.kept_logprob is not None:
             record["kept_logprob"] = self.kept_logprob
         return record
+
+    def __repr__(self) -> str:
+        edit = "no edit" if self.edit is None else short(dict(self.edit), 60)
+        found = self.to_json()["difference"]
+        by = ""
+        if found is not None:
+            low, high = found["interval"]
+            by = f",\n difference {100 * found['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+        unedited = "" if self.control is None else f", unedited {self.control!r}"
+        return f"<fork at {self.node}:{self.offset}, {edit}:\n {self.arm!r}{unedited}{by}>"
 
 
 async def fork(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeAlias
 
 from ramify.base import registry
 from ramify.base.conformance import takes_text
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.base.plugins import own_part, own_path
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
-from ramify.env.protocol import World
+from ramify.env.protocol import AnyWorld, World, world_of
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.endpoint import HttpModel
-from ramify.model.protocol import Model, Sampling, sampling_of
+from ramify.model.function import AnyModel, model_of
+from ramify.model.protocol import Sampling, sampling_of
 from ramify.rollout.agent import Agent
 from ramify.rollout.compact import Compactor
+
+AnySampling: TypeAlias = Sampling | Mapping[str, Any]
+"""Sampling settings, or some of them by name; the others are then the model's own."""
 
 
 def find_world(spec: str) -> World:
@@ -27,6 +32,11 @@ def find_world(spec: str) -> World:
     """
     world: World = _part("env", "world", spec, World, "name, make and panel")
     return world
+
+
+def any_world(given: AnyWorld) -> World:
+    """The world of a name, an object, or a class or function that makes one. Raises UserError where it is none."""
+    return find_world(given) if isinstance(given, str) else world_of(given)
 
 
 def find_compactor(spec: str) -> Compactor:
@@ -46,27 +56,47 @@ def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
 
 
 def make_agent(
-    model: Model | str,
+    model: AnyModel,
     template: ChatTemplate | None,
-    sampling: Sampling | None,
+    sampling: AnySampling | None,
     compactor: Compactor | str | None = None,
     window: int = 0,
     given: Mapping[str, Any] | None = None,
 ) -> Agent:
-    """An agent from objects or names; template and sampling default to the model's own, or to the template ``given`` as a run stores
-    it. Raises UserError or NeedsError."""
+    """An agent from objects, functions or names; template and sampling default to the model's own, or to the template ``given`` as a
+    run stores it. Raises UserError or NeedsError."""
     if isinstance(model, str):
-        model, own = find_model(model, given=given)
+        found, own = find_model(model, given=given)
     else:
-        own = template_of(model, given) if template is None else None
+        found = model_of(model)
+        own = template_of(found, given) if template is None else None
     template = template or own
-    sampling = sampling or sampling_of(model, max_tokens=64, stop_tokens=() if template is None else template.stop_tokens)
-    if isinstance(model, HttpModel):
-        model.check(sampling)
-    return Agent(model, template, sampling, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)
+    if isinstance(sampling, Sampling):
+        settings = sampling
+    else:
+        stops = () if template is None else template.stop_tokens
+        settings = _changed(sampling_of(found, max_tokens=64, stop_tokens=stops), sampling or {})
+    if isinstance(found, HttpModel):
+        found.check(settings)
+    return Agent(found, template, settings, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)
 
 
 def read_sampling(record: Mapping[str, Any]) -> Sampling:
     """Inverse of ``Sampling.to_json``."""
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-    return Sampling(**fields)
+    return _changed(Sampling(), record)
+
+
+def _changed(settings: Sampling, record: Mapping[str, Any]) -> Sampling:
+    """``settings`` with those of ``record`` in their place. Raises UserError on a name there is none of and on a value of another type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {one.name: getattr(settings, one.name) for one in fields(Sampling)}
+    for name in record:
+        if name not in known:
+            raise UserError(f"unknown sampling setting '{name}' ({nearest(name, known)})")
+    try:
+        return TypeAdapter(Sampling).validate_python({**known, **record})
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = first["msg"][:1].lower() + first["msg"][1:]
+        raise UserError(f"sampling setting '{first['loc'][0]}': {what}, not {first['input']!r}") from None

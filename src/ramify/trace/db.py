@@ -441,6 +441,9 @@ class Run:
         """How many nodes there are."""
         return next(int(row[0]) for row in self._rows("SELECT count(*) FROM nodes"))
 
+    def __repr__(self) -> str:
+        return f"<run {str(self.folder)!r}>"
+
     # Inside
 
     def _add_node(self, node: Node) -> None:
@@ -541,11 +544,7 @@ class Run:
             raise self._unreadable(error) from error
 
     def _row(self, sql: str, *args: Any) -> tuple[Any, ...] | None:
-        try:
-            row: tuple[Any, ...] | None = self._db.execute(sql, args).fetchone()
-        except (sqlite3.Error, UnicodeError) as error:
-            raise self._unreadable(error) from error
-        return row
+        return next(self._rows(sql, *args), None)
 
     def _unreadable(self, error: Exception) -> RamifyError:
         if isinstance(error, UnicodeEncodeError):

@@ -74,6 +74,11 @@ class Node:
         """How many tokens the producer drew."""
         return 0 if self.sampled is None else int(self.sampled.sum())
 
+    def __repr__(self) -> str:
+        said = " ".join(self.text[:200].split())
+        tokens = "no tokens" if self.tokens is None else f"{len(self.tokens)} tokens, {self.drawn} drawn"
+        return f"<node {self.id}, {self.role}: {said[:80] + '…' if len(said) > 80 else said!r} ({tokens})>"
+
 
 def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:
     """Build a node and its id. ``fields`` are those of :class:`Node`; token ids and masks are copied into compact arrays.

@@ -84,6 +84,9 @@ class Tree:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def __repr__(self) -> str:
+        return f"<tree {self.name[:80]!r}: {len(self)} nodes, {len(self.leaves())} leaves>"
+
 
 def check_offset(node: Node, parent_length: int) -> None:
     """Raises UserError when ``node`` starts outside its parent."""

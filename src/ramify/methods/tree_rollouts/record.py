@@ -115,6 +115,10 @@ class GrownTree:
     """what each attempt in flight may cost, oldest first"""
     _twins: dict[tuple[Any, ...], str] = field(default_factory=dict, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        grown = f"{len(self.places)} places, {len(self.leaves)} leaves, cost {self.cost:g} of {self.budget:g} {self.unit}"
+        return f"<tree {self.tree[:80]!r}: {grown}, {self.root.s} of {self.root.n} succeeded>"
+
     @property
     def root(self) -> Place:
         """The place before the first turn."""

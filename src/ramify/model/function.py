@@ -1,0 +1,97 @@
+"""A plain Python function as a model: what an agent of one's own is before it is anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
+from ramify.base.ids import stable_hash
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores
+from ramify.model.wire import request_messages
+
+AnyModel: TypeAlias = Model | str | Callable[..., Any]
+"""A model object, a name, or a function (see :class:`FunctionModel`)."""
+_HAS = ("identity", "capabilities", "sample", "logprobs")
+
+
+class FunctionModel:
+    """``function(messages)`` or ``function(messages, key)`` says the reply: a text, or a whole :class:`Draw`; ``async`` or not.
+
+    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the place of the draw, a number that
+    is the same whenever the same place is drawn again. Async functions run at once for as many attempts as are under way, others one
+    after the other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises UserError where
+    it cannot be called so.
+    """
+
+    capabilities: frozenset[str] = frozenset()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._keyed = self._takes(2)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if not self._keyed and not self._takes(1):
+            raise UserError(f"the model '{name}' must be callable as {name}(messages) or {name}(messages, key)")
+        self.identity = Identity(name, stable_hash("function", getattr(function, "__module__", ""), name), "")
+
+    def _takes(self, count: int) -> bool:
+        try:
+            inspect.signature(self._function).bind(*range(count))
+        except TypeError:
+            return False
+        except ValueError:  # code that is not Python's need not say
+            return count == 1
+        return True
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """See :class:`ramify.model.protocol.Model`."""
+        if prefix.tokens is not None:
+            raise NeedsError(f"the model '{self.identity.name}' is a function of messages and takes no tokens")
+        return list(await asyncio.gather(*(self._reply(request_messages(prefix.messages), key) for key in keys)))
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        """Raises NeedsError: a function scores nothing."""
+        raise NeedsError(f"the model '{self.identity.name}' is a function of messages and scores no tokens")
+
+    async def _reply(self, messages: list[dict[str, Any]], key: int) -> Draw:
+        try:
+            said = self._function(messages, key) if self._keyed else self._function(messages)
+            if inspect.isawaitable(said):
+                said = await said
+        except RamifyError:
+            raise
+        except Exception as error:  # code of the user's own may raise anything
+            raise BoundaryError("engine", f"{self.identity.name} failed: {type(error).__name__}: {error}") from error
+        if isinstance(said, Draw):
+            return said
+        if not isinstance(said, str):
+            raise BoundaryError("engine", f"{self.identity.name} returned a {type(said).__name__}, where a reply is a text")
+        return Draw(said, "eos")
+
+
+def model_of(given: Model | Callable[..., Any]) -> Model:
+    """The model that an object is, or that a function makes up. Raises UserError on anything else, saying what a model can be."""
+    kind = type(given).__name__
+    if isinstance(given, type):
+        raise UserError(f"{given.__name__} is a class: give an object of it, {given.__name__}(...)")
+    if all(_static(given, name) for name in _HAS):
+        model: Model = given  # type: ignore[assignment]  # its members were looked up
+        return model
+    if hasattr(given, "state_dict"):
+        raise UserError(f"{kind} is a network without its tokenizer: give ramify.LocalModel(network, tokenizer), or 'hf:FOLDER'")
+    if callable(given):
+        return FunctionModel(given)
+    raise UserError(
+        f"a model is a name ('builtin', 'hf:FOLDER', 'chat:NAME@URL'), a model object or a function of messages, not a {kind}; "
+        "ramify.ScriptedModel([...]) says given replies"
+    )
+
+
+def _static(given: object, name: str) -> bool:
+    """Whether there is such a member; a property is not asked (an endpoint's capabilities are requests)."""
+    missing = object()
+    return inspect.getattr_static(given, name, missing) is not missing
