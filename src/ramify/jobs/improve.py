@@ -82,7 +82,7 @@ attempt; with the allocator, or with uniform groups dropped and others drawn ins
 class TrainingConfig(TrainConfig):
     """How ``ramify improve`` trains."""
 
-    lr: float = Field(0.0, ge=0)
+    lr: float = Field(default=0.0, ge=0)
     """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own (0.001 for ours)."""
 
 
@@ -103,29 +103,29 @@ class ImproveConfig(Config):
     """Run the other arms as well, each from the same start at the same generated tokens."""
     seed: int = 0
     """Decides every draw, together with its place."""
-    updates: int = Field(50, ge=1)
+    updates: int = Field(default=50, ge=1)
     """Training updates the token budget is spread over."""
-    tokens: int = Field(150_000, ge=1)
+    tokens: int = Field(default=150_000, ge=1)
     """Tokens the agent may generate for training (evaluation not counted)."""
-    tasks_per_update: int = Field(16, ge=1)
+    tasks_per_update: int = Field(default=16, ge=1)
     """Tasks of one update."""
-    train_tasks: int = Field(512, ge=1)
+    train_tasks: int = Field(default=512, ge=1)
     """Tasks to generate for training."""
-    eval_episodes: int = Field(400, ge=2)
+    eval_episodes: int = Field(default=400, ge=2)
     """Held-out episodes before and after."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature, in training and evaluation alike."""
-    max_reply: int = Field(24, ge=1)
+    max_reply: int = Field(default=24, ge=1)
     """Longest reply of the agent, in tokens."""
-    concurrency: int = Field(64, ge=1)
+    concurrency: int = Field(default=64, ge=1)
     """Episodes in flight at once; changes no result."""
     backend: str = "local"
     """Where episodes are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
-    kl: float = Field(0.0, ge=0)
+    kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the starting agent."""
-    clip_credit: float = Field(4.0, gt=0)
+    clip_credit: float = Field(default=4.0, gt=0)
     """Credit is cut at plus and minus this for training: in a graph with little progress a small spread inflates it."""
     tree: TreeConfig = TreeConfig(unit="tokens", roots=4, parallel=4, selector=UUCB(lam=0.0))
     """How one task's tree is grown. The selector's entropy weight is 0 here: lost states are where this agent is least sure."""

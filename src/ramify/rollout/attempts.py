@@ -26,7 +26,7 @@ class Turn:
         return not self.answer.stop
 
     def __repr__(self) -> str:
-        return f"<turn {self.node.id}: {short(self.node.text, 60)!r} -> {short(self.answer.text, 60)!r}>"
+        return f"<turn {self.node.id}: {short(self.node.text, 60)!r}\n -> {short(self.answer.text, 90)!r}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +55,9 @@ class Attempt:
         return sum(drawn(turn.node) for turn in self.turns)
 
     def __repr__(self) -> str:
-        ended = "" if self.failure is None else f", failed: {short(self.failure, 80)}"
+        ended = "" if self.failure is None else f",\n failed: {short(self.failure, 85)}"
         return (
-            f"<attempt {self.index} at {short(self.task.id)!r}: outcome {self.outcome}, reward {self.reward:g}, "
+            f"<attempt {self.index} at {short(self.task.id, 70)!r}:\n outcome {self.outcome}, reward {self.reward:g}, "
             f"{len(self.turns)} turns, leaf {self.leaf}{ended}>"
         )
 

@@ -82,7 +82,7 @@ class Fork:
 
     def to_json(self) -> dict[str, Any]:
         """Everything. ``difference`` holds the difference of success rates and its 95 % interval (Newcombe); it is None where one
-        side was not drawn, or the environment scored nothing on it."""
+        side was not drawn, or none of its attempts has an outcome."""
         record: dict[str, Any] = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after}
         record |= {"fork": self.arm.to_json(), "diff": self.diff, "difference": None}
         row = self.row

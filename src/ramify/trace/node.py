@@ -77,7 +77,7 @@ class Node:
     def __repr__(self) -> str:
         said = " ".join(self.text[:200].split())
         tokens = "no tokens" if self.tokens is None else f"{len(self.tokens)} tokens, {self.drawn} drawn"
-        return f"<node {self.id}, {self.role}: {said[:80] + '…' if len(said) > 80 else said!r} ({tokens})>"
+        return f"<node {self.id}, {self.role}, {tokens}:\n {said[:90] + '…' if len(said) > 90 else said!r}>"
 
 
 def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:

@@ -85,7 +85,7 @@ class Tree:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<tree {self.name[:80]!r}: {len(self)} nodes, {len(self.leaves())} leaves>"
+        return f"<tree {self.name[:90]!r}:\n {len(self)} nodes, {len(self.leaves())} leaves>"
 
 
 def check_offset(node: Node, parent_length: int) -> None:

@@ -23,21 +23,21 @@ from ramify.train.losses import LossConfig, Scores
 class TrainConfig(Config):
     """How to train."""
 
-    lr: float = Field(3e-4, ge=0)
+    lr: float = Field(default=3e-4, ge=0)
     """Learning rate of AdamW."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's first moment decay."""
-    beta2: float = Field(0.99, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
     """AdamW's second moment decay."""
-    clip_norm: float = Field(1.0, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm of a step."""
-    minibatches: int = Field(1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per call, each on its share of the rows."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over the rows per call."""
-    micro_tokens: int = Field(16384, ge=1)
+    micro_tokens: int = Field(default=16384, ge=1)
     """Padded tokens of one forward pass: bounds memory, changes no result beyond rounding."""
     loss: LossConfig = LossConfig()
     """Constants of the losses."""

@@ -30,9 +30,9 @@ class CreditConfig(Config):
     value: Literal["mean", "single", "bellman", "distance", "max_decay", "loo"] = "mean"
     """State value: mean over all visits (G2PO), this attempt's return (GiGPO), expected backup on the graph, steps to success
     (GraphGPO), discounted best reachable success (RewardFlow), or the mean over visits of the other attempts."""
-    gamma: float = Field(0.95, gt=0, le=1)
+    gamma: float = Field(default=0.95, gt=0, le=1)
     """Discount per step; the last step carries gamma^1, a terminal gamma^0."""
-    w: float = Field(1.0, ge=0)
+    w: float = Field(default=1.0, ge=0)
     """Weight of the graph terms; 0 is GRPO exactly."""
     norm: Literal["mean_std", "mean"] = "mean_std"
     """Divide by the standard deviation, or only subtract the mean."""
@@ -40,9 +40,9 @@ class CreditConfig(Config):
     """Episode statistics over attempts, or over steps (long attempts weigh more)."""
     ddof: Literal[0, 1] = 1
     """1: sample standard deviation; 0: population."""
-    success_reward: float = Field(1.0, gt=0)
+    success_reward: float = Field(default=1.0, gt=0)
     """Reward of a success; scales the invalid-action penalty and tells successes for value = distance."""
-    invalid_penalty: float | None = Field(None, ge=0)
+    invalid_penalty: float | None = Field(default=None, ge=0)
     """Subtracted from the next value of an invalid action in the node term; none means 0.01 success_reward."""
     truncation: Literal["fail", "bootstrap", "drop"] = "fail"
     """Truncated attempts: keep the recorded reward, take the value of the last state, or give them no credit and no vote."""

@@ -21,19 +21,19 @@ from ramify.score.group import normalise
 class UUCB(Config):
     """Coefficients of the selector (3.4)."""
 
-    alpha: float = Field(1.0, ge=0)
+    alpha: float = Field(default=1.0, ge=0)
     """weight of the value term: the chance that one more completion from here ends in the minority outcome"""
-    c: float = Field(0.1, ge=0)
+    c: float = Field(default=0.1, ge=0)
     """weight of the exploration bonus"""
-    lam: float = Field(1.0, ge=0)
+    lam: float = Field(default=1.0, ge=0)
     """weight of the policy's entropy at the node"""
-    k0: float = Field(1.0, ge=0)
+    k0: float = Field(default=1.0, ge=0)
     """strength of the prior at the root, in leaves"""
-    p0: float = Field(0.5, ge=0, le=1)
+    p0: float = Field(default=0.5, ge=0, le=1)
     """prior success probability at the root"""
-    kappa: float = Field(2.0, ge=0)
+    kappa: float = Field(default=2.0, ge=0)
     """shrinkage of a node's success rate towards its parent's, in leaves; raw rates dig below failed prefixes (trap T1)"""
-    actions: int = Field(4, ge=2)
+    actions: int = Field(default=4, ge=2)
     """number of equally likely choices whose entropy counts as 1"""
     cost_aware: bool = False
     """divide the score by the expected cost of going on from the node"""
@@ -48,13 +48,13 @@ class TreeConfig(Config):
     """coefficients of the UUCB rule"""
     unit: Literal["turns", "tokens"] = "turns"
     """unit of every budget and cost: agent turns, or generated tokens"""
-    roots: int = Field(2, ge=1)
+    roots: int = Field(default=2, ge=1)
     """attempts from the root before any node is chosen"""
-    parallel: int = Field(1, ge=1)
+    parallel: int = Field(default=1, ge=1)
     """attempts of one tree in flight at once"""
-    tau: int | None = Field(None, ge=0)
+    tau: int | None = Field(default=None, ge=0)
     """results a choice may miss; 0 makes any width sequential, unset means ``parallel``"""
-    worst_attempt: float | None = Field(None, gt=0)
+    worst_attempt: float | None = Field(default=None, gt=0)
     """the most one attempt can cost; given, the budget is never exceeded, else attempts are admitted on their expected cost and
     the last one may run over"""
     truncated: Literal["outcome", "exclude"] = "outcome"
@@ -64,23 +64,23 @@ class TreeConfig(Config):
 class Allocation(Config):
     """How a total budget is moved between prompts (3.6)."""
 
-    fraction: float = Field(0.5, gt=0, le=1)
+    fraction: float = Field(default=0.5, gt=0, le=1)
     """share of its base budget that every prompt gets first"""
-    overhead: float = Field(0.05, ge=0)
+    overhead: float = Field(default=0.05, ge=0)
     """extra budget allowed on top of the total"""
-    cap: float = Field(4.0, gt=0)
+    cap: float = Field(default=4.0, gt=0)
     """most a prompt may get, in base budgets; a prompt still uniform there is abandoned"""
-    width: int = Field(16, ge=1)
+    width: int = Field(default=16, ge=1)
     """chunks decided together on the same information; 1 is fully greedy"""
-    a: float = Field(1.0, gt=0)
+    a: float = Field(default=1.0, gt=0)
     """Beta prior of the closed form: pseudo-count of the outcome not seen"""
-    b: float = Field(1.0, gt=0)
+    b: float = Field(default=1.0, gt=0)
     """Beta prior of the closed form: pseudo-count of the outcome seen"""
     learned: bool = False
     """correct the closed form by online logistic regression"""
-    floor: float = Field(0.1, ge=0, le=1)
+    floor: float = Field(default=0.1, ge=0, le=1)
     """share of chunks the learned form gives to a random uniform prompt"""
-    rate: float = Field(0.3, ge=0)
+    rate: float = Field(default=0.3, ge=0)
     """step size of the regression"""
 
 

@@ -117,7 +117,7 @@ class GrownTree:
 
     def __repr__(self) -> str:
         grown = f"{len(self.places)} places, {len(self.leaves)} leaves, cost {self.cost:g} of {self.budget:g} {self.unit}"
-        return f"<tree {self.tree[:80]!r}: {grown}, {self.root.s} of {self.root.n} succeeded>"
+        return f"<tree {self.tree[:90]!r}:\n {grown}, {self.root.s} of {self.root.n} succeeded>"
 
     @property
     def root(self) -> Place:

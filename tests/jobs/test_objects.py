@@ -1,0 +1,223 @@
+"""play, fork_run and improve with what a user has in hand: functions, classes, dicts, a model of one's own, an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramify
+from ramify.base.errors import NeedsError, UserError
+from ramify.env.protocol import Observation, Task
+from ramify.env.worlds.household import HouseholdWorld
+
+BUILTIN = Path(ramify.__file__).parent / "assets" / "household"
+TASKS = [{"id": f"sum-{i}", "a": i, "b": 2} for i in range(4)]
+SMALL = {"updates": 1, "tokens": 60, "eval_episodes": 4, "tasks_per_update": 2, "train_tasks": 4}
+
+
+class Sum:
+    """One episode: add two numbers."""
+
+    system, max_turns = "Add.", 2
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.task, self.said = task, ""
+        return Observation(f"{task.data['a']} + {task.data['b']}")
+
+    def step(self, action: str) -> Observation:
+        self.said = action
+        right = action == str(self.task.data["a"] + self.task.data["b"])
+        return Observation("right" if right else "wrong", float(right), terminated=True, outcome=right)
+
+    def snapshot(self) -> Any:
+        return self.said
+
+    def restore(self, snapshot: Any) -> None:
+        self.said = snapshot
+
+    def key(self) -> str:
+        return self.said
+
+
+def adds(messages: list[dict[str, str]]) -> str:
+    assert [message["role"] for message in messages] == ["system", "user"]
+    return str(sum(map(int, messages[-1]["content"].split(" + "))))
+
+
+async def adds_later(messages: list[dict[str, str]], key: int) -> str:
+    await asyncio.sleep(0)
+    return adds(messages) if key >= 0 else ""
+
+
+class Adds:
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        return adds(messages)
+
+
+@pytest.mark.parametrize(
+    "model", [adds, adds_later, Adds(), lambda messages, key: adds(messages)], ids=["plain", "async", "object", "key"]
+)
+def test_a_function_plays_an_environment_class_on_dicts(model: Any, tmp_path: Path) -> None:
+    attempts = ramify.play(model, Sum, TASKS, attempts=2, out=tmp_path / "run")
+    assert [a.outcome for a in attempts] == [True] * 8
+    fork = ramify.fork_run(
+        tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, world=lambda: Sum()
+    )
+    assert fork.to_json()["difference"] == {"success": -1.0, "interval": pytest.approx([-1.0, 0.09], abs=0.2)}
+
+
+def test_a_function_that_fails_is_a_failed_attempt_and_its_siblings_go_on(tmp_path: Path) -> None:
+    def moody(messages: list[dict[str, str]]) -> Any:
+        if messages[-1]["content"].startswith("1"):
+            raise KeyError("mood")
+        return 7 if messages[-1]["content"].startswith("2") else adds(messages)
+
+    attempts = ramify.play(moody, Sum, TASKS, out=tmp_path / "run")
+    assert [a.outcome for a in attempts] == [True, None, None, True]
+    assert "KeyError: 'mood'" in str(attempts[1].failure)
+    assert "returned a int" in str(attempts[2].failure)
+
+
+def test_difference_is_there_where_nothing_was_scored(tmp_path: Path) -> None:
+    def away(messages: list[dict[str, str]]) -> str:
+        raise ConnectionError("no answer")
+
+    step = ramify.play(adds, Sum, TASKS[:1], out=tmp_path / "run")[0].turns[0].node.id
+    edit = {"insert": {"role": "user", "text": "Well?"}}
+    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, world=Sum).to_json()
+    assert (record["fork"]["n"], record["control"]["n"]) == (0, 0)
+    assert record["difference"] is None
+    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, world=Sum).to_json()["difference"] is None, "no edit"
+
+
+def test_a_task_file_and_sampling_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in HouseholdWorld().panel("eval", 1))
+    )
+    (attempt,) = ramify.play(
+        "builtin",
+        HouseholdWorld,
+        str(tmp_path / "tasks.jsonl"),
+        sampling={"temperature": 0, "max_tokens": 9},
+        out=tmp_path / "run",
+    )
+    with ramify.Run.open(tmp_path / "run") as run:
+        producer = run.producer(str(attempt.turns[0].node.producer))
+    assert (producer.settings["temperature"], producer.settings["max_tokens"]) == (0, 9)
+    assert producer.settings["stop_tokens"], "what was not said is the model's own"
+
+
+def with_jinja(folder: Path) -> Path:
+    """The built-in agent with a template of its own in place of the tags, as most checkpoints have one."""
+    shutil.copytree(BUILTIN, folder)
+    record = json.loads((folder / "tokenizer.json").read_text())
+    text = json.dumps(record).replace("<|user|>", "<|human|>")
+    (folder / "tokenizer.json").write_text(text)
+    marks = {"user": "<|human|>", "assistant": "<|assistant|>", "system": "<|system|>", "tool": "<|tool|>"}
+    (folder / "chat_template.jinja").write_text(
+        "{% set marks = " + json.dumps(marks) + " %}{% for m in messages %}{{ marks[m.role] }}{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    return folder
+
+
+def test_a_loaded_model_brings_its_chat_template(tmp_path: Path) -> None:
+    folder, task = with_jinja(tmp_path / "model"), list(HouseholdWorld().panel("eval", 1))
+    named = ramify.play(f"hf:{folder}", "household", task, out=tmp_path / "named")
+    model = ramify.LocalModel.load(folder)
+    assert model.template is not None
+    own = ramify.play(model, "household", task, out=tmp_path / "own")
+    said = [[turn.node.text for turn in a.turns] for a in (*named, *own)]
+    assert said[0] == said[1]
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(NeedsError, match="has no chat template"):
+        ramify.play(ramify.LocalModel.load(folder), "household", task, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(NeedsError, match="no tokenizer"):
+        ramify.play(ramify.LocalModel(model.module), "household", task, out=tmp_path / "none")
+
+
+def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model, out = ramify.LocalModel.load(with_jinja(tmp_path / "model")), tmp_path / "run"
+    before = model.identity
+    tasks = [{"id": task.id, **task.data} for task in HouseholdWorld().panel("train", 8)]
+    found = ramify.improve({**SMALL, "tree": {"roots": 2}}, out, model=model, env=HouseholdWorld, tasks=tasks)
+    assert model.identity == before
+    assert found["before"]["n"] == 4
+    started, improved = (ramify.LocalModel.load(out / name) for name in ("start", "agent"))
+    assert started.identity.weights == before.weights
+    assert improved.template is not None
+    assert ramify.resume(out, env=HouseholdWorld()) == json.loads(json.dumps(found))
+    with pytest.raises(UserError, match="made with an environment object"):
+        ramify.resume(out)
+    with ramify.Run.open(out) as run:
+        node = next(n for info in run.trees() for n in run.nodes(info.name) if n.role == "assistant")
+    assert ramify.fork_run(out, node.id, n=2, world=HouseholdWorld).arm.attempts, "the model is found by where it was kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"model": ["go"]}, r"a model is a name .* not a list; ramify.ScriptedModel"),
+        ({"model": ramify.ScriptedModel}, "ScriptedModel is a class: give an object of it"),
+        ({"model": lambda: "x"}, r"must be callable as .*\(messages\)"),
+        ({"model": adds, "sampling": {"temperature": 0}}, "samples as it likes; leave sampling= out"),
+        (
+            {"model": "builtin", "sampling": {"temprature": 0}},
+            "unknown sampling setting 'temprature' .did you mean 'temperature'",
+        ),
+        ({"model": "builtin", "sampling": {"temperature": "hot"}}, "sampling setting 'temperature': .* not 'hot'"),
+        ({"world": Sum()}, "is one episode: give what makes one for each attempt, the class Sum"),
+        ({"world": object}, "this object is no environment: it has no name, make, panel"),
+        ({"world": 3}, "this int is no environment"),
+        ({"world": lambda task: Sum()}, "makes no environment without arguments"),
+        ({"world": Sum, "tasks": None}, "'Sum' makes no tasks of its own: give tasks="),
+        ({"tasks": [{"id": "a"}, {"name": "b"}]}, "task 2: a task is an object with a text 'id'"),
+        ({"tasks": [{"id": "a", "x": object()}]}, "task 1: "),
+        ({"tasks": "nowhere.jsonl"}, "nowhere.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        ramify.play(**{"model": adds, "world": Sum, "tasks": TASKS, "out": tmp_path / "run", **words})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"config": {"upates": 1}}, "unknown key 'upates' in the settings .did you mean 'updates'"),
+        ({"config": {"tree": {"rots": 1}}}, "unknown key 'tree.rots' in the settings"),
+        ({"model": ramify.ScriptedModel(["x"])}, "needs a model with train"),
+        ({"tasks": [{"id": "alone"}]}, "tasks holds one task"),
+    ],
+)
+def test_a_mistake_of_improve_is_one_sentence_and_leaves_nothing(words: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, NeedsError), match=says):
+        ramify.improve(**{"config": SMALL, "out": tmp_path / "run", **words})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_result_in_an_interpreter_is_three_lines(tmp_path: Path) -> None:
+    def wordy(messages: list[dict[str, str]]) -> str:
+        if messages[-1]["content"].startswith("3"):
+            raise ValueError("no " * 100)
+        return "word\n" * 100
+
+    long = [{**task, "id": "sum " * 60 + str(task["a"])} for task in TASKS]
+    attempts = ramify.play(wordy, Sum, long, out=tmp_path / "run")
+    step = attempts[0].turns[0]
+    fork = ramify.fork_run(tmp_path / "run", step.node.id, n=2, edit={"replace": "go " * 99}, model=wordy, world=Sum)
+    found = ramify.improve(SMALL, tmp_path / "better")
+    with ramify.Run.open(tmp_path / "run") as run:
+        for result in (*attempts, step, step.node, fork, fork.arm, found, run, run.tree(attempts[0].tree)):
+            lines = repr(result).splitlines()
+            assert len(lines) <= 3, lines
+            assert max(map(len, lines)) <= 100, lines
+    assert attempts[3].failure is not None
