@@ -123,7 +123,7 @@ def test_wrong_files_are_one_sentence(tmp_path: Path) -> None:
         load_drafter(tmp_path / "nothing", target())
     with pytest.raises(UserError, match=r"holds no drafter: no config\.json"):
         load_drafter(tmp_path, target())
-    (tmp_path / "training.safetensors").touch()
+    (tmp_path / "training").mkdir()
     with pytest.raises(UserError, match="its training has not ended"):
         load_drafter(tmp_path, target())
     save_drafter(made(), tmp_path)

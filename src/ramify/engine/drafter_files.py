@@ -25,6 +25,8 @@ from ramify.engine.tiny import TinyLM, read_config
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "Qwen3DSparkModel", "eagle3": "Eagle3Qwen3ForCausalLM"}
 """Kind to the architecture named in ``config.json``; a Qwen3DSparkModel of rank 0 without confidence head is DFlash."""
+TRAINING = "training"
+"""Folder beside a drafter with what its training goes on from: no server looks there."""
 FEATURES = 5
 """Target layers read where ``target_layers`` is "auto" (m in the paper)."""
 
@@ -152,6 +154,18 @@ def save_drafter(drafter: Drafter, folder: Path | str) -> None:
     write_whole(folder / "config.json", json.dumps(_to_record(drafter), indent=2) + "\n")
 
 
+def unserved(config: DrafterConfig) -> str:
+    """Why no server loads such a drafter, as one sentence; "" where one does. ``docs/howto/speculation.md`` has the table of what loads where."""
+    if config.kind == "eagle3" or (config.kind == "dspark" and config.rank and config.head == "vanilla"):
+        return ""
+    kind = (
+        config.kind
+        if config.kind == "dflash"
+        else f"{config.kind} with {f'the head {config.head!r}' if config.rank else 'rank 0'}"
+    )
+    return f"neither vLLM nor SGLang loads a drafter of kind {kind}: it serves `ramify serve --drafter` and transformers only"
+
+
 def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
     """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint.
 
@@ -164,7 +178,7 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
     if not (folder / "config.json").is_file():
         begun = (
             "its training has not ended; give the same `ramify dspark train` again"
-            if any(folder.glob("training.*"))
+            if any(folder.glob(f"{TRAINING}*"))
             else "no config.json"
         )
         raise UserError(f"{folder} holds no drafter: {begun}")

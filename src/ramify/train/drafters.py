@@ -24,6 +24,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.seeds import generator, place_key
+from ramify.engine.drafter_files import TRAINING
 from ramify.engine.drafters import Drafter
 from ramify.engine.dspark import DSpark
 from ramify.engine.eagle import Eagle3
@@ -34,8 +35,10 @@ from ramify.train.batch import Row
 from ramify.train.checkpoint import pack, unpack
 from ramify.train.loop import TrainConfig, Trainer
 
-CHECKPOINT, TEXT = "training.safetensors", "text.safetensors"
+CHECKPOINT, TEXT = f"{TRAINING}/state.safetensors", f"{TRAINING}/text.safetensors"
 """Files in the output folder: the state from which a stopped training goes on, and the target's text."""
+_EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
+"""Where they were when they lay beside the drafter."""
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
 
@@ -95,7 +98,7 @@ def kept_text(
     target: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, seed: int, folder: Path, length: int | None = None
 ) -> list[Row]:
     """What :func:`regenerate` draws, kept in ``folder`` so that it is drawn once. Raises UserError where another text is kept there."""
-    file = folder / TEXT
+    file = _place(folder, TEXT)
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
         tensors, record = _read(file)
@@ -106,7 +109,7 @@ def kept_text(
         return [Row(row, np.arange(len(row)) >= len(prompt)) for row, prompt in zip(rows, prompts, strict=True)]
     made = asyncio.run(regenerate(target, prompts, settings, seed, length))
     tokens = torch.from_numpy(np.concatenate([row.tokens for row in made]))
-    folder.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, pack({"tokens": tokens, "lengths": torch.tensor([len(row.tokens) for row in made])}, {"what": what}))
     return made
 
@@ -131,7 +134,7 @@ def train_drafter(
 ) -> list[dict[str, float]]:
     """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
 
-    With ``out`` the state is written there every so many steps, and a training that was stopped goes on from it to the same weights.
+    With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped goes on from it to the same weights.
     ``stop_at`` stops after so many steps. Raises UserError on rows that cannot be used, and on a state of another training.
     """
     c = drafter.config
@@ -157,8 +160,9 @@ def train_drafter(
             report(f"step {step + 1} of {config.steps}: {noted}; {rate:.1f} steps a second")
         if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
             tensors, state = trainer.state()
-            out.mkdir(parents=True, exist_ok=True)
-            write_whole(out / CHECKPOINT, pack(tensors, {**state, "what": what, "records": records}))
+            file = _place(out, CHECKPOINT)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, pack(tensors, {**state, "what": what, "records": records}))
     drafter.eval()
     return records
 
@@ -342,7 +346,7 @@ def _hash(drafter: Drafter, target: LocalModel, rows: Sequence[Row], config: Dra
 
 
 def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
-    file = out / CHECKPOINT
+    file = _place(out, CHECKPOINT)
     if not file.is_file():
         return []
     tensors, state = _read(file)
@@ -353,6 +357,15 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
     trainer.restore(tensors, state)
     records: list[dict[str, Any]] = state["records"]
     return records
+
+
+def _place(out: Path, name: str) -> Path:
+    """A file of the training, in a folder of its own: servers read every ``*.safetensors`` that lies beside ``config.json``."""
+    earlier, file = out / _EARLIER[name], out / name
+    if earlier.is_file() and not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        earlier.replace(file)
+    return file
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ramify.cli.main import main
-from ramify.methods.dspark.domains import TargetRecipe, make_target
+from ramify.engine.local import LocalModel
+from ramify.methods.dspark.domains import DOMAINS, TargetRecipe, make_target, prompts
+from ramify.model.protocol import Prefix, Sampling
 
 Call = Callable[..., tuple[int, str]]
 
 SMALL = ["--sequences", "18", "--length", "20", "--steps", "4", "--rows", "4", "--anchors", "4", "--layers", "1", "--block", "3"]
+
+#: In an environment with vLLM: greedy replies to the prompts with three drafts a pass; what was drafted and what accepted.
+VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+target, drafter, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+speculative = {"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}
+llm = LLM(target, dtype="float32", enforce_eager=True, max_model_len=256, speculative_config=speculative, disable_log_stats=False)
+llm.generate([{"prompt_token_ids": one} for one in prompts], SamplingParams(temperature=0, max_tokens=40))
+found = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+names = {"drafted": "vllm:spec_decode_num_draft_tokens", "accepted": "vllm:spec_decode_num_accepted_tokens"}
+print(json.dumps({short: found[name] for short, name in names.items()}))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +67,76 @@ def test_training_again_goes_on_and_changes_nothing(pair: tuple[str, Path], call
     code, text = call("train", target, "--out", str(out), *SMALL, "--seed", "7")
     assert code == 2
     assert "text of another target or other prompts" in text
+
+
+def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path], call: Call) -> None:
+    """Servers load every ``*.safetensors`` of a folder; a folder of an earlier version becomes such a one when it is trained again."""
+    target, out = pair
+    assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
+    drafter = (out / "model.safetensors").read_bytes()
+    kept = {"state.safetensors": "training.safetensors", "text.safetensors": "text.safetensors"}
+    for name, earlier in kept.items():
+        (out / "training" / name).replace(out / earlier)
+    (out / "training").rmdir()
+    (out / "model.safetensors").unlink()  # a training that stopped just before its end
+    (out / "config.json").unlink()
+    code, text = call("calibrate", target, str(out), "--n", "12")
+    assert (code, "its training has not ended" in text) == (2, True)
+    code, text = call("train", target, "--out", str(out), *SMALL, "--json")
+    assert code == 0, text
+    assert (out / "model.safetensors").read_bytes() == drafter, "it went on from what was there"
+    assert sorted(file.name for file in out.rglob("*.safetensors")) == ["model.safetensors", *sorted(kept)]
+    assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("options", "served"), [(["--kind", "eagle3"], True), (["--kind", "dflash"], False), (["--head", "gated"], False), ([], True)]
+)
+def test_a_drafter_that_no_server_loads_is_said_to_be_one(
+    options: list[str], served: bool, pair: tuple[str, Path], tmp_path: Path, call: Call
+) -> None:
+    code, text = call("train", pair[0], "--out", str(tmp_path / "drafter"), *SMALL, "--steps", "1", *options)
+    assert code == 0, text
+    assert ("warning: neither vLLM nor SGLang loads a drafter of kind" in text) != served
+
+
+@pytest.mark.skipif(
+    not os.environ.get("RAMIFY_TEST_VLLM_PYTHON"),
+    reason="RAMIFY_TEST_VLLM_PYTHON names no Python with vLLM: NO DRAFTER IS LOADED BY A SERVER",
+)
+@pytest.mark.timeout(1200)
+def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Path) -> None:
+    """``RAMIFY_TEST_VLLM_PYTHON=/path/to/python`` of an environment with vLLM (its CPU build will do)."""
+    made, words = make_target(TargetRecipe(layers=3, steps=150), lambda line: None)
+    target, out = tmp_path / "target", tmp_path / "drafter"
+    made.save(target, words)
+    starts = [list(map(int, one)) for domain in DOMAINS for one in prompts(domain, 40, 8, 0, "train")]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt_ids": one}) + "\n" for one in starts))
+    options = ["--kind", "eagle3", "--sequences", "120", "--length", "48", "--steps", "150", "--rows", "8"]
+    assert (
+        main(["dspark", "train", f"hf:{target}", "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(out), *options]) == 0
+    )
+    asked = [list(map(int, one)) for domain in DOMAINS for one in prompts(domain, 8, 24, 0, "test")]
+    model = LocalModel.load(target, drafter=out, schedule="fixed:3", verify="rejection")
+
+    async def ours() -> None:
+        greedy = Sampling(temperature=0, max_tokens=40)
+        await asyncio.gather(*(model.sample(Prefix(np.array(one, np.int32)), 1, greedy, [0]) for one in asked))
+
+    asyncio.run(ours())
+    env = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    command = [os.environ["RAMIFY_TEST_VLLM_PYTHON"], "-c", VLLM, str(target), str(out), json.dumps(asked)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1000, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    assert model.speculation is not None
+    rate = model.speculation.accepted / model.speculation.proposed
+    assert rate > 0.2, "the drafter has learned something"
+    assert theirs["accepted"] / theirs["drafted"] == pytest.approx(rate, abs=0.1)
 
 
 def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:

@@ -16,7 +16,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.engine import lossless
 from ramify.engine.checkpoints import chat_template, model_folder
-from ramify.engine.drafter_files import for_target, load_drafter, save_drafter
+from ramify.engine.drafter_files import for_target, load_drafter, save_drafter, unserved
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import FILE, Profile
@@ -147,7 +147,9 @@ def train(
     drafter = make(target, options, mask)
     records = train_drafter(drafter, target.model, rows, options.training(), out, report)
     save_drafter(drafter, out)
-    return {"out": str(out), "kind": options.kind, "rows": len(rows), "mask_token": mask, **records[-1]}
+    found = {"out": str(out), "kind": options.kind, "rows": len(rows), "mask_token": mask, **records[-1]}
+    warning = unserved(drafter.config)
+    return found | ({"warning": warning} if warning else {})
 
 
 def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int) -> dict[str, Any]:

@@ -72,7 +72,9 @@ def train(
         bar.at(1)
     with progress("train", options.steps, "steps", as_json) as bar:
         found = run.train(opened, rows, options, out, lambda line: bar.at(_step(line), line.partition(": ")[2]))
-    emit(found, as_json, table(["number", "value"], _rows(found)))
+    if "warning" in found:
+        say(f"warning: {found['warning']}")
+    emit(found, as_json, table(["number", "value"], _rows({k: v for k, v in found.items() if k != "warning"})))
 
 
 def _step(line: str) -> int:
