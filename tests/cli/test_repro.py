@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import time
 import types
 from pathlib import Path
 
 import pytest
+from forked import Forks
 
 from ramify.base import registry
 from ramify.cli import repro
@@ -124,3 +127,81 @@ def test_all_runs_everything_quick_and_sums_up(study: types.ModuleType, capsys: 
 def test_unknown_reproductions_are_a_sentence(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
     assert main(["repro", "studdy"]) == 2
     assert capsys.readouterr().err == "ramify: no reproduction 'studdy' (did you mean 'study'?)\n"
+
+
+def test_the_seconds_are_those_of_making_not_of_reading(
+    study: types.ModuleType, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(x: int) -> int:
+        time.sleep(0.2)
+        return x
+
+    def reproduce(size: str, cells: Cells) -> list[Check]:
+        values = [cells.get(f"cell {x}", slowly, x=x) for x in range(cells_wanted)]
+        if stop:
+            raise KeyboardInterrupt
+        return [Check("sum", sum(values), None, len(values), (0,), "report")]
+
+    monkeypatch.setattr(study, "reproduce", reproduce)
+    cells_wanted, stop = 1, True
+    assert main(["repro", "study"]) == 130
+    cells_wanted, stop = 3, False
+    assert main(["repro", "study", "--json"]) == 0
+    whole = last_line(capsys)["seconds"]
+    assert whole >= 0.6, "with those of the call that was interrupted"
+    assert main(["repro", "study", "--json"]) == 0
+    assert last_line(capsys)["seconds"] == whole
+
+
+def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
+    study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ramify.train.recipes import place
+
+    made: list[Path] = []
+
+    def reproduce(size: str, cells: Cells) -> list[Check]:
+        folder = place("weights", {"seed": 1})
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            made.append(folder)
+        return []
+
+    monkeypatch.setattr(study, "reproduce", reproduce)
+    for flags in ([], [], ["--fresh"]):
+        assert main(["repro", "study", *flags]) == 0
+    assert len(made) == 2
+    assert made[0].is_relative_to(tmp_path / "cache")
+    assert place("weights", {"seed": 1}) != made[0], "outside of a reproduction they are somewhere else"
+
+
+MAKES = """
+import os, sys
+from pathlib import Path
+
+os.environ["RAMIFY_CACHE"] = "cache"
+sys.path.insert(0, "package")
+import ramify
+from ramify.train import recipes
+
+assert Path(ramify.__file__).is_relative_to(Path("package").resolve()), ramify.__file__
+small = recipes.ChainRecipe(hops=1, mod=5, demonstrations=2, held_out=2, steps=1, every=1, rows=1, width=32, layers=1)
+seen = sorted(Path("cache").rglob("model.safetensors"))
+print(recipes.cached("chain", small).name, len(seen))
+"""
+
+
+def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> None:
+    package = tmp_path / "package" / "ramify"
+    shutil.copytree(Path(repro.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    found = []
+    for addition in ("", "", "STEPS = 3\n"):
+        with (package / "train" / "loop.py").open("a") as file:
+            file.write(addition)
+        done = forks.run(MAKES, tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.splitlines()[-1].split())
+    (first, _), (second, _), (third, before) = found
+    assert first == second != third
+    assert before == "1"
+    assert len(list((tmp_path / "cache").rglob("model.safetensors"))) == 2

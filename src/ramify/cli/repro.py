@@ -21,13 +21,17 @@ from ramify.base import registry
 from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, InterruptedRunError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.base.ids import stable_hash
+from ramify.base.sources import sources_hash
 
 if TYPE_CHECKING:
     from ramify.stats.checks import Check
 
 app = typer.Typer(add_completion=False)
 
+SECONDS = "seconds.json"
+"""Beside the cells: how long they took to make, over all calls."""
+MADE = "RAMIFY_MADE"
+"""Environment variable: where :func:`ramify.train.recipes.place` keeps what was made."""
 JOBS = {"improve": "ramify.jobs.improve_repro"}
 
 
@@ -105,19 +109,18 @@ def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool, ru
     from ramify.render import terminal
     from ramify.stats.checks import Cells
 
-    folder = cache_folder() / "repro" / f"{slug}-{size}-{_sources()[:12]}"
+    folder = cache_folder() / "repro" / f"{slug}-{size}-{sources_hash()[:12]}"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    start = time.perf_counter()
     try:
-        with terminal.progress(f"{slug} ({size})", 1, "cells", as_json) as bar:
+        with _timed(folder), _making_in(folder), terminal.progress(f"{slug} ({size})", 1, "cells", as_json) as bar:
             cells = Cells(
                 folder, progress=lambda done, total, key: bar.at(done / total, f"{done} of {total}: {key}"), runner=runner
             )
             checks: Sequence[Check] = importlib.import_module(module).reproduce(size, cells)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; finished cells are kept, so the same command goes on ({folder})") from None
-    seconds = time.perf_counter() - start
+    seconds = _stretches(folder)
     return {
         "slug": slug,
         "passed": all(check.status != "miss" for check in checks),
@@ -125,6 +128,42 @@ def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool, ru
         "seconds": round(seconds, 1),
         "commit": _commit(),
     }
+
+
+@contextmanager
+def _timed(folder: Path) -> Iterator[None]:
+    """Add the time of what is done inside to that of earlier calls, where anything was made: cells that are only read were paid for."""
+    before, start = _made(folder), time.perf_counter()
+    try:
+        yield
+    finally:
+        if _made(folder) != before or not (folder / SECONDS).is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / SECONDS, json.dumps(_stretches(folder) + time.perf_counter() - start))
+
+
+def _made(folder: Path) -> set[tuple[Path, int]]:
+    return {(file, file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file() and file.name != SECONDS}
+
+
+def _stretches(folder: Path) -> float:
+    """Seconds of all calls that made what the folder holds."""
+    file = folder / SECONDS
+    return float(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0.0
+
+
+@contextmanager
+def _making_in(folder: Path) -> Iterator[None]:
+    """What cells make beside their results (weights, texts) goes with them: it is of the same code, and forgotten with them."""
+    before = os.environ.get(MADE)
+    os.environ[MADE] = str(folder / "made")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MADE]
+        else:
+            os.environ[MADE] = before
 
 
 def cache_folder() -> Path:
@@ -182,13 +221,6 @@ def _commit() -> str:
     if not commit:
         return f"v{ramify.__version__}"
     return commit + ("+" if _git("status", "--porcelain", "--", "src") else "")
-
-
-def _sources() -> str:
-    """Hash of the package's source: cells made by other code are never mixed in."""
-    package = Path(__file__).resolve().parents[1]
-    files = sorted(package.rglob("*.py"))
-    return stable_hash(*(part for file in files for part in (str(file.relative_to(package)), file.read_bytes())))
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Small models from scratch, in minutes on two cores, cached by the content hash of their recipe.
+"""Small models from scratch, in minutes on two cores, cached by the content hash of their recipe and of the code that makes them.
 
 ``python -m ramify.train.recipes household --out src/ramify/assets/household`` makes the built-in agent again.
 """
@@ -18,6 +18,7 @@ import numpy as np
 from ramify.base.config import Config
 from ramify.base.ids import json_hash
 from ramify.base.seeds import generator, place_key
+from ramify.base.sources import sources_hash
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.protocol import Task
@@ -258,13 +259,13 @@ RECIPES: dict[str, tuple[Config, Make]] = {
 
 
 def cached(name: str, recipe: Config | None = None, report: Callable[[str], None] = print) -> Path:
-    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash."""
+    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash (the recipe's and this code's)."""
     default, make = RECIPES[name]
     return kept(name, recipe or default, make, report)
 
 
 def kept(name: str, recipe: Config, make: Make, report: Callable[[str], None] = lambda line: None) -> Path:
-    """Folder of the checkpoint that ``make`` makes of ``recipe``; trained on first use, then found by content hash."""
+    """Folder of the checkpoint that ``make`` makes of ``recipe``; trained on first use, then found by content hash (the recipe's and this code's)."""
     folder = place(name, recipe.model_dump())
     if not (folder / "recipe.json").exists():
         write(folder, recipe, *make(recipe, report))
@@ -272,9 +273,13 @@ def kept(name: str, recipe: Config, make: Make, report: Callable[[str], None] = 
 
 
 def place(name: str, decided: Mapping[str, Any]) -> Path:
-    """Folder, which need not exist yet, of what ``decided`` decides: under ``$RAMIFY_CACHE``, else ``~/.cache/ramify``."""
-    root = Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify"))
-    return root / "recipes" / f"{name}-{json_hash(decided)}"
+    """Folder, which need not exist yet, of what ``decided`` and this code decide.
+
+    Under ``$RAMIFY_MADE`` (a reproduction keeps what it makes with its cells), else ``recipes`` in ``$RAMIFY_CACHE`` or ``~/.cache/ramify``.
+    """
+    own = os.environ.get("RAMIFY_MADE")
+    root = Path(own) if own else Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify")) / "recipes"
+    return root / f"{name}-{json_hash({**decided, 'code': sources_hash()})}"
 
 
 def write(folder: Path, recipe: Config, model: TinyLM, tokenizer: HfTokenizer) -> None:
