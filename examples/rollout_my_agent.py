@@ -1,12 +1,11 @@
-"""Run my agent on my world and store the tree: any callable is an agent, any class with five methods is a world."""
+"""Run my agent on my world and store the tree: any function of the messages is an agent, any class with five methods a world."""
 
 import ramify
 
 
-def my_agent(messages, key):  # `key` is the draw's place: same place, same reply
+def my_agent(messages, key):  # messages as in a chat request; `key` (leave it out) is the draw's place: same place, same reply
     return "go hall" if key % 2 else "take lamp"
 
 
-model = ramify.ScriptedModel(my_agent, tokens=False)
-for attempt in ramify.play(model, "household", attempts=4, out="runs/mine"):
+for attempt in ramify.play(my_agent, "household", attempts=4, out="runs/mine"):
     print(attempt.task.id, attempt.index, attempt.outcome, len(attempt.turns), attempt.leaf)
