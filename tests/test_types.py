@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ramify
+from ramify.base.registry import builtin_methods
 
 RIGHT = """
 import ramify
@@ -64,18 +68,31 @@ follow_imports = skip
 """
 
 
+def public() -> list[str]:
+    """Every public name of the package, of its methods and of the sandbox."""
+    found = [f"ramify.{name}" for name in sorted(ramify._NAMES)]
+    for package in ("ramify.sandbox", *(f"ramify.methods.{slug.replace('-', '_')}" for slug in builtin_methods())):
+        module = importlib.import_module(package)
+        names = getattr(module, "__all__", None) or module._NAMES
+        found += [f"{package}.{name}" for name in names]
+    return found
+
+
+@pytest.mark.slow
 def test_a_type_checker_finds_a_misspelt_argument_and_nothing_else(tmp_path: Path) -> None:
-    every = "".join(f"reveal_type(ramify.{name})\n" for name in sorted(ramify._NAMES))
+    names = public()
+    packages = sorted({name.rpartition(".")[0] for name in names})
+    every = "".join(f"import {package}\n" for package in packages) + "".join(f"reveal_type({name})\n" for name in names)
     (tmp_path / "user.py").write_text(RIGHT + every + WRONG)
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     command = [sys.executable, "-m", "mypy", "--config-file=mypy.ini", "--cache-dir=cache", "--hide-error-context", "user.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     said = [line.split(":", 2)[1:] for line in done.stdout.splitlines() if line.startswith("user.py:")]
-    found = {int(line): text for line, text in said if " error:" in text}
+    found = {int(line): text for line, text in said if text.startswith(" error:")}
     first = (RIGHT + every).count("\n") + 2
     wanted = range(first, first + WRONG.count("\n") - 1)
     assert sorted(found) == list(wanted), done.stdout + done.stderr
     assert 'did you mean "attempts"' in found[first]
     untyped = [text for _, text in said if "Revealed type" in text and text.rstrip().endswith('"Any"')]
     assert untyped == []
-    assert done.stdout.count("Revealed type") == len(ramify._NAMES)
+    assert done.stdout.count("Revealed type") == len(names)

@@ -234,9 +234,7 @@ def improve(
         return job.drive(run, progress)
 
 
-def resume(
-    path: Path | str, progress: Progress | None = None, trust: bool = False, *, env: AnyWorld | None = None
-) -> Improved:
+def resume(path: Path | str, progress: Progress | None = None, trust: bool = False, *, env: AnyWorld | None = None) -> Improved:
     """Go on with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
     Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.jobs.parts.check_trust`).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.base.lazy import loader
 
 _NAMES = {
@@ -13,7 +15,20 @@ _NAMES = {
     **dict.fromkeys(("Command", "Limits", "Outcome", "Reply", "Sandbox", "Session"), "protocol"),
 }
 
-__getattr__ = loader(__name__, _NAMES)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.sandbox.battery import check_sandbox as check_sandbox
+    from ramify.sandbox.docker import DockerSandbox as DockerSandbox
+    from ramify.sandbox.find import find_sandbox as find_sandbox
+    from ramify.sandbox.process import ProcessSandbox as ProcessSandbox
+    from ramify.sandbox.process import strength as strength
+    from ramify.sandbox.protocol import Command as Command
+    from ramify.sandbox.protocol import Limits as Limits
+    from ramify.sandbox.protocol import Outcome as Outcome
+    from ramify.sandbox.protocol import Reply as Reply
+    from ramify.sandbox.protocol import Sandbox as Sandbox
+    from ramify.sandbox.protocol import Session as Session
+else:
+    __getattr__ = loader(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

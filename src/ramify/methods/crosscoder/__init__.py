@@ -6,15 +6,29 @@ read from the two and patched in one of them, which no endpoint offers.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "algorithm": "Ranked rank_features Cell search confirm",
-        "run": "Checkpoints States capture Scores export",
-    },
-)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.crosscoder.algorithm import Cell as Cell
+    from ramify.methods.crosscoder.algorithm import Ranked as Ranked
+    from ramify.methods.crosscoder.algorithm import confirm as confirm
+    from ramify.methods.crosscoder.algorithm import rank_features as rank_features
+    from ramify.methods.crosscoder.algorithm import search as search
+    from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
+    from ramify.methods.crosscoder.run import Scores as Scores
+    from ramify.methods.crosscoder.run import States as States
+    from ramify.methods.crosscoder.run import capture as capture
+    from ramify.methods.crosscoder.run import export as export
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "algorithm": "Ranked rank_features Cell search confirm",
+            "run": "Checkpoints States capture Scores export",
+        },
+    )

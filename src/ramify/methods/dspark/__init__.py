@@ -6,16 +6,29 @@ the target's weights here: drafters read its hidden states. What comes out follo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "algorithm": "StepCosts sequential_temperatures simulate",
-        "run": "TrainOptions Target calibrate train verify",
-        "bench": "compare",
-    },
-)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.dspark.algorithm import StepCosts as StepCosts
+    from ramify.methods.dspark.algorithm import sequential_temperatures as sequential_temperatures
+    from ramify.methods.dspark.algorithm import simulate as simulate
+    from ramify.methods.dspark.bench import compare as compare
+    from ramify.methods.dspark.run import Target as Target
+    from ramify.methods.dspark.run import TrainOptions as TrainOptions
+    from ramify.methods.dspark.run import calibrate as calibrate
+    from ramify.methods.dspark.run import train as train
+    from ramify.methods.dspark.run import verify as verify
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "algorithm": "StepCosts sequential_temperatures simulate",
+            "run": "TrainOptions Target calibrate train verify",
+            "bench": "compare",
+        },
+    )

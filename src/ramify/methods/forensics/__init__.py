@@ -6,22 +6,47 @@ agent and its world; tests of sentences need a model that continues inside a mes
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "ach": "BENIGN STANDARD",
-        "algorithm": "sentence_scores forbidding plan",
-        "case": "CaseConfig",
-        "run": "Case",
-        "probes": "ask control",
-        "report": "table_of as_text",
-        "logs": "read_log by_field",
-        "ramify.stats.experiment": "TestResult Control counterfactuals dose_response stacked absence",
-        "ramify.stats.hypotheses": "ACH Hypothesis",
-    },
-)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.forensics.ach import BENIGN as BENIGN
+    from ramify.methods.forensics.ach import STANDARD as STANDARD
+    from ramify.methods.forensics.algorithm import forbidding as forbidding
+    from ramify.methods.forensics.algorithm import plan as plan
+    from ramify.methods.forensics.algorithm import sentence_scores as sentence_scores
+    from ramify.methods.forensics.case import CaseConfig as CaseConfig
+    from ramify.methods.forensics.logs import by_field as by_field
+    from ramify.methods.forensics.logs import read_log as read_log
+    from ramify.methods.forensics.probes import ask as ask
+    from ramify.methods.forensics.probes import control as control
+    from ramify.methods.forensics.report import as_text as as_text
+    from ramify.methods.forensics.report import table_of as table_of
+    from ramify.methods.forensics.run import Case as Case
+    from ramify.stats.experiment import Control as Control
+    from ramify.stats.experiment import TestResult as TestResult
+    from ramify.stats.experiment import absence as absence
+    from ramify.stats.experiment import counterfactuals as counterfactuals
+    from ramify.stats.experiment import dose_response as dose_response
+    from ramify.stats.experiment import stacked as stacked
+    from ramify.stats.hypotheses import ACH as ACH
+    from ramify.stats.hypotheses import Hypothesis as Hypothesis
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "ach": "BENIGN STANDARD",
+            "algorithm": "sentence_scores forbidding plan",
+            "case": "CaseConfig",
+            "run": "Case",
+            "probes": "ask control",
+            "report": "table_of as_text",
+            "logs": "read_log by_field",
+            "ramify.stats.experiment": "TestResult Control counterfactuals dose_response stacked absence",
+            "ramify.stats.hypotheses": "ACH Hypothesis",
+        },
+    )

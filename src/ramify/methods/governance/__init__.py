@@ -6,26 +6,33 @@ model or endpoint that answers messages, or only logs of conversations.
 
 from __future__ import annotations
 
-from ramify.base.lazy import loader
+from typing import TYPE_CHECKING
+
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
 
-_HOMES = {"Bench": "run", "BenchConfig": "run", "Player": "run", "summary": "algorithm"}
-_KERNEL = {
-    "Pin": "pins",
-    "Pins": "pins",
-    "View": "pins",
-    "pin": "pins",
-    "Compaction": "views",
-    "compact_chat": "views",
-    "survives": "carriage",
-}
-
-__all__ = ["NEEDS", *_HOMES, *_KERNEL]
-
-_load, _kernel = loader(__name__, _HOMES), loader("ramify.rollout", _KERNEL)
-
-
-def __getattr__(name: str) -> object:
-    return (_kernel if name in _KERNEL else _load)(name)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.governance.algorithm import summary as summary
+    from ramify.methods.governance.run import Bench as Bench
+    from ramify.methods.governance.run import BenchConfig as BenchConfig
+    from ramify.methods.governance.run import Player as Player
+    from ramify.rollout.carriage import survives as survives
+    from ramify.rollout.pins import Pin as Pin
+    from ramify.rollout.pins import Pins as Pins
+    from ramify.rollout.pins import View as View
+    from ramify.rollout.pins import pin as pin
+    from ramify.rollout.views import Compaction as Compaction
+    from ramify.rollout.views import compact_chat as compact_chat
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "run": "Bench BenchConfig Player",
+            "algorithm": "summary",
+            "ramify.rollout.pins": "Pin Pins View pin",
+            "ramify.rollout.views": "Compaction compact_chat",
+            "ramify.rollout.carriage": "survives",
+        },
+    )

@@ -6,16 +6,25 @@ models with one tokenizer give to the tokens of finished attempts; no labels, no
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
 """Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "algorithm": "AdvantageConfig blame",
-        "run": "AdvantageScorer Scored",
-        "monitor": "Monitor",
-    },
-)
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.implicit_advantage.algorithm import AdvantageConfig as AdvantageConfig
+    from ramify.methods.implicit_advantage.algorithm import blame as blame
+    from ramify.methods.implicit_advantage.monitor import Monitor as Monitor
+    from ramify.methods.implicit_advantage.run import AdvantageScorer as AdvantageScorer
+    from ramify.methods.implicit_advantage.run import Scored as Scored
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "algorithm": "AdvantageConfig blame",
+            "run": "AdvantageScorer Scored",
+            "monitor": "Monitor",
+        },
+    )
