@@ -57,5 +57,6 @@ def find_improved(text: str) -> Path:
         raise UserError(
             f"{folder} was not made by `ramify improve` or `ramify rollout`, so there is no agent and no world to go on with"
         )
-    check(ImproveConfig, config, f"the stored settings of {folder}")
+    unnamed = {name: value for name, value in config.items() if name != "env" or value is not None}  # an object's environment
+    check(ImproveConfig, unnamed, f"the stored settings of {folder}")
     return folder
