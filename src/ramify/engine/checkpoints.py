@@ -105,8 +105,8 @@ def _write(model: LocalModel, start: Path | None, folder: Path) -> None:
     if isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
         if start is not None:
-            settings = read_config(whole_folder(start))
-            record = {name: value for name, value in settings.items() if name not in ("auto_map", "torch_dtype")}
+            told = read_config(whole_folder(start))
+            record = {name: value for name, value in told.items() if name not in ("auto_map", "torch_dtype")}
             (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     else:
         from ramify.engine.generic import save_transformers

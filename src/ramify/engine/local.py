@@ -189,8 +189,8 @@ class LocalModel:
         if is_adapter(folder):
             add_adapter(module, folder)
         said = read_generation(folder if (folder / GENERATION).is_file() else whole)
-        own: dict[str, Any] = {"name": folder.name, "folder": tokens, "eos": said.eos, "defaults": said.sampling}
-        return cls(module.to(place, numbers), tokenizer, **(own | options))
+        own: dict[str, Any] = {"name": folder.name, "folder": tokens, "eos": said.eos, "defaults": said.sampling} | options
+        return cls(module.to(place, numbers), tokenizer, **own)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
