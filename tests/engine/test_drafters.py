@@ -74,8 +74,8 @@ def test_dspark_draws_what_it_was_trained_on(head: str) -> None:
         logits, scores = drafter(tokens, features, torch.tensor(anchors)[:, None])
         for portions in (1, 4):
             found, confidence = drafted(drafter, tokens, features, anchors, portions)
-            assert torch.allclose(found, logits[:, 0], atol=1e-5, rtol=1e-5)
-            assert torch.allclose(confidence, scores[:, 0], atol=1e-5, rtol=1e-5)
+            assert torch.allclose(found, logits[:, 0], atol=1e-4, rtol=1e-4)
+            assert torch.allclose(confidence, scores[:, 0], atol=1e-4, rtol=1e-4)
 
 
 def test_eagle_draws_what_it_was_trained_on() -> None:
@@ -86,7 +86,7 @@ def test_eagle_draws_what_it_was_trained_on() -> None:
         found, scores = drafted(drafter, tokens, features, anchors, portions=2)
         assert scores.isnan().all()
         for row, p in enumerate(anchors):
-            assert torch.allclose(found[row], steps[:, row, p - 1], atol=1e-5, rtol=1e-5)
+            assert torch.allclose(found[row], steps[:, row, p - 1], atol=1e-4, rtol=1e-4)
 
 
 def test_eagle_wider_than_a_key_spreads_its_state_over_layers() -> None:
@@ -95,7 +95,7 @@ def test_eagle_wider_than_a_key_spreads_its_state_over_layers() -> None:
     tokens, features = text(drafter.config)
     found, _ = drafted(drafter, tokens, features, [5, 9])
     steps = torch.stack(list(drafter(tokens, features)))
-    assert torch.allclose(found[1], steps[:, 1, 8], atol=1e-5, rtol=1e-5)
+    assert torch.allclose(found[1], steps[:, 1, 8], atol=1e-4, rtol=1e-4)
 
 
 @settings(max_examples=15, deadline=None)

@@ -54,13 +54,14 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
 
 class Findings:
-    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there."""
+    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there; ``warning``:
+    a promise that this machine does not keep, or keeps at a price."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, topic: str, name: str, status: str, text: str, **more: Any) -> None:
-        """Note one finding; status is ok, absent or broken. Secrets in ``text`` are redacted."""
+        """Note one finding; status is ok, warning, absent or broken. Secrets in ``text`` are redacted."""
         from ramify.base.secrets import redact
 
         self.rows.append(redact({"topic": topic, "name": name, "status": status, "text": text, **more}))
@@ -96,6 +97,8 @@ def doctor(
     broken = found.broken()
     rows = [(row["topic"], row["name"], row["status"], row["text"]) for row in found.rows]
     verdict = "broken: " + ", ".join(row["name"] for row in broken) if broken else "everything that is installed works"
+    if warned := [row["name"] for row in found.rows if row["status"] == "warning"]:
+        verdict += "; warnings: " + ", ".join(warned)
     record = {"ok": not broken, "findings": found.rows}
     terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{verdict}")
     if broken:
@@ -161,13 +164,19 @@ def _engine(found: Findings) -> None:
         cards = ", ".join(f"{card['name']} ({card['memory_gib']} GiB)" for card in seen["gpus"])
         return f"{cards or 'no GPU; models run on the CPU'}; {seen['threads']} threads; CUDA {seen['cuda'] or 'not built in'}"
 
-    def invariance() -> str:
-        if importlib.import_module("ramify.engine.devices").batch_invariant():
-            return "a draw does not depend on its batch: the same seed gives the same tree at any concurrency"
-        return "a draw may depend on its batch: the same seed may give another tree at another concurrency"
+    def kernels() -> str:
+        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may draw other samples from the same seed"
 
     found.look("engine", "device", gpu)
-    found.look("engine", "batch invariance", invariance)
+    found.look("engine", "kernels", kernels)
+    name = "batch invariance"
+    try:
+        caution = importlib.import_module("ramify.engine.devices").exactness_here().caution
+    except Exception as error:  # whatever goes wrong with an installed part is a finding
+        found.add("engine", name, "broken", f"{type(error).__name__}: {error}")
+    else:
+        kept = "a draw does not depend on its batch: the same seed gives the same tree at any concurrency"
+        found.add("engine", name, "warning" if caution else "ok", caution or kept)
 
 
 def _extras(found: Findings) -> None:

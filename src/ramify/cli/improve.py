@@ -108,6 +108,8 @@ def summary(result: dict[str, Any]) -> str:
     if "gain" in result:
         low, high = result["gain"]["interval"]
         text += f"\n\nGain: {100 * result['gain']['success']:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}."
+    if "caution" in result:
+        text += f"\n\nNote: {result['caution']}."
     spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
     run = result["run"]
     return f"\n{text}\n\n{spent}.\nReport: {run}/{REPORT}, or `ramify show {run} --web`. The improved agent: {run}/agent."

@@ -117,6 +117,8 @@ def summary(result: dict[str, Any]) -> str:
         text += f"\n\n{result['failed']} attempts failed at a boundary and count neither way:\n{reasons}"
     if result["workers_lost"]:
         text += f"\n\n{result['workers_lost']} workers died; what they were playing was played again."
+    if "caution" in result:
+        text += f"\n\nNote: {result['caution']}."
     spent = f"{short(result['turns'])} turns, {short(result['tokens'])} tokens, {result['seconds']:.0f} s"
     run = result["run"]
     return f"\n{text}\n\n{spent}. Look at them with `ramify show {run}`, or `ramify show {run} --web`."

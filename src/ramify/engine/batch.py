@@ -2,7 +2,7 @@
 
 A step runs one tile over all active rows, each with the tokens it has to catch up (one, as a rule) and, where a drafter is there, the
 drafts to verify; longer stretches of given tokens run before, in tiles of their own. Nothing here depends on time, and no draw depends
-on which rows it shares a tile with.
+on which rows it shares a tile with: where this machine's kernels make it, every token runs in a tile of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ramify.engine.cache import Arena
 from ramify.engine.ends import end
-from ramify.engine.forward import Forward, Tile, padded, threads_for
+from ramify.engine.forward import CHUNK, Exactness, Forward, Tile, threads_for
 from ramify.engine.rows import Row
 from ramify.engine.sampling import Picked, pick
 from ramify.engine.seats import Seats
@@ -22,8 +22,6 @@ from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import Tap
 from ramify.model.protocol import Tokenizer
 
-CHUNK = 64
-"""Most prompt tokens of one row in a tile."""
 RECALL = 4 * CHUNK
 """Most tokens of all rows in a tile that runs for their features."""
 FEW = 4
@@ -31,11 +29,15 @@ FEW = 4
 
 
 class Batch:
-    """Runs the rows of ``seats`` on ``forward``."""
+    """Runs the rows of ``seats`` on ``forward``, as ``exactness`` says."""
 
-    def __init__(self, seats: Seats, forward: Forward, tokenizer: Tokenizer | None, eos: Sequence[int]) -> None:
+    def __init__(
+        self, seats: Seats, forward: Forward, tokenizer: Tokenizer | None, eos: Sequence[int], exactness: Exactness
+    ) -> None:
         self.seats, self.forward, self.tokenizer, self.eos = seats, forward, tokenizer, frozenset(eos)
         self.speculator, self.stats = seats.speculator, seats.stats
+        self.alone = exactness is Exactness.ALONE
+        self.any_threads = exactness in (Exactness.TOGETHER, Exactness.UNPROVEN)
 
     def step(self) -> bool:
         """Admit rows, move every one on by at least one token; True when a draw finished."""
@@ -50,8 +52,7 @@ class Batch:
                     self._run_prompt(arena, slot, row)
             drafts = self._propose(arena)
             counts = [row.pending if row.pending <= FEW else 1 for row in rows]
-            with threads_for(padded(sum(counts) + sum(map(len, drafts))) * self.forward.weights):
-                return self._run_rows(arena, counts, drafts)
+            return self._run_rows(arena, counts, drafts)
 
     def _propose(self, arena: Arena) -> list[list[int]]:
         """Drafts for every row, none for most reasons: taps, tokens to catch up, forks that wait for this row's next token."""
@@ -78,17 +79,46 @@ class Batch:
         for at in range(0, len(missing), RECALL):  # whole tiles but for the last, whose padding lies past the end of its row
             owners, where = zip(*missing[at : at + RECALL], strict=True)
             tokens = [rows[slot].tokens[p] for slot, p in zip(owners, where, strict=True)]
-            tile = Tile(arena, self.forward.kv_heads, tokens, where, owners)
-            self.forward.hidden(tile, speculator.watch(arena, tile))
-            self._count(tile)
+            self._run(arena, tokens, where, owners, watched=True)
         for slot, p in missing:
             _book(rows[slot], p, 1)
         speculator.stats.recalled += len(missing)
 
     # -- tiles
 
+    def _run(
+        self, arena: Arena, tokens: Sequence[int], where: Sequence[int], owners: Sequence[int], watched: bool
+    ) -> list[Tensor]:
+        """Run ``tokens`` at positions ``where`` of the rows at ``owners``; the hidden states [M, D] of its tiles, one or one an entry.
+
+        Under the taps of the rows, and, where ``watched``, with the features that go to the drafter.
+        """
+        rows = self.seats.rows
+        size = 1 if self.alone else len(tokens)
+        found = []
+        for at in range(0, len(tokens), size):
+            part = slice(at, at + size)
+            mine = owners[part]
+            one_each = len(mine) == len(rows) and all(slot == i for i, slot in enumerate(mine))
+            tile = Tile(arena, self.forward.kv_heads, tokens[part], where[part], None if one_each else mine)
+            with threads_for(tile.size * self.forward.weights if self.any_threads else 0):
+                found.append(
+                    self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in mine], where[part], watched))
+                )
+            self._count(tile)
+        return found
+
+    def _logits(self, tiles: list[Tensor]) -> Tensor:
+        """Logits of the entries of :meth:`_run`, row by row."""
+        if self.alone:
+            with threads_for(0):
+                return torch.cat([self.forward.logits(hidden)[:1] for hidden in tiles])
+        (hidden,) = tiles
+        with threads_for(len(hidden) * self.forward.weights if self.any_threads else 0):
+            return self.forward.logits(hidden)
+
     def _tap(self, arena: Arena, tile: Tile, rows: Sequence[Row], positions: Sequence[int], watched: bool) -> Tap | None:
-        """What the tile runs under: taps of its entries' ``rows``, and, where ``watched``, the features that go to the drafter."""
+        """What the tile runs under."""
         tapped = [(m, row.group.taps, row.states) for m, row in enumerate(rows) if row.group.taps is not None]
         watch = self.speculator.watch(arena, tile) if self.speculator and watched else None
 
@@ -100,16 +130,13 @@ class Batch:
         return tap if tapped else watch
 
     def _run_prompt(self, arena: Arena, slot: int, row: Row) -> None:
-        """Run up to CHUNK pending tokens of one row, all but the last, as one tile."""
+        """Run up to CHUNK pending tokens of one row, all but the last."""
         start, count = row.computed, min(row.pending - 1, CHUNK)
-        where = range(start, start + count)
-        tile = Tile(arena, self.forward.kv_heads, row.tokens[start : start + count], where, slot)
-        self.forward.hidden(tile, self._tap(arena, tile, [row] * count, where, watched=True))
-        self._count(tile)
+        self._run(arena, row.tokens[start : start + count], range(start, start + count), [slot] * count, watched=True)
         self._ran(row, count, watched=True)
 
     def _run_rows(self, arena: Arena, counts: Sequence[int], drafts: Sequence[list[int]]) -> bool:
-        """Run the next ``counts[slot]`` tokens of every row and its drafts as one tile, and draw for the rows that are caught up."""
+        """Run the next ``counts[slot]`` tokens of every row and its drafts, and draw for the rows that are caught up."""
         rows = self.seats.rows
         where = [row.computed for row in rows]
         tokens = [row.tokens[p] for row, p in zip(rows, where, strict=True)]
@@ -122,10 +149,8 @@ class Batch:
                 tokens += draft
                 where += range(row.computed, row.computed + n + len(draft))
                 owners += [slot] * (n + len(draft))
-        tile = Tile(arena, self.forward.kv_heads, tokens, where, None if len(tokens) == len(rows) else owners)
         watched = self.speculator is not None and self.speculator.drafting
-        hidden = self.forward.hidden(tile, self._tap(arena, tile, [rows[slot] for slot in owners], where, watched))
-        self._count(tile)
+        tiles = self._run(arena, tokens, where, owners, watched)
         ready, entries = [], []
         for slot, (row, n) in enumerate(zip(rows, counts, strict=True)):
             last = row.pending == n
@@ -133,7 +158,7 @@ class Batch:
             if last:
                 ready.append(slot)
                 entries.append(firsts[slot] + n - 1)
-        return bool(ready) and self._draw(self.forward.logits(hidden), ready, entries, [drafts[slot] for slot in ready])
+        return bool(ready) and self._draw(self._logits(tiles), ready, entries, [drafts[slot] for slot in ready])
 
     def _ran(self, row: Row, count: int, watched: bool) -> None:
         """Book ``count`` tokens of a row that ran."""

@@ -1,4 +1,4 @@
-"""What the engine runs on: the graphics cards torch sees, its threads, and whether this machine keeps a row's bits apart from its batch."""
+"""What the engine runs on: the graphics cards torch sees, its threads and kernels, and how rows run so that their bits are their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.forward import TinyForward, probe
+from ramify.engine.forward import Exactness, TinyForward, exactness
 from ramify.engine.tiny import TinyConfig, TinyLM
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,15 +46,20 @@ def available() -> list[str]:
 
 
 def describe() -> dict[str, Any]:
-    """Graphics cards with their memory in GiB, torch's CUDA version ("" where it has none) and threads."""
+    """Graphics cards with their memory in GiB, torch's CUDA version ("" where it has none), threads, and the processor's kernels."""
     cards = []
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         cards.append({"name": card.name, "memory_gib": round(card.total_memory / 2**30, 1)})
-    return {"cuda": str(torch.version.cuda or ""), "gpus": cards, "threads": torch.get_num_threads()}
+    return {"cuda": str(torch.version.cuda or ""), "gpus": cards, "threads": torch.get_num_threads(), "kernels": kernels()}
 
 
-def batch_invariant() -> bool:
-    """The engine's probe on a small model made for it: a row's numbers do not depend on the rows beside it."""
+def kernels() -> str:
+    """Which instructions torch computes with and what MKL is held to: logits of other kernels differ in their last bits."""
+    return f"{torch.backends.cpu.get_cpu_capability()}, MKL_CBWR {os.environ.get('MKL_CBWR', 'not set')}"
+
+
+def exactness_here() -> Exactness:
+    """How rows run here, as the engine's probe finds it on a small model made for it."""
     shape = TinyConfig(vocab=64, width=64, layers=2, heads=2, kv_heads=1, head_size=32, ffn=128, context=640)
-    return probe(TinyForward(TinyLM(shape, seed=0)))
+    return exactness(TinyForward(TinyLM(shape, seed=0)))

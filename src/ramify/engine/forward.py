@@ -1,8 +1,9 @@
 """One forward pass over a tile of tokens, each a row of its own with its own position and its own cached keys.
 
 Every token, prompt, drawn or drafted, takes the same path: linear layers on a tile whose row count is a multiple of 4, attention over the
-row's cached keys up to its own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever
-else is in the tile, so keys and values do not depend on how or when a position was computed.
+row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat 1, 2 and 3 rows in ways of
+their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever else is in the tile, so keys and
+values do not depend on how or when a position was computed. :func:`exactness` looks whether that holds here, and what to do where it does not.
 
 Axis legend: M tile rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,8 @@ from ramify.engine.tiny import Tap, TinyLM
 
 TILE = 4
 """Row counts are multiples of this."""
+CHUNK = 64
+"""Most prompt tokens of one row in a tile."""
 SPAN = 32
 """Attention looks at a multiple of this many positions; those past a row's own are masked."""
 
@@ -38,7 +42,7 @@ def padded(rows: int, unit: int = TILE) -> int:
 
 @contextmanager
 def threads_for(work: int) -> Iterator[None]:
-    """One thread for a tile of so few multiplications that a second would cost more than it brings. No bit depends on it."""
+    """One thread for a tile of so few multiplications (0: in any case) that a second would cost more than it brings."""
     threads = torch.get_num_threads()
     if threads == 1 or work > SMALL:
         yield
@@ -58,7 +62,8 @@ class Tile:
     with token 0, stored just past the last entry, where nothing has been computed yet: the arena must have room for that.
 
     Attention runs on a rectangle of R rows with c queries each, c the most entries any row has. The bits are those of c = 1: with the
-    kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks).
+    kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks). The query heads of
+    one key/value head ask together, and are filled up to a multiple of 4 as the tile is.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Tile:
         mask = mask.narrow(0, 0, used)
         self._gather: Tensor | None = None
         self._place: Tensor | None = None
+        self._asked: Tensor | None = None
         self._shape = (used, 1) if rows is None else (1, used)
         if rows is not None and not isinstance(rows, int):
             mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
@@ -105,10 +111,7 @@ class Tile:
         return torch.full((R * c,), empty, device=mask.device).index_copy_(0, self._place, mask)
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
-        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries.
-
-        The query heads of one key/value head ask together: fewer products, same bits.
-        """
+        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
         self._flat[layer].index_copy_(0, self.slots, kv)
         keys, values = self._keys[layer], self._values[layer]
         (R, c), G, E = self._shape, keys.shape[1], q.shape[2]
@@ -116,14 +119,19 @@ class Tile:
             q = q.index_select(0, self._gather)
         elif self.used < self.size:
             q = q.narrow(0, 0, self.used)
-        if c == 1:
-            found = F.scaled_dot_product_attention(q.view(R, G, -1, E), keys, values, self._mask, scale=scale).reshape(R, -1)
+        together = q.shape[1] // G * c
+        if c == 1 and together % TILE == 0:
+            asked = q.view(R, G, together, E)
         else:
-            asked = q.view(R, c, G, -1, E).transpose(1, 2)
-            if self._mask.shape[2] != c * asked.shape[3]:
-                self._mask = self._mask.repeat_interleave(asked.shape[3], 2)
-            mixed = F.scaled_dot_product_attention(asked.flatten(2, 3), keys, values, self._mask, scale=scale)
-            found = mixed.view(asked.shape).transpose(1, 2).reshape(R * c, -1)
+            if self._asked is None:
+                self._asked = q.new_zeros((R, G, padded(together), E))
+                if c > 1:  # rows that only fill up attend like a row's first query
+                    order = [i // (together // c) for i in range(together)] + [0] * (padded(together) - together)
+                    self._mask = self._mask.index_select(2, torch.tensor(order, device=q.device))
+            asked = self._asked
+            asked.narrow(2, 0, together).view(R, G, c, -1, E).copy_(q.view(R, c, G, -1, E).transpose(1, 2))
+        mixed = F.scaled_dot_product_attention(asked, keys, values, self._mask, scale=scale).narrow(2, 0, together)
+        found = (mixed if c == 1 else mixed.view(R, G, c, -1, E).transpose(1, 2)).reshape(R * c, -1)
         return found if self._place is None else found.index_select(0, self._place)
 
 
@@ -200,37 +208,102 @@ class TinyForward:
         return self.module.hidden(tokens, tap=tap)
 
 
-def probe(forward: Forward) -> bool:
-    """Whether this machine keeps a row's bits apart from its tile: one short row computed four ways on the real weights.
+class Exactness(StrEnum):
+    """How rows have to run on this machine so that a row's bits do not depend on the rows beside it."""
 
-    As one prompt tile; token by token in the smallest tile; token by token as the sixth row of a full tile, beside a row far longer than
-    itself; and several tokens at a time beside rows with other numbers of tokens.
+    TOGETHER = "together"
+    """In one tile, on as many threads as there are."""
+    ONE_THREAD = "one thread"
+    """In one tile, on one thread."""
+    ALONE = "alone"
+    """Each token in a tile of its own, on one thread: every product then always has the same shape."""
+    UNPROVEN = "unproven"
+    """They run together, and their bits may depend on it: an accelerator, or kernels for which not even a tile of one row repeats itself."""
+
+    @property
+    def caution(self) -> str:
+        """What a user has to know of it, in one sentence; empty where nothing is lost."""
+        if self is Exactness.ALONE:
+            return (
+                "this processor's matrix kernels mix up rows, so sequences run alone: draws are exact, and several times slower"
+            )
+        if self is Exactness.UNPROVEN:
+            return "a draw may depend on its batch: the same seed may give another tree at another concurrency"
+        return ""
+
+
+def exactness(forward: Forward) -> Exactness:
+    """The cheapest way of running rows that :func:`probe` confirms; without one, or on an accelerator, unproven."""
+    if probe(forward):
+        return Exactness.TOGETHER
+    if forward.device.type == "cpu":
+        with threads_for(0):
+            if probe(forward):
+                return Exactness.ONE_THREAD
+            if probe(forward, alone=True):
+                return Exactness.ALONE
+    return Exactness.UNPROVEN
+
+
+def probe(forward: Forward, alone: bool = False) -> bool:
+    """Whether this machine keeps a row's bits apart from its tile, at the number of threads set: rows computed in several ways on the real
+    weights, against one token at a time in the smallest tile on one thread.
+
+    A short row as one prompt tile; token by token as the sixth row of a full tile, beside a row far longer than itself; several tokens at a
+    time beside rows with other numbers of tokens; and the end of a prompt tile of the largest size. ``alone``: all of them with every token
+    in a tile of its own.
     """
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(forward.vocab, (8,), generator=generator).tolist()
-    far = min(forward.context, 600) - 1
-    arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(4)]
+    long = min(forward.context, CHUNK)
+    ids = torch.randint(forward.vocab, (long,), generator=generator).tolist()
+    short, far = min(8, long), min(forward.context, 600) - 1
+    arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(5)]
+
+    def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
+        size = 1 if alone else len(tokens)
+        owners = [rows] * len(tokens) if isinstance(rows, int) else range(len(tokens)) if rows is None else rows
+        found = []
+        for at in range(0, len(tokens), size):
+            part = slice(at, at + size)
+            tile = Tile(arena, forward.kv_heads, tokens[part], positions[part], owners[at] if alone else rows)
+            found.append(forward.logits(forward.hidden(tile))[: tile.used])
+        return torch.cat(found)
+
+    def one_by_one(arena: Arena, start: int, stop: int) -> Tensor:
+        with threads_for(0):
+            return torch.cat([run(arena, [ids[t]], [t]) for t in range(start, stop)])
+
+    def others(count: int, below: int) -> list[int]:
+        return torch.randint(below, (count,), generator=generator).tolist()
+
     with torch.inference_mode():
-        for arena in arenas[2:]:
+        for arena in arenas[2:4]:
             arena.reserve(12, far + 1 + TILE)
             arena.kv[:, 6].normal_()
-
-        def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
-            return forward.logits(forward.hidden(Tile(arena, forward.kv_heads, tokens, positions, rows)))
-
-        def others(count: int, below: int) -> list[int]:
-            return torch.randint(below, (count,), generator=generator).tolist()
-
-        single, crowd, ragged = [], [], []
-        for t in range(8):
-            single.append(run(arenas[1], [ids[t]], [t])[0])
+        for arena in (arenas[0], arenas[4]):
+            arena.reserve(1, long + TILE)
+        crowd, ragged = [], []
+        single = one_by_one(arenas[1], 0, short)
+        for t in range(short):
             tokens, positions = others(12, forward.vocab), others(12, far)
             tokens[5], positions[5], positions[6] = ids[t], t, far
-            crowd.append(run(arenas[2], tokens, positions)[5])
+            crowd.append(run(arenas[2], tokens, positions)[5:6])
         for start, stop in ((0, 1), (1, 4), (4, 8)):
-            tokens = [*others(2, forward.vocab), *ids[start:stop], *others(1, forward.vocab)]
-            rows = [4, 4, *[5] * (stop - start), 6]
-            ragged.append(run(arenas[3], tokens, [7, 8, *range(start, stop), far], rows)[2 : 2 + stop - start])
-        results = [run(arenas[0], ids, range(8), 0), torch.stack(single), torch.stack(crowd), torch.cat(ragged)]
-        kept = [arena.kv[:, row, :8] for arena, row in zip(arenas, (0, 0, 5, 5), strict=True)]
-        return all(torch.equal(results[0], r) for r in results) and all(torch.equal(kept[0], k) for k in kept)
+            if part := ids[:short][start:stop]:
+                tokens = [*others(2, forward.vocab), *part, *others(1, forward.vocab)]
+                rows, where = [4, 4, *[5] * len(part), 6], [7, 8, *range(start, start + len(part)), far]
+                ragged.append(run(arenas[3], tokens, where, rows)[2:-1])
+        prompt = run(arenas[4], ids[:short], range(short), 0)
+        results = [single, prompt, torch.cat(crowd), torch.cat(ragged)]
+        kept = [arena.kv[:, row, :short] for arena, row in zip(arenas[1:], (0, 5, 5, 0), strict=True)]
+        whole = run(arenas[0], ids, range(long), 0)
+        kept.append(arenas[0].kv[:, 0, :short])
+        arenas[4].kv[:, 0, :long] = arenas[0].kv[:, 0, :long]
+        end = one_by_one(arenas[4], long - short, long)
+        return (
+            all(torch.equal(single, r) for r in results)
+            and all(torch.equal(kept[0], k) for k in kept)
+            and torch.equal(whole[:short], single)
+            and torch.equal(whole[long - short :], end)
+            and torch.equal(arenas[0].kv[:, 0, :long], arenas[4].kv[:, 0, :long])
+        )

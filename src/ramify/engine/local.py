@@ -27,7 +27,7 @@ from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
 from ramify.engine.batch import Batch
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
-from ramify.engine.forward import TILE, Forward, TinyForward, probe
+from ramify.engine.forward import TILE, Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
 from ramify.engine.memory import Memory
@@ -48,8 +48,9 @@ from ramify.model.tokenizer import HfTokenizer
 
 QUANTUM = 256
 """Tokens after which a row gives way where other clients wait with fewer rows."""
-TURN = 0.005
-"""Seconds the engine steps on before it lets other tasks of the event loop run (at once when a draw finished)."""
+TURN, STEPS = 0.005, 8
+"""Seconds, and steps, that the engine goes on before it lets other tasks of the event loop run (at once when a draw finished): a long step
+keeps nobody waiting for another, and a fast machine draws no further ahead of a request that comes than a slow one."""
 SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
 """Most tokens of one scoring batch; most logits held at once while scoring."""
 
@@ -120,7 +121,8 @@ class LocalModel:
             raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {self.placed['dtype']}")
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, arena_bytes)
-        self._invariant = self._exact and probe(self.forward)
+        self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
+        """How rows run on this machine."""
         self._weights = ""
         speculator = None
         if isinstance(drafter, Path | str):
@@ -153,7 +155,7 @@ class LocalModel:
         self._speculator = speculator
         self._driver: asyncio.Task[None] | None = None
         self._scheduler = Seats(memory, forward.context, bounds.max_rows, bounds.quantum, bounds.max_waiting, speculator)
-        self._batch = Batch(self._scheduler, forward, self.tokenizer, self.eos)
+        self._batch = Batch(self._scheduler, forward, self.tokenizer, self.eos, self.exactness)
 
     def speculating(self, speculator: Speculator) -> LocalModel:
         """The same model with rows and a cache of its own, and ``speculator`` to draft for them."""
@@ -209,14 +211,14 @@ class LocalModel:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """All but what this machine does not give: ``batch_invariant`` is there only if it held on the real weights at load."""
+        """All but what this machine does not give: ``batch_invariant`` is there if a way to run rows that gives it was found at load."""
         found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps"}
         if not self._exact:
             return frozenset(found)  # a row's bits depend on its batch, and an optimiser's small steps would be lost
         found.add("train")
         if self._speculator is not None and self._speculator.law != "coupled":
             return frozenset(found)  # how much is drafted depends on the load, and so does what is drawn
-        return frozenset(found | {"seeds"} | ({"batch_invariant"} if self._invariant else set()))
+        return frozenset(found | {"seeds"} | ({"batch_invariant"} if self.exactness is not Exactness.UNPROVEN else set()))
 
     @property
     def placed(self) -> dict[str, str]:
@@ -334,7 +336,7 @@ class LocalModel:
     async def _drive(self) -> None:
         """Step while there is work. Lets other tasks run first, so that draws asked for together start together."""
         await asyncio.sleep(0)
-        since = time.monotonic()
+        since, steps = time.monotonic(), 0
         while self._scheduler.busy:
             try:
                 finished = self._batch.step()
@@ -345,9 +347,10 @@ class LocalModel:
                 if isinstance(error, Exception):
                     return
                 raise  # Ctrl-C is for the loop, too
-            if finished or time.monotonic() - since > TURN:
+            steps += 1
+            if finished or steps == STEPS or time.monotonic() - since > TURN:
                 await asyncio.sleep(0)
-                since = time.monotonic()
+                since, steps = time.monotonic(), 0
 
     def _draw_of(self, row: Row) -> Draw:
         tokens = np.array(row.drawn, dtype=np.int32)

@@ -167,7 +167,7 @@ class Collection:
             finally:
                 seconds = time.monotonic() - begun
                 run.log("stretch", stable_hash(str(time.time_ns())), {"seconds": seconds})
-            report = {**self._report(done), "workers_lost": self.workers_lost}
+            report = {**self._report(done), "workers_lost": self.workers_lost, **parts.caution(self.agent.model)}
             return {**report, "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
 
     def _open(self, folder: Path, stored: Mapping[str, Any]) -> Run:
@@ -192,6 +192,8 @@ class Collection:
         if changed:
             raise UserError(f"{run.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
         run.log("start", "parts", parts_now)
+        if not run.journal("environment"):
+            run.log("environment", "versions", parts.surroundings(self.agent.model))
 
     def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress | None) -> str | None:
         """Play what ``done`` lacks, add it there, and return the budget that ended it early."""

@@ -8,14 +8,11 @@ stopped and ends where the undisturbed one would have.
 from __future__ import annotations
 
 import copy
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -317,7 +314,13 @@ class Job:
             earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
             seconds = time.monotonic() - begun + earlier
             result = Improved(
-                before=before, after=after, gain=gain, tokens=spent, seconds=round(seconds, 1), run=str(self.folder)
+                before=before,
+                after=after,
+                gain=gain,
+                tokens=spent,
+                seconds=round(seconds, 1),
+                run=str(self.folder),
+                **parts.caution(self.model),
             )
             run.log("result", "improve", result)
         finally:
@@ -337,12 +340,7 @@ class Job:
         entries = run.journal("start")
         if not entries:
             run.log("start", "parts", now)
-            versions = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
-            run.log(
-                "environment",
-                "versions",
-                versions | self.model.placed | {name: metadata.version(name) for name in ("torch", "numpy", "transformers")},
-            )
+            run.log("environment", "versions", parts.surroundings(self.model))
             run.commit()
             return
         changed = [f"{name} was {then}, is {now[name]}" for name, then in entries[0].payload.items() if now.get(name) != then]

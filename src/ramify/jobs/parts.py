@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import AnyTasks, Panel, World, panel_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
+from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import AnySampling as AnySampling
 from ramify.rollout.parts import any_world as any_world
@@ -26,6 +30,23 @@ AGENT = "agent"
 """Folder of the improved checkpoint inside a run."""
 HELD_OUT = 4
 """One task in this many of a user's own panel is held out for evaluation."""
+
+
+def surroundings(model: Model) -> dict[str, Any]:
+    """What a run notes about where it was made: versions, cores, and of a local model its device, the kernels and how rows run on them."""
+    noted: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
+    noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers")}
+    if (exactness := getattr(model, "exactness", None)) is not None:
+        from ramify.engine.devices import kernels
+
+        noted |= {"kernels": kernels(), "rows": str(exactness), **getattr(model, "placed", {})}
+    return noted
+
+
+def caution(model: Model) -> dict[str, str]:
+    """For a result: what its reader has to know of how rows ran here; empty where nothing is lost."""
+    text = getattr(getattr(model, "exactness", None), "caution", "")
+    return {"caution": text} if text else {}
 
 
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:

@@ -62,6 +62,7 @@ def play(
     players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
         parts.keep_template(run, agent.template)
+        run.log("environment", "versions", parts.surroundings(agent.model))
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
 

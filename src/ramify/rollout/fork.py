@@ -125,7 +125,8 @@ async def fork(
     continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: draws of one
     edit that are stored under it already are read, not drawn again; by default every call draws anew.
 
-    Raises UserError on a place or edit that does not exist, NeedsError where the model lacks a capability.
+    Raises UserError on a place or edit that does not exist or that the model refuses, before anything is drawn to be kept, and NeedsError
+    where the model lacks a capability.
     """
     edit = check_edit(edit)
     if after not in AFTER:
@@ -141,6 +142,7 @@ async def fork(
         return Fork(node.id, offset, edit, after, Arm(()), None, await _keep(episodes, node, offset, plan), plan.diff)
     if after == "replay":
         return Fork(node.id, offset, edit, after, Arm((await _replay(episodes, tree, task, node, edit),)), None, None, plan.diff)
+    await _try(episodes, plan, offset)  # or the control would be stored by the time the model refuses the edit
     here = plan.node
     at = offset if here is node else len(here)
     if start is None:
@@ -180,7 +182,7 @@ async def compare(
     if len(set(places.values())) > 1:
         told = ", ".join(f"{name} at token {at}" for name, at in places.items())
         raise UserError(f"edits that are compared share one control, so one place in node {node.id}, not {told}: fork each apart")
-    for name, edit in checked.items():
+    for name, edit in checked.items():  # all of them before the first is played
         await _try(episodes, _plan(episodes, node, places[name], edit), places[name])
     forks = [
         await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0) for i, edit in enumerate(checked.values())

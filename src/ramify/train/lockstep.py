@@ -1,7 +1,8 @@
 """Many short episodes at once on one small model: every row of a tile is an episode, given tokens and drawn ones alike.
 
 What `rollout` does with trees, stores and failures, this does not: it is for experiments that need a hundred thousand episodes of a small
-world in minutes. Draws are keyed by the episode's key and the token's position, so an episode does not depend on its neighbours.
+world in minutes. Draws are keyed by the episode's key and the token's position, so an episode does not depend on its neighbours
+(where :func:`ramify.engine.forward.probe` holds).
 
 Axis legend: R rows (episodes under way), T tokens, V vocabulary.
 """
@@ -132,7 +133,8 @@ def _run(forward: Forward, live: list[_Live]) -> None:
                 ready.append(slot)
         if not ready:
             continue
-        scores = torch.log_softmax(forward.logits(hidden[ready]).double(), dim=-1).numpy(force=True)
+        rows = ready + [0] * (padded(len(ready)) - len(ready))  # or the product of a few rows would have bits of its own
+        scores = torch.log_softmax(forward.logits(hidden[rows])[: len(ready)].double(), dim=-1).numpy(force=True)
         u = uniforms(np.array([live[slot].episode.key for slot in ready]), np.array([where[slot] for slot in ready]))
         cumulative = np.exp(scores).cumsum(axis=1)
         drawn = (cumulative < u[:, None] * cumulative[:, -1:]).sum(axis=1)
