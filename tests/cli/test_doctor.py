@@ -11,6 +11,7 @@ import pytest
 
 from ramify.base import plugins
 from ramify.cli import doctor
+from tests.engine.kernels import Kernels
 
 
 def rows(record: dict) -> dict[tuple[str, str], dict]:
@@ -32,11 +33,24 @@ def test_this_machine_is_well(verb, here) -> None:
         ("engine", "device"),
     ):
         assert found[topic, name]["status"] == "ok", found[topic, name]
-    assert "seed" in found["engine", "batch invariance"]["text"]
+    assert "MKL_CBWR" in found["engine", "kernels"]["text"]
+    assert "draw" in found["engine", "batch invariance"]["text"]
+    assert found["engine", "batch invariance"]["status"] in ("ok", "warning")
     assert ("sandbox", "process") in found or ("sandbox", "isolation") in found
     assert list(here.iterdir()) == [], "it leaves nothing behind"
     plain = verb("doctor")
     assert plain.out.splitlines()[0].split() == ["topic", "what", "status"]
+
+
+def test_a_promise_that_is_not_kept_is_a_warning(verb, here) -> None:
+    """On kernels that never repeat themselves; nothing is broken, so the exit code says nothing of it."""
+    with Kernels(repeats=False):
+        done = verb("doctor", "--json")
+    row = rows(done.json)["engine", "batch invariance"]
+    assert (row["status"], "may depend on its batch" in row["text"]) == ("warning", True)
+    assert done.code == (0 if done.json["ok"] else 1)
+    with Kernels(repeats=False):
+        assert verb("doctor").out.rstrip().endswith("warnings: batch invariance")
 
 
 def test_missing_extras_are_named_with_what_is_lost(verb, here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import BoundaryError, BusyError, UserError
+from ramify.engine import local
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Edit, Read, Taps
 from ramify.model.protocol import CLIENT, Draw, Prefix, Sampling
@@ -160,7 +161,10 @@ def test_a_client_with_many_draws_does_not_starve_another(greedy_draws: int) -> 
     assert ended["few"] <= 20 + 20 + 20 + 4  # rows of the other end within 20 steps; half of them are then its own
 
 
-def test_long_rows_give_way_after_their_quantum() -> None:
+@pytest.mark.parametrize("turn", [local.TURN, 60.0])
+def test_long_rows_give_way_after_their_quantum(turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps a turn of the event loop has time for."""
+    monkeypatch.setattr(local, "TURN", turn)
     model = LocalModel(module(), max_rows=4, quantum=10, cache_bytes=1 << 24, eos=())
     seen = watch(model)
     ended = {}

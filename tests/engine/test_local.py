@@ -13,6 +13,7 @@ from ramify.engine.local import LocalModel
 from ramify.model.protocol import Model, Prefix, Sampling, require
 
 from .helpers import VOCAB, byte_tokenizer, draw, tiny, tokens
+from .kernels import needs_tiles
 
 
 def greedy_of(other: Any, prefix: np.ndarray, new: int) -> list[int]:
@@ -81,6 +82,7 @@ def test_log_probs_are_shared_when_settings_change_nothing() -> None:
 
 def test_forks_share_their_prefix() -> None:
     """64 forks cost at most 1.3 times one prefix and 64 suffixes, counted in rows with padding; so do 200, in waves."""
+    needs_tiles(LocalModel(tiny()).exactness)
     for prefix, n, new in ((200, 64, 20), (100, 64, 5), (37, 64, 50), (150, 200, 8)):
         model = LocalModel(tiny())
         drawn = draw(model, tokens(prefix), range(n), max_tokens=new)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.engine.cache import Arena
-from ramify.engine.forward import Forward, Tile, TinyForward, probe
+from ramify.engine.forward import Forward, Tile, TinyForward, exactness, probe
 from ramify.engine.generic import HfForward
 
 from .helpers import VOCAB, tiny, tokens
+from .kernels import needs_tiles
 from .test_generic import module_of
 
 ROWS = 5
@@ -64,6 +65,7 @@ def one_by_one(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_a_ragged_tile_has_the_bits_of_one_by_one(steps: list[list[int]], name: str) -> None:
     forward = forward_of(name)
+    needs_tiles(exactness(forward))
     logits, kept = one_by_one(name)
     arena, done = arena_of(forward), [0] * ROWS
     for counts in steps:
@@ -82,6 +84,7 @@ def test_a_ragged_tile_has_the_bits_of_one_by_one(steps: list[list[int]], name: 
 def test_wrong_guesses_that_are_overwritten_leave_no_trace() -> None:
     """A tile of guesses, most of them wrong; then the right tokens from the first wrong one on."""
     forward = forward_of("tiny")
+    needs_tiles(exactness(forward))
     logits, _ = one_by_one("tiny")
     arena = arena_of(forward)
     for r, text in enumerate(TEXTS):
@@ -118,6 +121,7 @@ def test_entries_may_see_the_whole_block() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_probe_covers_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = forward_of(name)
+    needs_tiles(exactness(forward))
     assert probe(forward)
     attend = Tile.attend
 

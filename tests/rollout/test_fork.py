@@ -20,6 +20,7 @@ from ramify.rollout.run import Attempt, Episodes
 from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict
+from tests.engine.kernels import needs_tiles
 from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
 
 TASK = TASKS[0]
@@ -160,6 +161,7 @@ def test_a_token_that_the_tokenizer_cannot_spell_is_one_sentence(made: Episodes)
 def test_forks_share_the_prefix(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         model = tiny_model()
+        needs_tiles(model.exactness)
         made = episodes(run, model)
         attempt = first(made)
         node = attempt.turns[-1].node
