@@ -41,7 +41,9 @@ def page() -> str:
         report = read(path)
         slug, size = path.stem.rsplit("-", 1)
         seeds = report.get("seeds")
-        made = f"`ramify repro {slug} --{size}`" + (f", seeds {', '.join(map(str, seeds))}" if isinstance(seeds, list) else "")
+        made = f"`{report.get('command', f'ramify repro {slug} --{size}')}`" + (
+            f", seeds {', '.join(map(str, seeds))}" if isinstance(seeds, list) else ""
+        )
         parts.append(f"## {slug} ({size})\n\n{made}\n\n{COLUMNS}\n" + "\n".join(row(check) for check in report["checks"]) + "\n")
     return "\n".join(parts)
 

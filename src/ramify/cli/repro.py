@@ -232,7 +232,7 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, Any]:
-    """Processor and cores, and the GPU where torch sees one; nothing that identifies a person or a host."""
+    """Processor, cores and kernels, and the GPU where torch sees one; nothing that identifies a person or a host."""
     cpu = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -242,7 +242,8 @@ def _machine() -> dict[str, Any]:
     except OSError:
         pass  # not Linux: the platform module's answer stands
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = {"system": platform.system(), "cpu": cpu, "cores": cores}
+    kernels = importlib.import_module("ramify.engine.devices").kernels()
+    machine = {"system": platform.system(), "cpu": cpu, "cores": cores, "kernels": kernels}
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         machine["gpu"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,127 @@
+"""The gain of the default job, what `./demo` runs, over seeds and processors.
+
+    python benchmarks/demo.py [--seeds 0 1 2] [--runs RUN ...] [--save]
+
+One row a seed on this processor with these kernels. ``--save`` puts them beside the rows of other processors in
+``repro/improve-processors.json``, in place of its own earlier ones; ``python docs/tables.py`` makes the table. ``--runs`` takes finished runs of
+``ramify improve`` that were made here in place of playing (some minutes each). Another choice of kernels stands for another processor:
+``ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo.py --save``. The interval is Student's over all rows: over seeds and processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ramify
+from ramify.base.config import check
+from ramify.engine.devices import kernels
+from ramify.engine.profile import machine_name
+from ramify.jobs.improve import ImproveConfig, improve
+from ramify.stats.checks import Check
+from ramify.trace.db import Run
+
+FILE = Path(__file__).resolve().parents[1] / "repro" / "improve-processors.json"
+
+
+def played(seed: int) -> dict[str, Any]:
+    """The default job's result with ``seed``."""
+    with tempfile.TemporaryDirectory() as folder:
+        return improve(check(ImproveConfig, {"seed": seed}), Path(folder) / "run")
+
+
+def finished(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Seed and result of a finished run with default settings."""
+    with Run.open(folder) as run:
+        config = check(ImproveConfig, run.meta["config"])
+        results = [entry.payload for entry in run.journal("result") if entry.key == "improve"]
+    plain = check(ImproveConfig, {"seed": config.seed}).to_json()
+    if not results or config.to_json() | {"concurrency": 0, "backend": ""} != plain | {"concurrency": 0, "backend": ""}:
+        raise SystemExit(f"{folder} is no finished run of the default job")
+    return config.seed, dict(results[0])
+
+
+def row(seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of one job."""
+    gain = result["gain"]
+    return {
+        "processor": machine_name(),
+        "kernels": kernels(),
+        "seed": seed,
+        "before": result["before"]["success"],
+        "after": result["after"]["success"],
+        "gain": gain["success"],
+        "interval": list(gain["interval"]),
+        "episodes": result["before"]["n"],
+        "version": ramify.__version__,
+    }
+
+
+def checks(rows: Sequence[dict[str, Any]]) -> list[Check]:
+    """The headline over all rows, then the rows."""
+    seeds = tuple(sorted({one["seed"] for one in rows}))
+    places = sorted({(one["processor"], one["kernels"]) for one in rows})
+    found = [
+        Check.mean(f"default job: {name}, over {len(seeds)} seeds and {len(places)} kernels", [one[name] for one in rows], seeds)
+        for name in ("before", "after", "gain")
+    ]
+    low, high = found[-1].interval or (found[-1].value,) * 2
+    found.append(
+        Check("default job: gain over seeds and kernels, lower 95 % bound", low, (low, high), len(rows), seeds, ">", 0.1)
+    )
+    for place in places:
+        mine = [one for one in rows if (one["processor"], one["kernels"]) == place]
+        where = f"{place[0]} ({place[1]})"
+        found.append(Check.mean(f"{where}: gain", [one["gain"] for one in mine], [one["seed"] for one in mine]))
+        for one in mine:
+            found.append(
+                Check(
+                    f"{where}: seed {one['seed']}", one["gain"], tuple(one["interval"]), one["episodes"], (one["seed"],), "report"
+                )
+            )
+    return found
+
+
+def save(new: Sequence[dict[str, Any]]) -> None:
+    """Put rows into the file, in place of earlier ones of the same seed, processor and kernels."""
+    keys = ("processor", "kernels", "seed")
+    rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"] if FILE.exists() else []
+    kept = {tuple(one[key] for key in keys): one for one in [*rows, *new]}
+    rows = [kept[key] for key in sorted(kept)]
+    found = checks(rows)
+    record = {
+        "slug": "improve",
+        "size": "processors",
+        "command": "python benchmarks/demo.py --save",
+        "seeds": sorted({one["seed"] for one in rows}),
+        "passed": all(one.status != "miss" for one in found),
+        "checks": [one.to_json() for one in found],
+        "rows": rows,
+    }
+    FILE.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {FILE}")
+
+
+def main() -> None:
+    """Play or read, print, and save where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, nargs="+", help="finished runs that were made here, in place of playing")
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    done = [finished(folder) for folder in options.runs] if options.runs else [(seed, played(seed)) for seed in options.seeds]
+    rows = [row(seed, result) for seed, result in done]
+    for one in rows:
+        print(
+            f"seed {one['seed']}: {one['before']:.1%} -> {one['after']:.1%}, gain {100 * one['gain']:+.1f} points, {one['kernels']}"
+        )
+    if options.save:
+        save(rows)
+
+
+if __name__ == "__main__":
+    main()
