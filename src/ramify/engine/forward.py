@@ -296,14 +296,14 @@ def probe(forward: Forward, alone: bool = False) -> bool:
         prompt = run(arenas[4], ids[:short], range(short), 0)
         results = [single, prompt, torch.cat(crowd), torch.cat(ragged)]
         kept = [arena.kv[:, row, :short] for arena, row in zip(arenas[1:], (0, 5, 5, 0), strict=True)]
+        if not all(torch.equal(single, r) for r in results) or not all(torch.equal(kept[0], k) for k in kept):
+            return False
         whole = run(arenas[0], ids, range(long), 0)
-        kept.append(arenas[0].kv[:, 0, :short])
         arenas[4].kv[:, 0, :long] = arenas[0].kv[:, 0, :long]
         end = one_by_one(arenas[4], long - short, long)
         return (
-            all(torch.equal(single, r) for r in results)
-            and all(torch.equal(kept[0], k) for k in kept)
-            and torch.equal(whole[:short], single)
+            torch.equal(whole[:short], single)
+            and torch.equal(arenas[0].kv[:, 0, :short], kept[0])
             and torch.equal(whole[long - short :], end)
             and torch.equal(arenas[0].kv[:, 0, :long], arenas[4].kv[:, 0, :long])
         )
