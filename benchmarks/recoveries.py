@@ -23,6 +23,7 @@ from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, Job
 from ramify.jobs.improve_repro import SIZES
 from ramify.methods.maze_recovery.build import build_sft
+from ramify.render.terminal import progress
 from ramify.score.attempts import Traces, from_run
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import mean_t, paired_t
@@ -63,7 +64,7 @@ def cell(arm: str, seed: int, size: str) -> dict[str, float]:
         with kind(config, path) as job, Run.create(path, config.to_json()) as run:
             job.options, job.shown = SETS.get(arm, {}), []
             if arm != "start":
-                job.learn(run, rival, None, 0)
+                job.learn(run, rival)
             success = job.evaluate(run, "after")["success"]
             shares = [s["share_with_recovery"] for s in job.shown]
             tokens = [s["tokens"] for s in job.shown]
@@ -80,9 +81,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     seeds = range(args.seeds)
-    cells = Cells(args.cache, progress=lambda done, total, key: print(f"{done} of {total}: {key}", flush=True))
     jobs = {f"{arm} {s}": {"arm": arm, "seed": s, "size": args.size} for s in seeds for arm in args.arms}
-    done = cells.map(cell, jobs, workers=args.workers)
+    with progress("recoveries", unit="cells") as bar:
+        done = Cells(args.cache, progress=bar).map(cell, jobs, workers=args.workers)
     of = {arm: [done[f"{arm} {s}"]["success"] for s in seeds] for arm in args.arms}
     checks = [Check(f"{arm}: success", float(np.mean(v)), mean_t(v), len(v), tuple(seeds), "report") for arm, v in of.items()]
     for arm in (arm for arm in args.arms if arm in SETS):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: Has loaded what takes seconds (torch's optimizers load torch._dynamo). Reads a job a line, which a child of its own runs as
@@ -28,8 +29,14 @@ if job:
     if not job["strict"]:
         sys.warnoptions.clear()
         warnings.resetwarnings()
+    if job["tty"]:  # the terminal of a session of its own: Ctrl-C there reaches it
+        os.setsid()
+        for fd in (0, 1, 2):
+            os.dup2(os.open(job["tty"], os.O_RDWR), fd)
+        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))
+    os.environ.update(job["env"])
     os.chdir(job["folder"])
-    sys.argv, sys.path[0] = [job["file"] or "-"], os.path.dirname(job["file"])
+    sys.argv, sys.path[0] = [job["file"] or "-", *job["argv"]], os.path.dirname(job["file"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if job["file"]:
         main.__file__ = job["file"]
@@ -43,14 +50,29 @@ class Forks:
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
 
-    def run(self, code: str, folder: Path, file: Path | None = None, strict: bool = True) -> subprocess.CompletedProcess[str]:
-        """``code`` in ``folder``, as ``python file`` would run it, or, without a file, ``python -``."""
+    def run(
+        self,
+        code: str,
+        folder: Path,
+        file: Path | None = None,
+        strict: bool = True,
+        argv: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        tty: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """``code`` in ``folder``, as ``python file`` would run it, or, without a file, ``python -``.
+
+        ``tty``: the terminal it runs in, which then has what it prints. ``env`` is added to the environment.
+        """
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             job = {
                 "code": code,
                 "folder": str(folder),
                 "file": str(file or ""),
                 "strict": strict,
+                "argv": list(argv),
+                "env": dict(env or {}),
+                "tty": tty,
                 "out": out.name,
                 "err": err.name,
             }

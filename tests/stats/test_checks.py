@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.base.progress import Progress
 from ramify.stats.checks import CellError, Cells, Check
 
 
@@ -102,13 +103,21 @@ def test_keys_that_look_alike_as_file_names_stay_apart(tmp_path: Path) -> None:
 def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
     grid = {f"x{i}": {"x": i} for i in range(4)}
     seen: list[tuple[int, int]] = []
-    spawned = Cells(tmp_path, progress=lambda done, total, _: seen.append((done, total))).map(square, grid)
+
+    class Seen(Progress):
+        def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
+            seen.append((int(done), int(total)))
+
+        def at(self, done: float, note: str = "", phase: str = "") -> None:
+            seen.append((int(done), seen[0][1]))
+
+    spawned = Cells(tmp_path, progress=Seen()).map(square, grid)
     local = Cells().map(square, grid, workers=1)
     assert list(spawned) == list(local) == list(grid)
     assert [v["square"] for v in spawned.values()] == [v["square"] for v in local.values()] == [0, 1, 4, 9]
     assert {v["threads"] for v in spawned.values()} == {"1"}
     assert os.getpid() not in {v["pid"] for v in spawned.values()}
-    assert seen == [(i, 4) for i in range(1, 5)]
+    assert seen == [(i, 4) for i in range(5)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ramify.base.command import Json
-from ramify.base.errors import InterruptedRunError, RamifyError, UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
 from ramify.cli.common import RunArgument, Trust, find_improved, find_run
 from ramify.render import terminal
+
+if TYPE_CHECKING:
+    from ramify.rollout.run import Attempt
 
 app = typer.Typer(add_completion=False)
 
@@ -51,19 +54,30 @@ def fork(
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
     from ramify.jobs.play import open_episodes
+    from ramify.rollout.attempts import Success
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
         found = opened.node(name)
-    with open_episodes(folder, found, trust=trust) as (episodes, task):
-        try:
-            if len(changes) > 1:
-                forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n))
-            else:
-                change = next(iter(changes.values()), None)
-                forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
-        except KeyboardInterrupt:
-            raise InterruptedRunError(f"interrupted; the continuations played so far stay in {folder}") from None
+    kept = f"the continuations played so far stay in {folder}"
+    with (
+        terminal.progress("fork", as_json=as_json, kept=kept) as bar,
+        open_episodes(folder, found, trust=trust) as (episodes, task),
+    ):
+        arms = len(changes) + 1 if changes else 1
+        bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")
+        success = Success()
+
+        def tell(attempt: Attempt) -> None:
+            success.add(attempt)
+            bar.at(success.ended, success.note)
+
+        episodes.tell = tell
+        if len(changes) > 1:
+            forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n))
+        else:
+            change = next(iter(changes.values()), None)
+            forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
     records = [one.to_json() for one in forks]
     if rows:
         told = [row.to_json() for row in rows]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.errors import InterruptedRunError, UserError
+from ramify.base.errors import UserError
+from ramify.base.progress import Progress
 from ramify.cli.common import DATABASE, REPORT, RUNS
 from ramify.cli.show import write_report
-from ramify.render.terminal import Bar, emit, progress, short, table
+from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
     from ramify.base.config import Config
@@ -54,7 +55,8 @@ def improve(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
     if dry_run:
-        bill = job.plan(settings, folder)
+        with progress("dry run", unit="episodes", as_json=as_json) as bar:
+            bill = job.plan(settings, folder, bar)
         trial, warnings = bill.pop("trial"), bill.pop("warnings")
         settings = job.resolved(settings)
         record = {"config": settings.to_json(), "bill": bill, "trial": trial, "warnings": warnings}
@@ -81,21 +83,24 @@ def tried(trial: dict[str, Any]) -> str:
     )
 
 
-def finish(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> None:
+def finish(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> None:
     """Do ``work(bar)`` on the run in ``folder`` under a progress bar, write its report, print its result.
 
     Ctrl-C says how to go on.
     """
-    try:
-        with progress(folder.name, 1, "tokens", as_json) as bar:
-            result = work(bar)
-    except KeyboardInterrupt:
-        if not (folder / DATABASE).exists():
-            raise InterruptedRunError("interrupted before anything was done") from None
-        raise InterruptedRunError(f"interrupted; what was done is kept: go on with `ramify resume {folder}`") from None
+    with progress(folder.name, as_json=as_json, kept=lambda: kept(folder)) as bar:
+        bar.begin(0, phase="load")
+        result = work(bar)
     write_report(folder, folder / REPORT)
     result = {name: _slim(value) for name, value in result.items()}
     emit(result, as_json, summary(result))
+
+
+def kept(folder: Path) -> str:
+    """What Ctrl-C left in the run ``folder``, and how to go on."""
+    if not (folder / DATABASE).exists():
+        return "nothing was done yet"
+    return f"what was done is kept: go on with `ramify resume {folder}`"
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ramify.base import registry
-from ramify.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, RamifyError, UserError, nearest
+from ramify.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, InterruptedRunError, RamifyError, UserError, nearest
 from ramify.base.files import refusal
 from ramify.cli.methods import method_app, summary
 
@@ -68,6 +68,13 @@ class LazyGroup(TyperGroup):
         if name in known or name in (known := registry.names("method")):
             return name, typer.main.get_group(method_app(name)), args[1:]
         raise UserError(f"unknown verb or method '{name}' ({nearest(name, [*VERBS, *known])})")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the verb. Ctrl-C in one that says nothing of its own about it is one sentence, too."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise InterruptedRunError("interrupted") from None
 
 
 app = typer.Typer(cls=LazyGroup, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,7 +19,7 @@ import typer
 import ramify
 from ramify.base import registry
 from ramify.base.command import Json
-from ramify.base.errors import EXIT_FAILED, InterruptedRunError, UserError, nearest
+from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.sources import sources_hash
 
@@ -112,14 +112,11 @@ def _reproduce(slug: str, module: str, size: str, fresh: bool, as_json: bool, ru
     folder = cache_folder() / "repro" / f"{slug}-{size}-{sources_hash()[:12]}"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    try:
-        with _timed(folder), _making_in(folder), terminal.progress(f"{slug} ({size})", 1, "cells", as_json) as bar:
-            cells = Cells(
-                folder, progress=lambda done, total, key: bar.at(done / total, f"{done} of {total}: {key}"), runner=runner
-            )
-            checks: Sequence[Check] = importlib.import_module(module).reproduce(size, cells)
-    except KeyboardInterrupt:
-        raise InterruptedRunError(f"interrupted; finished cells are kept, so the same command goes on ({folder})") from None
+    kept = f"finished cells are kept, so the same command goes on ({folder})"
+    title = f"{slug} ({size})"
+    with _timed(folder), _making_in(folder), terminal.progress(title, unit="cells", as_json=as_json, kept=kept) as bar:
+        cells = Cells(folder, progress=bar, runner=runner)
+        checks: Sequence[Check] = importlib.import_module(module).reproduce(size, cells)
     seconds = _stretches(folder)
     return {
         "slug": slug,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ramify.base.command import Json, takes
-from ramify.base.errors import BudgetSpentError, InterruptedRunError, RamifyError, UserError
-from ramify.cli.common import DATABASE
-from ramify.cli.improve import next_run
-from ramify.render.terminal import Bar, emit, progress, short, table
+from ramify.base.errors import BudgetSpentError, RamifyError, UserError
+from ramify.base.progress import Progress
+from ramify.cli.improve import kept, next_run
+from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
     from ramify.base.config import Config
@@ -66,7 +66,7 @@ def rollout(
     collected(folder, as_json, lambda bar: collection.collect(folder, bar))
 
 
-def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> None:
+def collected(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> None:
     """Do ``work(bar)`` on the run in ``folder`` under a progress bar and print what came out.
 
     After printing, raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed.
@@ -76,15 +76,11 @@ def collected(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]
     ended(folder, result)
 
 
-def played(folder: Path, as_json: bool, work: Callable[[Bar], dict[str, Any]]) -> dict[str, Any]:
+def played(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> dict[str, Any]:
     """What ``work(bar)`` on the run in ``folder`` returns, under a progress bar; Ctrl-C says how to go on."""
-    try:
-        with progress(folder.name, 1, "attempts", as_json) as bar:
-            return work(bar)
-    except KeyboardInterrupt:
-        if not (folder / DATABASE).exists():
-            raise InterruptedRunError("interrupted before anything was done") from None
-        raise InterruptedRunError(f"interrupted; what was done is kept: go on with `ramify resume {folder}`") from None
+    with progress(folder.name, as_json=as_json, kept=lambda: kept(folder)) as bar:
+        bar.begin(0, phase="load")
+        return work(bar)
 
 
 def ended(folder: Path, result: dict[str, Any]) -> None:

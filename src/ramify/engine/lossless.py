@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import place_key
 from ramify.engine.cache import Arena
 from ramify.engine.drafter_files import for_target
@@ -169,20 +170,21 @@ def verify(
     loads: Sequence[int] = LOADS,
     costs: Costs | None = None,
     schedules: Sequence[str] = (),
-    report: Callable[[float, str], None] = lambda share, name: None,
+    progress: Progress = SILENT,
 ) -> list[Check]:
     """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
     ``loads`` requests at once; the engine's verification of a token, measured, has the target's law to 1e-12; drafts follow the law that
     verification is told, and ``draws`` outputs of three tokens the target's law. Last, :func:`control`.
 
     ``model`` draws without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
-    schedule drafted nothing under its costs. ``report`` is told the share that is done and the schedule that comes. Raises UserError without prompts.
+    schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts.
     """
     if not prompts:
         raise UserError("checking a pair needs at least one prompt")
     block = drafter.config.block
     names = schedules or ("fixed:1", f"fixed:{block}", "threshold:0.5", "greedy", "stale2")
     given = [prompts[i % len(prompts)] for i in range(max(len(prompts), max(loads)))]
+    progress.begin(len(names), 0, "without drafts", "schedules")
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
     plain = _bare(model)
     wanted = {s.temperature: _draw(plain, given, s, max(loads), seed) for s in (settings, greedy)}
@@ -190,7 +192,7 @@ def verify(
     outcomes, law = output_law(plain, given[0], few, LENGTH)
     checks = []
     for i, name in enumerate(names):
-        report(i / len(names), name)
+        progress.at(i, phase=name)
 
         def speculating(law: str, name: str = name) -> tuple[LocalModel, _Watched]:
             made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, law)

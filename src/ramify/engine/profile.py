@@ -23,6 +23,7 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.base.files import reason, write_whole
+from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator, place_key
 from ramify.engine.cache import Arena
 from ramify.engine.drafters import Drafter
@@ -241,6 +242,7 @@ def measure(
     repeats: int = 24,
     settings: Sampling | None = None,
     seed: int = 0,
+    progress: Progress = SILENT,
 ) -> Profile:
     """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
 
@@ -251,7 +253,9 @@ def measure(
         raise UserError("a profile needs at least one prompt and one load")
     plain, draft, verify = [], [], []
     reached, accepted = np.zeros(drafter.config.block), np.zeros(drafter.config.block)
-    for load in sorted(set(loads)):
+    progress.begin(len(set(loads)), 0, "", "loads")
+    for done, load in enumerate(sorted(set(loads))):
+        progress.at(done, phase=f"{load} at once")
         timed = _Timed(drafter, model.forward.layers, "coupled", load, seed)
         asyncio.run(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
         quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
 from ramify.engine.rounds import Rounds
@@ -54,7 +55,14 @@ class Recorder(Speculator):
                 self.notes.append((row.job.key, accepted, n if ended else len(draft), ended, self.whole.seen[self._places[i]]))
 
 
-def record(model: LocalModel, drafter: Drafter, prompts: Sequence[np.ndarray], settings: Sampling, seed: int = 0) -> Rounds:
+def record(
+    model: LocalModel,
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    settings: Sampling,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Rounds:
     """Draw a reply to each prompt with every draft verified at full length; the rounds, each with the number of its prompt.
 
     Raises UserError where no round had room for a whole block.
@@ -64,8 +72,11 @@ def record(model: LocalModel, drafter: Drafter, prompts: Sequence[np.ndarray], s
     keys = [place_key(seed, "dspark", "record", i) for i in range(len(prompts))]
 
     async def draw() -> None:
-        await asyncio.gather(*(speculating.sample(Prefix(p), 1, settings, [key]) for p, key in zip(prompts, keys, strict=True)))
+        await gathered(
+            (speculating.sample(Prefix(p), 1, settings, [key]) for p, key in zip(prompts, keys, strict=True)), progress
+        )
 
+    progress.begin(len(prompts), 0, "draw", "replies")
     asyncio.run(draw())
     if not recorder.notes:
         raise UserError(

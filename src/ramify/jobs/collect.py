@@ -14,10 +14,11 @@ from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.ids import stable_hash
-from ramify.base.progress import Progress
+from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, close, read_panel
 from ramify.jobs import parts, play
 from ramify.model.protocol import sampling_of
+from ramify.rollout.attempts import Success
 from ramify.rollout.backends import Unit, parse
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.intervals import wilson
@@ -85,7 +86,7 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 """Settings that may change between calls on one run: they change no attempt that is there. (Of the template its text is compared.)"""
 
 
-def resume(path: Path, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
+def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
     """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
     (see :func:`ramify.jobs.parts.check_trust`)."""
     with Run.open(path) as run:
@@ -145,7 +146,7 @@ class Collection:
             else min(calls * self.config.max_reply, limits.tokens),
         }
 
-    def collect(self, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+    def collect(self, folder: Path, progress: Progress = SILENT) -> dict[str, Any]:
         """Play what the run in ``folder`` lacks and say what came out. ``spent`` names the budget that ended it, if one did.
 
         Raises UserError where the run was begun with other parts.
@@ -195,15 +196,15 @@ class Collection:
         if not run.journal("environment"):
             run.log("environment", "versions", parts.surroundings(self.agent.model))
 
-    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress | None) -> str | None:
+    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
         """Play what ``done`` lacks, add it there, and return the budget that ended it early."""
         c = self.config
         wanted = [Unit(task.id, task, index) for task in self.panel for index in range(c.attempts)]
         units = [unit for unit in wanted if _key(unit) not in done]
         count = len(wanted) - len(units)
         outcomes = Counter(payload["outcome"] for payload in done.values())
-        if progress is not None:
-            progress.begin(len(wanted), count)
+        success = Success(outcomes[True], outcomes[True] + outcomes[False])
+        progress.begin(len(wanted), count, "play", "attempts")
         if not units:
             return None
         with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
@@ -220,9 +221,8 @@ class Collection:
                     if unit.index == c.attempts - 1:
                         episodes.trees.pop(unit.tree, None)  # its last: memory does not grow with the panel
                     count += 1
-                    outcomes[attempt.outcome] += 1
-                    if progress is not None:
-                        progress.at(count, f"{outcomes[True]} succeeded, {outcomes[False]} did not")
+                    success.add(attempt)
+                    progress.at(count, success.note)
 
             try:
                 players.run(work())

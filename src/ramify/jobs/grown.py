@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,8 +49,9 @@ class Grown:
 class Recorder:
     """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
 
-    def __init__(self, grower: Grower) -> None:
-        self.grower = grower
+    def __init__(self, grower: Grower, tell: Callable[[Attempt], object] = lambda attempt: None) -> None:
+        """``tell`` is called with every attempt that ended."""
+        self.grower, self.tell = grower, tell
         self._attempts: dict[str, dict[int, Attempt]] = {}
 
     @property
@@ -68,6 +69,7 @@ class Recorder:
 
     def _keep(self, attempt: Attempt) -> Attempt:
         self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt
+        self.tell(attempt)
         return attempt
 
 

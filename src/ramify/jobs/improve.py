@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from ramify.base.config import Config, check, load
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
-from ramify.base.progress import Progress
+from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyTasks, AnyWorld, Task, World
@@ -42,6 +42,7 @@ from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
+from ramify.rollout.attempts import Success
 from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.stats.intervals import paired_t, wilson
@@ -141,7 +142,7 @@ def resolved(config: ImproveConfig) -> ImproveConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"lr": ARMS[config.arm].lr})})
 
 
-def plan(config: ImproveConfig, out: Path | str | None = None) -> dict[str, Any]:
+def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
     """The bill before anything runs: upper bounds on tokens and episodes, and seconds as a few episodes played now suggest.
 
     ``trial`` says what came of these episodes, and what a checkpoint takes: one training step is made on them and its outcome packed,
@@ -154,7 +155,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None) -> dict[str, Any]
     with _beside(Path(out) if out else None) as folder:
         path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}) as run:
-            trial, sizes = job.trial(run)
+            trial, sizes = job.trial(run, progress)
         turns = job.world.make().max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
     expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
@@ -208,7 +209,7 @@ def _doubts(trial: Mapping[str, Any]) -> list[str]:
 def improve(
     config: ImproveConfig | Mapping[str, Any] | None = None,
     out: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     *,
     model: Model | str | None = None,
     env: AnyWorld | None = None,
@@ -231,7 +232,7 @@ def improve(
         return job.drive(run, progress)
 
 
-def resume(path: Path | str, progress: Progress | None = None, trust: bool = False, *, env: AnyWorld | None = None) -> Improved:
+def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyWorld | None = None) -> Improved:
     """Go on with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
     Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.jobs.parts.check_trust`).
@@ -290,7 +291,7 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.players.__exit__(kind, error, trace)
 
-    def drive(self, run: Run, progress: Progress | None) -> Improved:
+    def drive(self, run: Run, progress: Progress) -> Improved:
         """Do what is not done yet, and report."""
         finished = [entry for entry in run.journal("result") if entry.key == "improve"]
         if finished:
@@ -299,17 +300,15 @@ class Job:
         parts.keep_template(run, self.template)
         begun = time.monotonic()
         others = [name for name in ARMS if name != self.config.arm] if self.config.compare else []
-        if progress is not None:
-            progress.begin(self.config.tokens * (1 + len(others)))
         try:
-            before = self.evaluate(run, "before")
-            spent = self.learn(run, self.config.arm, progress, 0)
-            after = self.evaluate(run, "after")
+            before = self.evaluate(run, "before", progress)
+            spent = self.learn(run, self.config.arm, progress, 1 + len(others))
+            after = self.evaluate(run, "after", progress)
             self.save(self.folder / parts.AGENT)
-            for i, name in enumerate(others, 1):
+            for name in others:
                 self.reset()
-                self.learn(run, name, progress, i * self.config.tokens)
-                run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}")})
+                self.learn(run, name, progress, 1 + len(others))
+                run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}", progress)})
             gain = self._gain(run, "before", "after")
             earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
             seconds = time.monotonic() - begun + earlier
@@ -377,21 +376,30 @@ class Job:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self, run: Run, when: str) -> dict[str, Any]:
+    def evaluate(self, run: Run, when: str, progress: Progress = SILENT) -> dict[str, Any]:
         """Success on the held-out tasks, one attempt each (more where there are fewer tasks than episodes)."""
         known = {entry.key: entry.payload for entry in run.journal("eval")}
         if when in known:
             return dict(known[when])
-        return self._evaluated(run, when)[0]
+        return self._evaluated(run, when, progress)[0]
 
-    def _evaluated(self, run: Run, when: str) -> tuple[dict[str, Any], list[Attempt]]:
+    def _evaluated(self, run: Run, when: str, progress: Progress) -> tuple[dict[str, Any], list[Attempt]]:
         begun = time.monotonic()
         player = self.player(run, f"eval-{when}")
         tasks = list(self.eval_panel)
         plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
 
+        success = Success()
+        progress.begin(len(plays), 0, f"evaluate {when}", "episodes")
+
+        async def one(task: Task, index: int) -> Attempt:
+            attempt = await player.attempt(f"eval-{when}/{task.id}", task, index)
+            success.add(attempt)
+            progress.at(success.ended, success.note)
+            return attempt
+
         async def play() -> list[Attempt]:
-            return await gather_all(player.attempt(f"eval-{when}/{task.id}", task, index) for task, index in plays)
+            return await gather_all(one(task, index) for task, index in plays)
 
         attempts = self.players.run(play())
         outcomes = [None if a.outcome is None else int(a.outcome) for a in attempts]
@@ -412,12 +420,12 @@ class Job:
         run.commit()
         return payload, attempts
 
-    def trial(self, run: Run) -> tuple[dict[str, Any], dict[str, int]]:
+    def trial(self, run: Run, progress: Progress) -> tuple[dict[str, Any], dict[str, int]]:
         """An evaluation, one training step on it that counts for nothing, and the bytes that its checkpoint and saved agent take.
 
         Raises RamifyError where training, packing or saving fails.
         """
-        payload, attempts = self._evaluated(run, "trial")
+        payload, attempts = self._evaluated(run, "trial", progress)
         paths = [run.path(attempt.leaf) for attempt in attempts if attempt.turns]
         rows = [row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}})]
         reference = copy.deepcopy(self.model.module) if self.config.kl else None
@@ -450,8 +458,11 @@ class Job:
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
-    def learn(self, run: Run, name: str, progress: Progress | None, offset: float) -> int:
-        """Updates until the token budget is spent; returns the tokens generated. Goes on behind the last stored update."""
+    def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
+        """Updates until the token budget is spent; returns the tokens generated. Goes on behind the last stored update.
+
+        ``progress`` names the arm where it is one of several ``arms``.
+        """
         arm = ARMS[name]
         c = self.config
         train = c.train.model_copy(update={"lr": c.train.lr or arm.lr})
@@ -464,13 +475,29 @@ class Job:
             self.model.refresh()
             spent = int(done[-1].payload["tokens"])
         last = done[-1].payload["checkpoint"] if done else None
+        note = ""
+
+        def phase(what: str, update: int) -> str:
+            return f"{name} {what} {update + 1}/{c.updates}" if arms > 1 else f"{what} {update + 1}/{c.updates}"
+
+        progress.begin(c.tokens, spent, phase("sample", len(done)), "tokens")
         for update in range(len(done), 10**9):
             share = min(c.tokens / c.updates, c.tokens - spent)
             if share < 0.5 * c.tokens / c.updates:
                 break
             times = {"sample": -time.monotonic()}
-            grown = self.players.run(self._sample(run, self.player(run, f"{name}-{update:04d}"), name, update, share))
+            success = Success()
+
+            def tell(attempt: Attempt, update: int = update, spent: int = spent, success: Success = success) -> None:
+                nonlocal note
+                success.add(attempt)
+                note = success.note or note
+                progress.at(min(spent + success.tokens, c.tokens), note, phase("sample", update))
+
+            player = self.player(run, f"{name}-{update:04d}")
+            grown = self.players.run(self._sample(run, player, name, update, share, tell))
             times["sample"] += time.monotonic()
+            progress.at(min(spent + success.tokens, c.tokens), note, phase("train", update))
             times["credit"] = -time.monotonic()
             rows, losses, warned = self._rows(run, f"{name}-{update:04d}", arm, grown)
             times["credit"] += time.monotonic()
@@ -493,17 +520,15 @@ class Job:
             if last and last != blob:
                 run.drop_blob(last)  # only the newest is needed to go on
             last = blob
-            if progress is not None:
-                progress.at(
-                    offset + min(spent, c.tokens), f"{name}: {payload['success']:.0%} of attempts, {payload['mixed']:.0%} mixed"
-                )
         return spent
 
-    async def _sample(self, run: Run, player: Player, name: str, update: int, share: float) -> Grown:
-        """The trees of one update within ``share`` tokens."""
+    async def _sample(
+        self, run: Run, player: Player, name: str, update: int, share: float, tell: Callable[[Attempt], object]
+    ) -> Grown:
+        """The trees of one update within ``share`` tokens; ``tell`` is called with every attempt that ended."""
         arm, c = ARMS[name], self.config
         group = f"{name}-{update:04d}"
-        recorder = Recorder(player)
+        recorder = Recorder(player, tell)
         tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
         sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
         tasks = self._tasks(update, c.tasks_per_update)

@@ -38,7 +38,7 @@ def cell(arm: str, seed: int, lr: float, size: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
-            spent = 0 if arm == "start" else job.learn(run, arm, None, 0)
+            spent = 0 if arm == "start" else job.learn(run, arm)
             success = job.evaluate(run, "after")["success"]
             mixed = [entry.payload["mixed"] for entry in run.journal("update")]
     return {"success": success, "tokens": float(spent), "mixed": sum(mixed) / max(1, len(mixed))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pydantic import Field
 from ramify.base.budget import Budget
 from ramify.base.config import check
 from ramify.base.errors import BudgetSpentError, UserError
-from ramify.base.progress import Progress
+from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Task, close
 from ramify.jobs import parts, play
 from ramify.jobs.collect import Collection, RolloutConfig, summary_of
@@ -22,6 +21,7 @@ from ramify.methods.tree_rollouts.record import ENTRY, GrownTree
 from ramify.methods.tree_rollouts.run import report
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.model.protocol import require
+from ramify.rollout.attempts import Success
 from ramify.rollout.run import Attempt, Episodes
 from ramify.trace.db import Run
 
@@ -95,7 +95,7 @@ class TreeCollection(Collection):
             "tokens": tokens if limits.tokens is None else min(tokens, limits.tokens),
         }
 
-    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress | None) -> str | None:
+    def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
         """Grow the trees, add the attempts to ``done``, and return the budget that ended it early."""
         c = self.config
         tasks, stored = list(self.panel), {entry.key: entry.payload for entry in run.journal(ENTRY)}
@@ -103,10 +103,8 @@ class TreeCollection(Collection):
             self.grown = [GrownTree.from_json(stored[task.id]) for task in tasks]
             return None
         total = c.tree_budget * len(tasks)
-        outcomes: Counter[bool | None] = Counter()
-        cost = 0
-        if progress is not None:
-            progress.begin(total)
+        success, cost = Success(), 0
+        progress.begin(total, 0, "sample", c.tree.unit)
 
         def keep(attempt: Attempt) -> None:
             nonlocal cost
@@ -115,10 +113,9 @@ class TreeCollection(Collection):
             if attempt.failure is None:
                 run.log("attempt", key, payload)
             run.commit()
-            outcomes[attempt.outcome] += 1
+            success.add(attempt)
             cost += len(attempt.turns) if c.tree.unit == "turns" else attempt.drawn
-            if progress is not None:
-                progress.at(min(cost, total), f"{outcomes[True]} succeeded, {outcomes[False]} did not")
+            progress.at(min(cost, total), success.note)
 
         with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
             player = players.player(Episodes(self.agent, self.world, run, c.seed), budget)
@@ -163,7 +160,7 @@ class _Kept:
         return attempt
 
 
-def resume(path: Path, progress: Progress | None = None, trust: bool = False) -> dict[str, Any]:
+def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
     """Go on with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
         parts.check_trust(run, trust)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from ramify.base.errors import InterruptedRunError
+from ramify.base.progress import SILENT, Progress
 
 # Escape sequences go whole, so that their parameters do not stay behind as text: CSI, then OSC/DCS/SOS/PM/APC up to their
 # terminator, then two-byte escapes. Both 7-bit (ESC x) and 8-bit (C1) forms.
@@ -38,12 +43,45 @@ def emit(result: dict[str, Any], as_json: bool, text: str) -> None:
         # ASCII only, so no character of a trace can act on the terminal; DEL is the one control JSON leaves as it is.
         print(json.dumps(result, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
     else:
-        print(_printable(sanitize(text), sys.stdout), flush=True)
+        print(_printable(fitted(sanitize(text), sys.stdout), sys.stdout), flush=True)
 
 
 def say(text: str) -> None:
     """Print one message for a person (an error, a warning, a hint) to standard error."""
-    print(_printable(sanitize(text), sys.stderr), file=sys.stderr, flush=True)
+    print(_printable(fitted(sanitize(text), sys.stderr), sys.stderr), file=sys.stderr, flush=True)
+
+
+def fitted(text: str, stream: Any) -> str:
+    """``text`` with lines that are too wide for the terminal ``stream`` broken at spaces; elsewhere as it is.
+
+    What stands in backquotes, a command to copy, is broken only where it is wider than the terminal itself.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(piece for line in text.split("\n") for piece in _folded(line, width))
+
+
+def _folded(line: str, width: int) -> list[str]:
+    if len(line) <= width and line.isascii():
+        return [line]
+    from rich.cells import cell_len
+
+    if cell_len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    indent = indent if len(indent) <= width // 2 else ""
+    pieces, at = [""], 0
+    for found in _WORDS.finditer(line):
+        if pieces[-1].strip() and cell_len(pieces[-1] + found[0]) > width:
+            pieces.append(indent)
+            at = len(found[1])
+        pieces[-1] += found[0][at:]
+        at = 0
+    return pieces
+
+
+_WORDS = re.compile(r"(\s*)(?:`[^`]*`[^\s`]*|\S+)")
 
 
 def _printable(text: str, stream: Any) -> str:
@@ -90,90 +128,144 @@ def _cell(value: object) -> str:
 LINES = 30.0
 """Least seconds between two lines of progress where standard error is no terminal: shorter work says nothing there."""
 
-
-class Bar:
-    """A progress bar's handle; does nothing where the bar is silent."""
-
-    def __init__(self, live: Any = None, task: Any = None) -> None:
-        self._live, self._task = live, task
-
-    def begin(self, total: float, done: float = 0) -> None:
-        """Set the whole once it is known; ``done`` of it was done by an earlier call and does not count towards the rate."""
-        if self._live is not None:
-            self._live.reset(self._task, total=total, completed=int(done), earlier=done)
-
-    def at(self, done: float, note: str = "") -> None:
-        """Set the bar to ``done`` units in all, with a short note (``update 3, success 41 %``)."""
-        if self._live is not None:
-            self._live.update(self._task, completed=done, note=sanitize(note, flatten=True))
+TITLE, BAR = 24, 28
+"""Most cells of a live line that the title takes, and the bar."""
 
 
-class _Lines(Bar):
+class _Told(Progress):
+    """Progress that knows what there is to say."""
+
+    def __init__(self, title: str, total: float, done: float, unit: str, clock: Callable[[], float]) -> None:
+        self.title, self.phase, self.note, self.unit, self.clock = sanitize(title, flatten=True), "", "", unit, clock
+        self.total, self.done, self.earlier = total, done, done
+        self.start = self.since = clock()
+
+    def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
+        self.total, self.done, self.earlier, self.since = total, done, done, self.clock()
+        self.phase, self.unit, self.note = sanitize(phase, flatten=True), unit or self.unit, ""
+
+    def at(self, done: float, note: str = "", phase: str = "") -> None:
+        self.done, self.note = done, sanitize(note, flatten=True)
+        self.phase = sanitize(phase, flatten=True) or self.phase
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    def facts(self) -> list[str]:
+        """How much of how much, how fast, how long still, and the note; what is not known is left out."""
+        seconds = self.clock() - self.since
+        if not self.total:  # not known yet: something is being loaded
+            return [_minutes(seconds)]
+        rate = (self.done - self.earlier) / seconds if seconds > 0 else 0.0
+        found = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
+        if rate > 0:
+            found += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
+        return [*found, self.note] if self.note else found
+
+
+class _Lines(_Told):
     """Progress for a log: a plain line now and then, and one at the end where there were others."""
 
-    def __init__(self, title: str, total: float, done: float, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self._title, self._total, self._done, self._note, self._clock = title, total, done, "", clock
-        self._start = self._told = clock()
+    last = 0.0
 
-    def begin(self, total: float, done: float = 0) -> None:
-        self._total, self._done = total, done
+    def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
+        super().begin(total, done, phase, unit)
+        self._tell(LINES)
 
-    def at(self, done: float, note: str = "") -> None:
-        self._done, self._note = done, note
-        if self._clock() - self._told >= LINES:
-            self._tell()
+    def at(self, done: float, note: str = "", phase: str = "") -> None:
+        super().at(done, note, phase)
+        self._tell(LINES)
 
     def end(self) -> None:
-        if self._told > self._start:
-            self._tell()
+        if self.last:
+            self._tell(0.0)
 
-    def _tell(self) -> None:
-        self._told = self._clock()
-        share = self._done / self._total if self._total else 1.0
-        line = f"{self._title}: {share:.0%} after {(self._told - self._start) / 60:.1f} min"
-        say(sanitize(f"{line}, {self._note}" if self._note else line, flatten=True))
+    def _tell(self, least: float) -> None:
+        after = self.clock() - self.start
+        if after - self.last >= least and after > 0:
+            self.last = after
+            head = f"{self.title} {self.phase}".rstrip()
+            say(f"{head}: {self.share:.0%} after {after / 60:.1f} min, {', '.join(self.facts())}")
+
+
+class _Live(_Told):
+    """Progress for a terminal: one line that is drawn again and again and is never wider than the terminal."""
+
+    def line(self, width: int, ascii_only: bool) -> Any:
+        """The line as rich's text, at most ``width`` cells."""
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        head, tail = Text(self.title), ", ".join(self.facts())
+        head.truncate(TITLE, overflow="ellipsis")
+        if self.phase:
+            head.append(f" {self.phase}")
+        room = min(BAR, width - head.cell_len - cell_len(tail) - 2)
+        head.append(" ")
+        if self.total and room >= 6:
+            full = round(room * self.share)
+            done, left = "=-" if ascii_only else "━─"
+            head.append(done * full, "bar.complete").append(left * (room - full), "bar.back").append(" ")
+        head.append(tail)
+        head.truncate(width, overflow="ellipsis")
+        return head
 
 
 @contextmanager
 def progress(
-    title: str, total: float, unit: str, as_json: bool = False, done: float = 0, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Bar]:
-    """A progress bar on standard error with the rate, and the budget left in ``unit``.
+    title: str,
+    total: float = 0,
+    unit: str = "",
+    as_json: bool = False,
+    done: float = 0,
+    kept: str | Callable[[], str] = "",
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Progress]:
+    """Show on standard error how far work is: its phase, done and whole in ``unit``, rate, time left, and a note such as its success.
 
-    Where standard error is no terminal, a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. ``done`` is
-    what an earlier, interrupted call did already; it does not count towards the rate.
+    In a terminal one live line; elsewhere a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. A
+    ``total`` of 0 is not known yet. ``done`` is what an earlier, interrupted call did; it does not count towards the rate. Ctrl-C
+    raises InterruptedRunError, which ends in ``kept``: what is kept, and how to go on; without it Ctrl-C stays what it is.
     """
+    try:
+        with _shown(title, total, unit, as_json, done, clock) as bar:
+            yield bar
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        raise InterruptedRunError(f"interrupted; {kept if isinstance(kept, str) else kept()}") from None
+
+
+@contextmanager
+def _shown(title: str, total: float, unit: str, as_json: bool, done: float, clock: Callable[[], float]) -> Iterator[Progress]:
     if as_json:
-        yield Bar()
+        yield SILENT
         return
-    if not sys.stderr.isatty():
-        lines = _Lines(title, total, done, clock)
+    if not sys.stderr.isatty() or os.environ.get("TERM", "") in ("dumb", "unknown"):
+        lines = _Lines(title, total, done, unit, clock)
         yield lines
         lines.end()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.text import Text
+    from rich.live import Live
 
-    class Spent(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            left = max(0.0, (task.total or 0) - task.completed)
-            seconds = task.elapsed or 0.0
-            rate = (task.completed - task.fields["earlier"]) / seconds if seconds > 0 else 0.0
-            return Text(f"{short(rate)} {unit}/s, {short(left)} of {short(task.total or 0)} left")
+    bar = _Live(title, total, done, unit, clock)
+    console = Console(stderr=True)
+    # One cell stays free: where a line fills the row, some terminals begin the next.
+    with Live(
+        get_renderable=lambda: bar.line(console.width - 1, not console.encoding.startswith("utf")),
+        console=console,
+        refresh_per_second=8,
+        redirect_stdout=sys.stdout.isatty(),
+    ):
+        yield bar
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28),
-        Spent(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=False) as live:
-        task = live.add_task(sanitize(title, flatten=True), total=total, completed=int(done), note="", earlier=done)
-        yield Bar(live, task)
+
+def _minutes(seconds: float) -> str:
+    """``0:07``, ``12:40``, ``3:05:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def short(number: float) -> str:

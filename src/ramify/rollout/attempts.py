@@ -79,3 +79,25 @@ def drawn(node: Node) -> int:
 def first_index(purpose: str) -> int:
     """The first sample index of draws for one purpose: far from those of the attempts, and from those of other purposes."""
     return 1_000_000 * (1 + place_key(0, purpose) % 1000)
+
+
+class Success:
+    """Counts attempts that ended, for the live line: ``note`` is the share of the scored ones that succeeded, and how many failed."""
+
+    def __init__(self, succeeded: int = 0, scored: int = 0) -> None:
+        self.ended = self.tokens = self.failed = 0
+        self.succeeded, self.scored = succeeded, scored
+
+    def add(self, attempt: Attempt) -> None:
+        """One more has ended."""
+        self.ended += 1
+        self.tokens += attempt.drawn
+        self.failed += attempt.failure is not None
+        self.scored += attempt.outcome is not None
+        self.succeeded += bool(attempt.outcome)
+
+    @property
+    def note(self) -> str:
+        """``success 41%, 2 failed``, empty before there is anything to say."""
+        known = f"success {self.succeeded / self.scored:.0%}" if self.scored else ""
+        return ", ".join(filter(None, (known, f"{self.failed} failed" if self.failed else "")))

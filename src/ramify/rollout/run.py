@@ -78,6 +78,8 @@ class Episodes:
         self.budget = budget or Budget()
         self.policy = policy or FailurePolicy()
         self.trees: dict[str, Tree] = {}
+        self.tell: Callable[[Attempt], object] = lambda attempt: None
+        """Called with every attempt that ended."""
         self._volatile: OrderedDict[str, Volatile] = OrderedDict()
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         identity = agent.model.identity
@@ -197,7 +199,9 @@ class Episodes:
                         node, replayed = back_to, await self._restore(env, task, back_to)
                 except BoundaryError as error:
                     return self.failed(tree, task, back_to, index, str(error))
-                return replace(await go(env, node), replayed=replayed)
+                attempt = replace(await go(env, node), replayed=replayed)
+                self.tell(attempt)
+                return attempt
             finally:
                 with suppress(BoundaryError):  # what was played stands, however badly the world leaves
                     await self._world("env", "close", lambda: close(env))

@@ -17,6 +17,7 @@ import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
 from ramify.base.ledger import Ledger
+from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import place_key
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, TokenScores, require
@@ -190,12 +191,15 @@ class TokenForks:
         scores = await self.model.logprobs(rows)
         return {token: float(np.exp(score.logprobs[-1])) for token, score in zip(tokens, scores, strict=True)}
 
-    async def draw(self, problems: Sequence[Problem], per_problem: int = 1, known: Container[str] = ()) -> list[TokenTrace]:
+    async def draw(
+        self, problems: Sequence[Problem], per_problem: int = 1, known: Container[str] = (), progress: Progress = SILENT
+    ) -> list[TokenTrace]:
         """Draw and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
         if self.sampling is None:
             raise UserError("drawing traces needs sampling settings")
         places = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
-        drawn = await asyncio.gather(*(self._stem(problem, i, self.sampling) for problem, i in places))
+        progress.begin(len(places), 0, "sample", "replies")
+        drawn = await gathered((self._stem(problem, i, self.sampling) for problem, i in places), progress)
         return [trace for trace in drawn if trace is not None]
 
     async def judged(self, traces: Sequence[TokenTrace]) -> list[TokenTrace]:

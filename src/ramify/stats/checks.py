@@ -23,6 +23,7 @@ import numpy as np
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.progress import SILENT, Progress
 from ramify.stats.intervals import mean_t, wilson
 
 _OPS: dict[str, Callable[[float, float], bool]] = {
@@ -120,14 +121,14 @@ class CellError(RamifyError):
 class Cells:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None).
 
-    ``progress(done, total, key)`` is called after every cell of :meth:`map`, cells found already done included. ``runner(function,
+    ``progress`` is told of every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
     missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
     """
 
     def __init__(
         self,
         folder: str | Path | None = None,
-        progress: Callable[[int, int, str], None] | None = None,
+        progress: Progress = SILENT,
         runner: Callable[[Callable[..., Any], Mapping[str, Any]], Generator[tuple[str, Any], None, None]] | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -158,7 +159,7 @@ class Cells:
             found, value = self._read(key, call)
             if found:
                 results[key] = value
-                self._tell(len(results), len(cells), key)
+        self.progress.begin(len(cells), len(results), "", "cells")
         missing = {key: dict(kwargs) for key, kwargs in cells.items() if key not in results}
         fresh: Generator[tuple[str, Any], None, None]
         if self.runner is not None:
@@ -170,12 +171,8 @@ class Cells:
         with closing(fresh):  # at an interrupt, wherever it comes: else cells under way would be waited for, and others start
             for key, value in fresh:
                 results[key] = self._write(key, calls[key], value)
-                self._tell(len(results), len(cells), key)
+                self.progress.at(len(results), key)
         return {key: results[key] for key in cells}
-
-    def _tell(self, done: int, total: int, key: str) -> None:
-        if self.progress is not None:
-            self.progress(done, total, key)
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None

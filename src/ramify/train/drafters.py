@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
+from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator, place_key
 from ramify.engine.drafter_files import TRAINING
 from ramify.engine.drafters import Drafter
@@ -73,7 +73,12 @@ class DrafterTraining(Config):
 
 
 async def regenerate(
-    target: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, seed: int, length: int | None = None
+    target: LocalModel,
+    prompts: Sequence[np.ndarray],
+    settings: Sampling,
+    seed: int,
+    length: int | None = None,
+    progress: Progress = SILENT,
 ) -> list[Row]:
     """What the target itself says after each prompt (token ids), as rows whose drawn tokens count.
 
@@ -91,11 +96,18 @@ async def regenerate(
         mask = np.arange(len(prompt) + len(drawn)) >= len(prompt)
         return Row(np.concatenate((np.asarray(prompt, np.int32), drawn)), mask)
 
-    return list(await asyncio.gather(*(row(i, prompt) for i, prompt in enumerate(prompts))))
+    progress.begin(len(prompts), 0, "sample text", "replies")
+    return await gathered((row(i, prompt) for i, prompt in enumerate(prompts)), progress)
 
 
 def kept_text(
-    target: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, seed: int, folder: Path, length: int | None = None
+    target: LocalModel,
+    prompts: Sequence[np.ndarray],
+    settings: Sampling,
+    seed: int,
+    folder: Path,
+    length: int | None = None,
+    progress: Progress = SILENT,
 ) -> list[Row]:
     """What :func:`regenerate` draws, kept in ``folder`` so that it is drawn once. Raises UserError where another text is kept there."""
     file = _place(folder, TEXT)
@@ -107,7 +119,7 @@ def kept_text(
         ends = np.cumsum(tensors["lengths"].numpy())
         rows = np.split(tensors["tokens"].numpy(), ends[:-1])
         return [Row(row, np.arange(len(row)) >= len(prompt)) for row, prompt in zip(rows, prompts, strict=True)]
-    made = asyncio.run(regenerate(target, prompts, settings, seed, length))
+    made = asyncio.run(regenerate(target, prompts, settings, seed, length, progress))
     tokens = torch.from_numpy(np.concatenate([row.tokens for row in made]))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, pack({"tokens": tokens, "lengths": torch.tensor([len(row.tokens) for row in made])}, {"what": what}))
@@ -129,7 +141,7 @@ def train_drafter(
     rows: Sequence[Row],
     config: DrafterTraining,
     out: Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
     stop_at: int | None = None,
 ) -> list[dict[str, float]]:
     """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
@@ -147,17 +159,15 @@ def train_drafter(
     records: list[dict[str, float]] = _resume(trainer, out, what) if out is not None else []
     features = _Features(target, c.target_layers, rows)
     every = max(1, config.steps // 50)
-    began, first = time.monotonic(), trainer.steps
+    progress.begin(config.steps, trainer.steps, "train", "steps")
     last = config.steps if stop_at is None else min(stop_at, config.steps)
-    for step in range(first, last):
+    for step in range(trainer.steps, last):
         for group in trainer.optimizer.param_groups:
             group["lr"] = config.lr * _rate(step, config)
         record = _step(trainer, drafter, features, config, step)
         if (step + 1) % every == 0 or step + 1 == config.steps:
             records.append({"step": step + 1, **record})
-            rate = (step + 1 - first) / (time.monotonic() - began)
-            noted = ", ".join(f"{name} {value:.3f}" for name, value in record.items())
-            report(f"step {step + 1} of {config.steps}: {noted}; {rate:.1f} steps a second")
+            progress.at(step + 1, ", ".join(f"{name} {value:.3f}" for name, value in record.items()))
         if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
             tensors, state = trainer.state()
             file = _place(out, CHECKPOINT)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator
 from ramify.methods.cliffs.algorithm import (
     Candidate,
@@ -234,6 +235,7 @@ async def ablate(
     controls: Sequence[str] = CONTROLS,
     which: Literal["first", "all"] = "first",
     seed: int = 42,
+    progress: Progress = SILENT,
 ) -> list[dict[str, Any]]:
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
@@ -262,7 +264,8 @@ async def ablate(
         if result.trace.correct is False:
             chosen = result.kept[:1] if which == "first" else result.kept
             jobs += [one(result.trace, cliff, () if i else controls) for i, cliff in enumerate(chosen)]
-    return list(await asyncio.gather(*jobs))
+    progress.begin(len(jobs), 0, f"fork {n} times", "cliffs")
+    return await gathered(jobs, progress)
 
 
 def _cuts(trace: Any, cliff: Cliff, controls: Sequence[str], seed: int) -> dict[str, int | None]:

@@ -15,8 +15,9 @@ from pydantic import Field
 
 from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
-from ramify.base.errors import BudgetSpentError, InterruptedRunError, NeedsError, RamifyError, UserError, nearest
+from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.progress import Progress
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
@@ -155,7 +156,8 @@ def scan_(
     stems = read_traces(traces) if traces is not None and own and not retokenise else []  # before a model is loaded
     forks, template = _forks(options)
     if problems is not None:
-        stems = _draw(forks, problems, template, options, file)
+        with progress("scan", as_json=as_json, kept="nothing was written") as bar:
+            stems = _draw(forks, problems, template, options, file, bar)
     elif traces is not None and not stems:
         stems = _retold(traces, form, own, forks, template, options, retokenise)
     stems, done = file.go_on(forks.source(), stems), dict(file.done)
@@ -173,12 +175,10 @@ def scan_(
         done[one.trace.id] = one
         bar.at(len(done), f"{sum(len(s.kept) for s in done.values())} cliffs")
 
-    try:
-        with progress("scan", len(done) + len(stems), "traces", as_json, len(done)) as bar:
-            stems = complete(forks.judged(stems))
-            result = complete(scan(stems, forks, config, keep))
-    except KeyboardInterrupt:
-        raise InterruptedRunError(f"interrupted; {len(done)} traces are in {out}: the same command goes on") from None
+    kept, total = lambda: f"{len(done)} traces are in {out}: the same command goes on", len(done) + len(stems)
+    with progress("scan", total, "traces", as_json, len(done), kept) as bar:
+        stems = complete(forks.judged(stems))
+        result = complete(scan(stems, forks, config, keep))
     outcome = {"left": len(result.left), "failed": result.failed, "spent": result.spent, "out": str(out)}
     report = summary(list(done.values()), config) | outcome
     emit(report, as_json, _report(report))
@@ -217,12 +217,12 @@ def _retold(
     return stems
 
 
-def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, file: ScanFile) -> list[TokenTrace]:
+def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, file: ScanFile, bar: Progress) -> list[TokenTrace]:
     stops = () if template is None else template.stop_tokens
     forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
     questions: list[Problem] = read_problems(path, template)
     file.go_on(forks.source(), [])
-    drawn = complete(forks.draw(questions, options.samples, file.done))
+    drawn = complete(forks.draw(questions, options.samples, file.done, bar))
     if not drawn and forks.first_failure:
         raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
     return drawn
@@ -255,7 +255,8 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
         raise UserError(f"--k takes numbers from 1 to --n ({options.n}), not {','.join(map(str, options.k)) or 'none'}")
     forks = _same_forks(source, options)
     ks, which = options.k, options.which
-    records = asyncio.run(ablate(scanned, forks, options.n, options.controls, which))
+    with progress("ablate", as_json=as_json, kept="nothing was written") as bar:
+        records = asyncio.run(ablate(scanned, forks, options.n, options.controls, which, progress=bar))
     found = ablation_table(records, ks) | {"which": which, "n": options.n, "spent": forks.spent(), "records": records}
     if not records:
         emit(found, as_json, "No wrong trace of this scan has a cliff.")

@@ -152,7 +152,8 @@ def capture(
     models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
     template = _template(models, options.tuned, options.raw)
     read = [prompts(path, models, template, options.longest) for path in (options.tool, options.plain)]
-    values = capture_states(models, [one.prompt_ids for part in read for one in part])
+    with progress("capture", as_json=as_json, kept="nothing was written"):
+        values = capture_states(models, [one.prompt_ids for part in read for one in part])
     if options.dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
         raise UserError("a hidden state is too large for float16: give --dtype float32")
     about = {
@@ -177,7 +178,7 @@ def train(
     shape = {name: getattr(options, name) for name in ("features", "k", "exclusive", "start", "centred")}
     made = Dictionary(DictionaryConfig(width=kept.values.shape[2], **shape), options.seed)
     config = FitConfig(**{name: getattr(options, name) for name in FitConfig.model_fields})
-    with progress("train", config.steps, "steps", as_json) as bar:
+    with progress("train", config.steps, "steps", as_json, kept="nothing was written") as bar:
         found = fit(made, kept.values, config, options.seed, lambda step, loss: bar.at(step, f"loss {loss:.4f}"))
     made.save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found})
     shown = {name: value for name, value in found.items() if name != "loss"} | {"out": str(out)}
@@ -284,22 +285,28 @@ def steer(
         cell.change(made, tool_codes[:1], target)
     if warning := no_reach(made, cells, target):
         say(f"warning: {warning}")
-    found = search(made, at[0], scores[0], cells, target)
-    cell = best(cells, found)
-    values = np.asarray(kept.values, np.float32)
-    directions = {
-        "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
-        "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
-    }
-    directions = {name: value for name, value in directions.items() if value.any()}  # equal states point nowhere
-    table_ = confirm(made, at[1], scores[1], cell, directions, target, options.randoms, options.seed)
+    again = f"the scores are kept in {out}: the same command goes on"
+    with progress("steer", as_json=as_json, kept=again) as bar:
+        bar.begin(0, phase="search")
+        found = search(made, at[0], scores[0], cells, target)
+        cell = best(cells, found)
+        values = np.asarray(kept.values, np.float32)
+        directions = {
+            "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
+            "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
+        }
+        directions = {name: value for name, value in directions.items() if value.any()}  # equal states point nowhere
+        bar.begin(0, phase="confirm")
+        table_ = confirm(made, at[1], scores[1], cell, directions, target, options.randoms, options.seed)
+        bar.begin(0, phase="all budgets")
+        windows = _windows(made, models, others, scoring, at[1], cell, target)
     study = {
         "about": about | {"options": options.to_json(), "quality": about.get("quality")},
         "partition": {name: len(made.partition(name)) for name in PARTITIONS},
         "search": [one.to_json() | {"p_holm": p} for one, p in zip(found, corrected(found), strict=True)],
         "chosen": cell.name,
         "confirmed": [one.to_json() for one in table_],
-        "windows": _windows(made, models, others, scoring, at[1], cell, target),
+        "windows": windows,
         "warning": warning,
     }
     write_whole(out / "study.json", json.dumps(study, indent=1) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
+from ramify.base.progress import SILENT, Progress
 from ramify.engine import lossless
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.drafter_files import for_target, load_drafter, save_drafter, unserved
@@ -124,10 +125,12 @@ def make(target: Target, options: TrainOptions, mask_token: int) -> Drafter:
     )
 
 
-def text(target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path) -> list[Row]:
+def text(
+    target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path, progress: Progress = SILENT
+) -> list[Row]:
     """What the target writes after each of ``given``, kept in ``folder`` so that it is drawn once. Raises UserError on another one's text."""
     settings = Sampling(temperature=options.temperature, max_tokens=options.length)
-    return kept_text(target.model, given, settings, options.seed, folder)
+    return kept_text(target.model, given, settings, options.seed, folder, progress=progress)
 
 
 def train(
@@ -135,7 +138,7 @@ def train(
     rows: Sequence[Row],
     options: TrainOptions,
     out: Path,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
     mask: int | None = None,
 ) -> dict[str, Any]:
     """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped goes on. The last losses, and what was made.
@@ -145,14 +148,16 @@ def train(
     if mask is None:
         mask = unused_token(rows, target.model.forward.vocab)
     drafter = make(target, options, mask)
-    records = train_drafter(drafter, target.model, rows, options.training(), out, report)
+    records = train_drafter(drafter, target.model, rows, options.training(), out, progress)
     save_drafter(drafter, out)
     found = {"out": str(out), "kind": options.kind, "rows": len(rows), "mask_token": mask, **records[-1]}
     warning = unserved(drafter.config)
     return found | ({"warning": warning} if warning else {})
 
 
-def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int) -> dict[str, Any]:
+def calibrate(
+    target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int, progress: Progress = SILENT
+) -> dict[str, Any]:
     """Fit the temperatures of the drafter in ``folder`` on the rounds of half of the prompts, save them, and test them on the other half.
 
     Raises UserError where the drafter has no confidences, or a half has no rounds.
@@ -163,7 +168,7 @@ def calibrate(target: Target, folder: Path, given: Sequence[np.ndarray], setting
     import torch
 
     drafter.temperatures = torch.ones_like(drafter.temperatures)
-    rounds = record(target.model, drafter, given, settings, seed)
+    rounds = record(target.model, drafter, given, settings, seed, progress)
     found, before, after = scaled(rounds)
     drafter.temperatures = torch.tensor(found, dtype=torch.float32)
     save_drafter(drafter, folder)
@@ -186,9 +191,9 @@ def verify(
     given: Sequence[np.ndarray],
     seed: int,
     draws: int,
-    report: Callable[[float, str], None] = lambda share, name: None,
+    progress: Progress = SILENT,
 ) -> tuple[bool, list[Check]]:
     """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.engine.lossless.verify` on it."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
-    return costs is not None, lossless.verify(target.model, drafter, given, seed, draws, costs=costs, report=report)
+    return costs is not None, lossless.verify(target.model, drafter, given, seed, draws, costs=costs, progress=progress)

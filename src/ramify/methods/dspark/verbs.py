@@ -18,6 +18,7 @@ from ramify.methods.dspark.run import Target, TrainOptions
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 
+UNCHANGED = "the drafter is as it was"
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -66,20 +67,13 @@ def train(
     if dry_run:
         emit({"settings": options.to_json(), "bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
-    with progress("text", 1, "parts", as_json) as bar:
-        bar.at(0, f"{len(given)} replies of the target")
-        rows = run.text(opened, given, options, out)
-        bar.at(1)
-    with progress("train", options.steps, "steps", as_json) as bar:
-        found = run.train(opened, rows, options, out, lambda line: bar.at(_step(line), line.partition(": ")[2]))
+    kept = f"what {out} holds is kept: the same command goes on"
+    with progress(out.name, as_json=as_json, kept=kept) as bar:
+        rows = run.text(opened, given, options, out, bar)
+        found = run.train(opened, rows, options, out, bar)
     if "warning" in found:
         say(f"warning: {found['warning']}")
     emit(found, as_json, table(["number", "value"], _rows({k: v for k, v in found.items() if k != "warning"})))
-
-
-def _step(line: str) -> int:
-    """``step 60 of 3000: ...`` to 60."""
-    return int(line.split()[1])
 
 
 @app.command()
@@ -97,7 +91,9 @@ def calibrate(
     """Fit one temperature a position to the drafter's confidences, save them with it, and test them on other prompts."""
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "calibrate")
-    found = run.calibrate(opened, drafter, given, Sampling(temperature=temperature, max_tokens=tokens), seed)
+    settings = Sampling(temperature=temperature, max_tokens=tokens)
+    with progress("calibrate", as_json=as_json, kept=UNCHANGED) as bar:
+        found = run.calibrate(opened, drafter, given, settings, seed, bar)
     columns = ["position", "rounds", "temperature", "error before", "error after", "of a perfect one", "AUROC"]
     rows = [
         [
@@ -133,15 +129,9 @@ def profile(
     opened = Target.open(target)
     at = _loads(loads)
     given = opened.prompts(prompts, 4 * max(at), raw, seed, "calibrate")
-    made = measure(
-        opened.model,
-        load_drafter(drafter, opened.model.module),
-        given,
-        at,
-        repeats,
-        Sampling(temperature=temperature, max_tokens=64),
-        seed,
-    )
+    settings, loaded = Sampling(temperature=temperature, max_tokens=64), load_drafter(drafter, opened.model.module)
+    with progress("profile", as_json=as_json, kept=UNCHANGED) as bar:
+        made = measure(opened.model, loaded, given, at, repeats, settings, seed, bar)
     made.save(drafter)
     found = break_even(made)
     columns = ["requests", "plain, tokens/s", "drafting, tokens/s", "gain", "drafts", "verified a request"]
@@ -202,17 +192,18 @@ def bench(
         emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
     file = drafters[0] / FILE
-    found = compare(
-        opened.folder,
-        made,
-        given,
-        settings=Sampling(temperature=temperature, max_tokens=tokens),
-        peers={kind: _peer(kind, path, opened) for kind, _, path in (one.partition(":") for one in peers or [])},
-        costs=Profile.load(drafters[0]) if file.is_file() else None,
-        loads=at,
-        rounds=turns,
-        report=lambda line: None if as_json else say(line),
-    )
+    with progress("bench", as_json=as_json, kept="nothing was written"):
+        found = compare(
+            opened.folder,
+            made,
+            given,
+            settings=Sampling(temperature=temperature, max_tokens=tokens),
+            peers={kind: _peer(kind, path, opened) for kind, _, path in (one.partition(":") for one in peers or [])},
+            costs=Profile.load(drafters[0]) if file.is_file() else None,
+            loads=at,
+            rounds=turns,
+            report=lambda line: None if as_json else say(line),
+        )
     emit(found.to_json(), as_json, report_text(found))
 
 
@@ -240,8 +231,8 @@ def verify_lossless(
     """
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")
-    with progress("verify", 1, "of it", as_json) as bar:
-        profiled, checks = run.verify(opened, drafter, given, seed, draws, bar.at)
+    with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
+        profiled, checks = run.verify(opened, drafter, given, seed, draws, bar)
     passed = all(one.status == "pass" for one in checks)
     title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)

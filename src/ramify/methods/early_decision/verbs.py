@@ -96,7 +96,7 @@ def run_(
     if given:
         asyncio.run(adopt(study, given, thinker.tokenizer, panel))  # type: ignore[arg-type]
     else:
-        _work("run", "traces", total, as_json, lambda tell: rollout(study, thinker, panel, tell))
+        _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, panel, tell))
     record = build(study)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
@@ -132,7 +132,8 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
     options = load(early_decision.ProbeConfig, flags=ctx.args)
     study, thinker, _ = _opened(run)
-    found = early_decision.probe_stage(study, thinker, options)
+    with progress("probe", as_json=as_json, kept="nothing was written"):
+        found = early_decision.probe_stage(study, thinker, options)
     rows = [
         [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
@@ -146,7 +147,8 @@ def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
     options = load(early_decision.ValleyConfig, flags=ctx.args)
     study, thinker, _ = _opened(run)
-    record = early_decision.valley_stage(study, thinker, options)
+    with progress("valley", as_json=as_json, kept="nothing was written"):
+        record = early_decision.valley_stage(study, thinker, options)
     if record["reason"]:
         emit(record, as_json, f"no curve: {record['reason']}")
         return
@@ -166,7 +168,7 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
         return
     study, thinker, panel = _opened(run)
     total = options.bill(study)["prefixes"]
-    _work("continue", "prefixes", total, as_json, lambda tell: continuations(study, thinker, panel, options, tell))
+    _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, panel, options, tell))
     found = build(study)["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
@@ -187,7 +189,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     study, thinker, panel = _opened(run, ties)
     total = options.bill(study)["traces"]
     rated, _ = _work(
-        "oscillate", "traces", total, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
+        "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
     )
     found = build(study)["oscillation"]
     unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
@@ -222,8 +224,8 @@ def report_(
     emit(record, as_json, text)
 
 
-def _work(title: str, unit: str, total: int, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
-    with progress(title, total, unit, as_json) as bar:
+def _work(title: str, unit: str, total: int, run: Path, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
+    with progress(title, total, unit, as_json, kept=f"what was drawn is kept in {run}: the same command goes on") as bar:
         return asyncio.run(work(bar.at))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.progress import gathered
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Panel, World
 from ramify.methods.forensics.case import pieces, varied
@@ -46,10 +47,11 @@ def ask(
 
     async def answers() -> tuple[list[str], list[bool]]:
         keys = [place_key(case.config.seed, "ask", name, question, i) for i in range(n)]
-        drawn = await asyncio.gather(*(reply(agent.model, agent.template, asked, agent.sampling, key) for key in keys))
+        drawn = await gathered((reply(agent.model, agent.template, asked, agent.sampling, key) for key in keys), case.progress)
         texts = [text for text, _ in drawn]
         return texts, [await answer(text) for text in texts]
 
+    case.progress.begin(n, 0, "ask", "answers")
     texts, hits = asyncio.run(answers())
     found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
     case.write(f"probes/{name}", found)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.progress import gathered
 from ramify.env.protocol import Task
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
@@ -149,10 +150,13 @@ class Case(Study):
         task = Task(info.task["id"], info.task["data"])
 
         async def outcomes() -> np.ndarray:
-            forks = await asyncio.gather(*(fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets))
+            forks = await gathered(
+                (fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets), self.progress
+            )
             graded = [await asyncio.gather(*(self.grade("fork", episodes, a) for a in one.arm.attempts)) for one in forks]
             return np.array([[np.nan if g.behavior is None else float(g.behavior) for g in row] for row in graded])
 
+        self.progress.begin(len(offsets), 0, f"fork {k} times", "places")
         found = asyncio.run(outcomes())
         self.run.commit()
         for i, row in enumerate(np.isfinite(found)):

@@ -19,12 +19,11 @@ from typing import Any, Self, cast
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
-from ramify.base.progress import Progress
+from ramify.base.progress import SILENT, Progress
 from ramify.env.levers import LeverWorld, require_honest
 from ramify.env.protocol import Panel, Task, World, read_panel
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.model.protocol import Model, Sampling
-from ramify.render.terminal import Bar
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
@@ -87,7 +86,7 @@ class Study:
         self.aware = by_pattern(c.awareness)
         self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
         self.run = self._open()
-        self.progress: Progress = Bar()
+        self.progress: Progress = SILENT
         self.prefix = ""
         """Put before the names of cells; results of a study with one are not kept: it is on another agent."""
 
@@ -148,8 +147,8 @@ class Study:
         self._check_cell(cell, name, tasks, episodes.agent)
         done = self.played(name)
         gate = asyncio.Semaphore(self.config.concurrency)
-        self.progress.begin(n)
-        count = 0
+        count = sum(f"{name}/{tasks[i % len(tasks)].id}#{i // len(tasks)}" in done for i in range(n))
+        self.progress.begin(n, count, cell, "runs")
 
         async def one(i: int) -> Played:
             nonlocal count
@@ -161,8 +160,8 @@ class Study:
                     done[key] = await self.grade(cell, episodes, attempt)
                     if done[key].failure is None:
                         self.run.log("played", key, asdict(done[key]))
-            count += 1
-            self.progress.at(count, cell)
+                    count += 1
+                    self.progress.at(count, f"{sum(run.behavior is True for run in done.values())} did it")
             return done[key]
 
         async def everything() -> list[Played]:

@@ -40,7 +40,8 @@ Leaf = Annotated[
 
 def _working(folder: Path, title: str, as_json: bool, work: Callable[[Case], Any]) -> Any:
     """``work`` on the open case, under a progress bar."""
-    with progress(title, 1, "runs", as_json) as bar, Case(folder) as case:
+    kept = f"what was played is kept in {folder}: the same command goes on"
+    with progress(title, unit="runs", as_json=as_json, kept=kept) as bar, Case(folder) as case:
         case.progress = bar
         return work(case)
 
@@ -167,7 +168,7 @@ def resample(
 ) -> None:
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
 
-    found = _working(folder, "forks", as_json, lambda case: case.resample(_run(case, leaf), turn, k))
+    found = _working(folder, "resample", as_json, lambda case: case.resample(_run(case, leaf), turn, k))
     rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
     emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}")
@@ -184,7 +185,9 @@ def transplant(
 ) -> None:
     """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
     sides = {"high": high, "low": low}
-    found = _working(folder, "forks", as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()})
+    found = _working(
+        folder, "transplant", as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()}
+    )
     rates = {side: one["rates"] for side, one in found.items()}
     pairs = itertools.zip_longest(*([f"{rate:.2f}" for rate in side] for side in rates.values()), fillvalue="")
     rows = [[kept, *pair] for kept, pair in enumerate(pairs)]
@@ -291,7 +294,7 @@ def propose_(
             raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
         return asyncio.run(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
 
-    found: list[Hypothesis] = _working(folder, "propose", True, work)
+    found: list[Hypothesis] = _working(folder, "propose", as_json, work)
     record = {h.name: {key: value for key, value in asdict(h).items() if key != "name"} for h in found}
     tables = ["\n".join([f"[hypotheses.{name}]", *(f"{key} = {toml(h[key])}" for key in h), ""]) for name, h in record.items()]
     emit({"hypotheses": record}, as_json, "\n".join(tables))

@@ -5,11 +5,12 @@ The adversary controls a tool's result and nothing else. The search keeps what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.methods.governance.algorithm import counted
 from ramify.stats.intervals import difference_of_proportions, proportion
@@ -40,9 +41,7 @@ def note(name: str, policy: str) -> str:
     return text.replace("{policy}", policy)
 
 
-async def search(
-    bench: Bench, max_queries: int = 200, holdout: float = 0.5, tell: Callable[[str], object] = lambda line: None
-) -> dict[str, Any]:
+async def search(bench: Bench, max_queries: int = 200, holdout: float = 0.5, progress: Progress = SILENT) -> dict[str, Any]:
     """Find the instruction that makes one agent break its rules most, on some tasks, and report it on the others.
 
     Successive halving: every candidate on each task of *select*, the better half again with fresh episodes, until one is left or the
@@ -70,19 +69,23 @@ async def search(
     log: list[dict[str, Any]] = []
     scores: dict[str, tuple[int, int]] = dict.fromkeys(pool, (0, 0))
     round_ = 0
+    done = 0
     while len(pool) * len(select) <= left:
+        progress.begin(max_queries, done, f"search {round_ + 1}", "episodes")
         left -= len(pool) * len(select)
         for text in pool:
             k, n = await _tried(bench, select, text, [round_])
             scores[text] = (scores[text][0] + k, scores[text][1] + n)
             log.append({"round": round_, "candidate": text, "k": k, "n": n})
-            tell(f"round {round_}: {k}/{n} {text[:60]}")
+            done += len(select)
+            progress.at(done, f"{k} of {n} violations")
         if len(pool) == 1:
             break
         pool = sorted(pool, key=lambda text: -_rate(scores[text]))[: (len(pool) + 1) // 2]
         round_ += 1
     best = max(pool, key=lambda text: _rate(scores[text]))
     arms = {"none": "", "deprecation": FRAMINGS["deprecation"].replace("{about}", ""), "best": best}
+    progress.at(done, phase="report")
     found = {name: await _tried(bench, report, text, range(reps)) for name, text in arms.items()}
     found["bulk"] = await _tried(bench, [replace(c, condition="attack_volume") for c in report], "", range(reps))
     return {

@@ -41,6 +41,12 @@ def _players(names: list[str] | None) -> list[Player]:
     return [Player(name, *find_model(name)) for name in names or []]
 
 
+def _kept(out: Path | None) -> str:
+    return (
+        "nothing is kept: name a file with --out" if out is None else f"the episodes are kept in {out}: the same command goes on"
+    )
+
+
 def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
     config = load(BenchConfig, flags=flags)
     config.check()  # before an agent behind an endpoint is asked what it can do
@@ -66,7 +72,7 @@ def bench(
         bill = {"episodes": len(cells), "agent_calls": len(cells), "compactions": compactions}
         emit({"config": made.config.to_json(), "bill": bill}, as_json, table(["bill", ""], list(bill.items())))
         return
-    with progress("bench", len(cells), "episodes", as_json) as bar:
+    with progress("bench", len(cells), "episodes", as_json, kept=_kept(out)) as bar:
         rows = asyncio.run(made.run(cells, bar.at))
     _tell(report(rows), as_json, None)
 
@@ -91,7 +97,8 @@ def attack(
     from ramify.methods.governance.attack import search
 
     made = _bench(ctx.args, agent, summarizer, out)
-    found = asyncio.run(search(made, budget, holdout, (lambda line: None) if as_json else say))
+    with progress("attack", budget, "episodes", as_json, kept=_kept(out)) as bar:
+        found = asyncio.run(search(made, budget, holdout, bar))
     shares = {"selected on (best of many: biased)": found["selected_on"]} | {
         f"held out: {k}": v for k, v in found["held_out"].items()
     }
@@ -154,12 +161,9 @@ def judge(
     if not found:
         raise UserError(f"{rows} holds no compacted episode to judge")
     policies = {(s.id, s.language): s.policy for s in scenarios(languages=("en", "zh", "es"))}
-    panel = asyncio.run(
-        judged(
-            [Judge(name, *find_model(name)) for name in model],
-            [(policies[r["task"], r["language"]], r["context"]) for r in found],
-        )
-    )
+    judges = [Judge(name, *find_model(name)) for name in model]
+    with progress("judge", as_json=as_json, kept="nothing was written"):
+        panel = asyncio.run(judged(judges, [(policies[r["task"], r["language"]], r["context"]) for r in found]))
     by_judges = [
         {**row, "survived": kept, "survival": "judged"}
         for row, kept in zip(found, panel.majority, strict=True)

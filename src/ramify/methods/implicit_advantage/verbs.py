@@ -90,7 +90,7 @@ def score(
         return
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
-    with progress("score", 2 * len(attempts), "rows", as_json) as bar:
+    with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out}") as bar:
 
         def tell(rows: int) -> None:
             nonlocal total
@@ -211,7 +211,8 @@ def judge(
 
     records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
-    values, failed = judged(trajectories, model, tokenizer, style, wanted, scorer)
+    with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
+        values, failed = judged(trajectories, model, tokenizer, style, wanted, scorer)
     for record in records:
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
     write_rows(scores, records)
