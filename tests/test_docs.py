@@ -10,27 +10,19 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from doc_blocks import blocks, calls
 from forked import Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-BLOCK = re.compile(r"(<!-- run -->\n+)?^( *)```(\w*)[^\n]*\n(.*?)^\2```", re.M | re.S)
 NEEDS = re.compile(r"<!-- needs: ([\w, ]+) -->")
-
-
-def blocks(page: Path) -> Iterator[tuple[str, str, bool]]:
-    """(language, text, whether it is to be run) of each fenced block."""
-    for run, indent, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        yield language, re.sub(f"^{indent}", "", text, flags=re.M), bool(run)
 
 
 def name(page: Path) -> str:
@@ -117,17 +109,6 @@ def known() -> dict[str, set[str]]:
         written = [text.split()[0] for text, _ in load("commands").options(command) if text.startswith("-")]
         found[verb] = {option for text in written for option in text.split("/")} | {"--help", "-h"}
     return found
-
-
-def calls(text: str) -> Iterator[list[str]]:
-    """The words of each call of ramify in a shell block."""
-    for line in text.replace("\\\n", " ").splitlines():
-        for part in re.split(r"\||&&|;", line.partition(" #")[0].strip().removeprefix("$ ")):
-            words = shlex.split(part, comments=True)
-            while words and ("=" in words[0] and not words[0].startswith("-")):
-                words = words[1:]  # NAME=value before the command
-            if words and words[0].endswith("ramify"):
-                yield words[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

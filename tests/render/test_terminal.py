@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
+from ramify.base.errors import InterruptedRunError
 from ramify.render.terminal import emit, progress, sanitize, say, short, table
 
 
@@ -85,29 +88,73 @@ def test_short_work_says_nothing_without_a_terminal(capsys: pytest.CaptureFixtur
 def test_long_work_says_a_line_now_and_then_without_a_terminal(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     now = [0.0]
     with progress("work\x1b[2J", 1, "tokens", as_json, clock=lambda: now[0]) as bar:
-        bar.begin(200, 50)
-        for then, done, note in ((29.0, 60, "a"), (30.0, 100, "update 3"), (59.0, 120, "b"), (90.0, 150, ""), (93.0, 200, "all")):
+        bar.begin(200, 50, "play")
+        for then, done, note in ((29.0, 60, "a"), (30.0, 100, "update 3"), (59.0, 120, "b"), (90.0, 150, "")):
             now[0] = then
             bar.at(done, note)
-    told = "work: 50% after 0.5 min, update 3\nwork: 75% after 1.5 min\nwork: 100% after 1.6 min, all\n"
+        now[0] = 93.0
+        bar.at(200, "all", "train")
+    told = (
+        "work play: 50% after 0.5 min, 100/200 tokens, 1.7/s, 1:00 left, update 3\n"
+        "work play: 75% after 1.5 min, 150/200 tokens, 1.1/s, 0:45 left\n"
+        "work train: 100% after 1.6 min, 200/200 tokens, 1.6/s, 0:00 left, all\n"
+    )
     assert capsys.readouterr() == ("", "" if as_json else told)
 
 
-def test_progress_shows_rate_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Screen(io.StringIO):
+    """Says that it is a terminal."""
 
-    screen = Terminal()
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_the_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    screen, now = Screen(), [0.0]
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
-    with progress("sampling", 2000, "tokens", done=500) as bar:
-        bar.at(1500, "update 3\x1b]0;x\x07")
-    shown = sanitize(screen.getvalue())
-    assert "tokens/s" in shown
-    assert "500 of 2.0k left" in shown
-    assert "update 3" in shown
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with progress("日本-a long name of a run\x1b]0;x\x07", 0, "tokens", clock=lambda: now[0]) as bar:
+        now[0] = 65.0
+        bar.begin(2000, 500, "sample 3/50")
+        now[0] = 75.0
+        bar.at(1500, "success 41%, 日本日本日本日本日本日本")
+    shown = [line for line in sanitize(screen.getvalue()).split("\n") if line.strip()]
+    assert all(cell_len(line) < columns for line in shown)
+    if columns >= 80:
+        assert re.search(r"sample 3/50 .*1.5k/2.0k tokens, 100/s, 0:05 left, success 41%", shown[-1])
+
+
+def test_what_is_wider_than_a_terminal_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "30")
+    emit({}, False, "  interrupted; what was done is kept: go on with `ramify resume r` or stay\n" + "x" * 40 + " short")
+    assert screen.getvalue().splitlines() == [
+        "  interrupted; what was done",
+        "  is kept: go on with",
+        "  `ramify resume r` or stay",
+        "x" * 40,
+        "short",
+    ]
+
+
+def test_a_terminal_without_control_sequences_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, now = Screen(), [0.0]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "dumb")
+    with progress("work", 4, "runs", clock=lambda: now[0]) as bar:
+        now[0] = 40.0
+        bar.at(2)
+    assert screen.getvalue() == "work: 50% after 0.7 min, 2/4 runs, 0.1/s, 0:40 left\n" * 2
+
+
+def test_ctrl_c_says_what_is_kept() -> None:
+    with pytest.raises(InterruptedRunError, match=r"^interrupted; all of it is kept$"), progress("work", kept="all of it is kept"):
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), progress("work"):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0"), (0.25, "0.2"), (950, "950"), (1234, "1.2k"), (34567, "35k"), (5.6e6, "5.6M")])

@@ -144,6 +144,7 @@ def test_a_torn_cell_is_one_sentence(tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal, sys, time
 from pathlib import Path
+from ramify.base.progress import SILENT, Progress
 from ramify.stats.checks import Cells
 
 def cell(x, folder):
@@ -152,14 +153,15 @@ def cell(x, folder):
         time.sleep(600)
     return x
 
-def two_done(done, total, key):
-    if done == 2:
-        while len(list(Path(sys.argv[1]).glob("started-*"))) < 2:
-            time.sleep(0.05)
-        os.killpg(0, signal.SIGINT)
+class TwoDone(Progress):
+    def at(self, done, note="", phase=""):
+        if done == 2:
+            while len(list(Path(sys.argv[1]).glob("started-*"))) < 2:
+                time.sleep(0.05)
+            os.killpg(0, signal.SIGINT)
 
 if __name__ == "__main__":
-    folder, told = sys.argv[1], two_done if sys.argv[2] == "busy" else None
+    folder, told = sys.argv[1], TwoDone() if sys.argv[2] == "busy" else SILENT
     Cells(folder + "/cells", told).map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
 """
 

@@ -197,10 +197,10 @@ class _Live(_Told):
         from rich.cells import cell_len
         from rich.text import Text
 
-        head, tail = Text(self.title), ", ".join(self.facts())
-        head.truncate(TITLE, overflow="ellipsis")
-        if self.phase:
-            head.append(f" {self.phase}")
+        head, phase, tail = Text(self.title), self.phase and f" {self.phase}", ", ".join(self.facts())
+        # What the run is called gives way before how it does.
+        head.truncate(min(TITLE, max(8, width - cell_len(phase + tail) - 1)), overflow="ellipsis")
+        head.append(phase)
         room = min(BAR, width - head.cell_len - cell_len(tail) - 2)
         head.append(" ")
         if self.total and room >= 6:
