@@ -22,8 +22,8 @@ from rich.cells import cell_len
 from waiting import PATIENCE
 
 TOKEN = re.compile(r"\x1b\[([?]?[0-9;]*)([A-Za-z])|\x1b.?|[\r\n]|[^\x1b\r\n]+", re.S)
-SHOWN_AGAIN = "\x1b[?25h"
-"""Shows the cursor: the live line is over."""
+HIDDEN, SHOWN_AGAIN = "\x1b[?25l", "\x1b[?25h"
+"""The cursor goes where a live line begins, and comes back where it is over."""
 
 
 class Screen:
@@ -134,9 +134,8 @@ class Terminal:
     @property
     def live(self) -> list[str]:
         """The live lines that were shown, one after another, as texts without colours."""
-        return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", part) for part in self.text.split("\x1b[2K")[1:]]
-
-
-def dumb(columns: int) -> dict[str, str]:
-    """What a program learns of a terminal without control sequences."""
-    return {"TERM": "dumb", "COLUMNS": str(columns)}
+        found = []
+        for part in self.text.split(HIDDEN)[1:]:
+            drawn = re.split(r"\x1b\[2K", part.partition(SHOWN_AGAIN)[0])
+            found += [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", line) for line in drawn]
+        return found

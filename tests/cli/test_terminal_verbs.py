@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from forked import Forks
-from terminals import SHOWN_AGAIN, Screen, Terminal
+from terminals import HIDDEN, SHOWN_AGAIN, Screen, Terminal
 
+from ramify.base.ids import stable_hash
 from ramify.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +57,7 @@ DRAFTER = f"dspark train builtin --out drafter {DSPARK}"
 CROSS = "--tuned hf:{policy} --base hf:{reference} --layer 1 --tool {tool} --plain {plain} --raw"
 DICTIONARY = "crosscoder train states --out dictionary --features 40 --k 6 --batch 32"
 STUDY = "early-decision run --model builtin --label regex:a --prompts {prompts} --out study --k 2 --think-tokens {} --answer-tokens 3 --open <t> --close </t>"
-CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{prompts}} --out scan.jsonl"
+CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan.jsonl"
 
 VERBS = {
     "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "go on with `ramify resume", fast=True),
@@ -82,11 +84,11 @@ VERBS = {
     "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
     "early-decision probe": Verb("early-decision probe study --shuffles 2 --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
-    "early-decision valley": Verb("early-decision valley study --points 4 --draws 5", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
+    "early-decision valley": Verb("early-decision valley study --points 6 --draws 5", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision continue": Verb("early-decision continue study --m 1 --n 2 --shares 0,0.5", "prefixes", "early-decision continue study --m 2 --n 900", AGAIN, (STUDY.replace("{}", "12"),)),
     "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),)),
     "forensics run": Verb("forensics run case", "baseline .* runs.* did it", "forensics run case --n 90000", AGAIN),
-    "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,258", "errors"),
+    "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", "errors"),
     "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), "clear"),
     "forensics forbid": Verb("forensics forbid case huge huge --n 6", "huge"),
     "forensics resample": Verb("forensics resample case --k 4", "fork 4 times", before=("forensics run case",), ends=(0, 2)),
@@ -101,9 +103,14 @@ VERBS = {
 }  # fmt: skip
 
 
-def cases(verbs: dict[str, Verb]) -> list[object]:
-    """The fast ones, and the others as slow."""
-    return [pytest.param(verb, id=name, marks=[] if verb.fast else [pytest.mark.slow]) for name, verb in verbs.items()]
+def cases(wide: bool) -> list[object]:
+    """Verbs, widths and whether in colour. All but the fast ones are slow, and wide only where Ctrl-C is not tried, which is."""
+    return [
+        pytest.param(verb, columns, columns == 80, id=f"{name}-{columns}", marks=[] if verb.fast else [pytest.mark.slow])
+        for name, verb in VERBS.items()
+        for columns in (80, 200)
+        if (columns == 200 and verb.endless if not wide else columns == 80 or verb.fast or not verb.endless)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +142,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         return {"task_id": f"t{i // 2}", "trial": i % 2, "steps": steps, "outcome": {"reward": float(i % 2)}}
 
     ids = [rng.integers(20, 90, 4).tolist() for _ in range(8)]
-    write(
-        "prompts", [{"id": f"p{i}", "prompt_ids": ids[i], "prompt": "go", "answer": "a", "pool": "ab"[i % 2]} for i in range(8)]
-    )
+    write("prompts", [{"id": f"p{i}", "prompt_ids": ids[i], "prompt": "go", "pool": "ab"[i % 2]} for i in range(8)])
+    write("problems", [{"id": f"p{i}", "prompt_ids": ids[i], "answer": "a"} for i in range(8)])
     for name in ("tool", "plain"):
         write(name, [{"id": f"{name}{i}", "prompt": f"go {name} {i}"} for i in range(24)])
     write("attempts", [attempt(i) for i in range(8)])
@@ -184,6 +190,10 @@ class Shell:
 
     def before(self, verb: Verb) -> None:
         """What must be there, made without a terminal; ``stop`` interrupts a run."""
+        made = self.parts["policy"].parent / f"made-{stable_hash(*verb.before)}"
+        if made.exists():
+            shutil.copytree(made, self.folder, dirs_exist_ok=True)
+            return
         for call in verb.before:
             if call.startswith("stop "):
                 with self.begun(call.removeprefix("stop ") + " --out runs/rollout-9", 80, {}) as terminal:
@@ -192,6 +202,8 @@ class Shell:
                     assert terminal.wait() == 130
             else:
                 assert main([*self.words(call), "--json"]) == 0
+        if verb.before:
+            shutil.copytree(self.folder, made)
 
     def begun(self, call: str, columns: int, env: dict[str, str]) -> Terminal:
         """The terminal in which it runs."""
@@ -212,15 +224,14 @@ def shown_well(terminal: Terminal) -> list[str]:
     assert over, terminal.text
     screen = Screen(live, terminal.columns)
     assert screen.wrapped == []
-    assert len([line for line in screen.lines if re.search(r"/s, .*left|\d/\d.* \w+$", line)]) <= 1 + live.count("\x1b[?25l"), (
+    assert len([line for line in screen.lines if re.search(r"/s, .*left|\d/\d.* \w+$", line)]) <= 1 + live.count(HIDDEN), (
         screen.lines
     )
     return terminal.live
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("columns", "colour"), [(80, True), (200, False)])
-@pytest.mark.parametrize("verb", cases(VERBS))
+@pytest.mark.parametrize(("verb", "columns", "colour"), cases(wide=True))
 def test_a_verb_shows_how_far_it_is(verb: Verb, columns: int, colour: bool, shell: Shell) -> None:
     shell.before(verb)
     with shell.begun(verb.call, columns, {} if colour else {"NO_COLOR": "1"}) as terminal:
@@ -231,10 +242,10 @@ def test_a_verb_shows_how_far_it_is(verb: Verb, columns: int, colour: bool, shel
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("verb", cases({name: verb for name, verb in VERBS.items() if verb.endless}))
-def test_ctrl_c_is_one_sentence(verb: Verb, shell: Shell) -> None:
+@pytest.mark.parametrize(("verb", "columns", "colour"), cases(wide=False))
+def test_ctrl_c_is_one_sentence(verb: Verb, columns: int, colour: bool, shell: Shell) -> None:
     shell.before(verb)
-    with shell.begun(verb.endless, 80, {}) as terminal:
+    with shell.begun(verb.endless, 80 if verb.fast else columns, {} if colour or verb.fast else {"NO_COLOR": "1"}) as terminal:
         assert terminal.until(AT_WORK), terminal.text
         terminal.press(b"\x03")
         assert terminal.wait() == 130, terminal.text

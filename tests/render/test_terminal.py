@@ -151,7 +151,10 @@ def test_a_terminal_without_control_sequences_gets_plain_lines(monkeypatch: pyte
 
 
 def test_ctrl_c_says_what_is_kept() -> None:
-    with pytest.raises(InterruptedRunError, match=r"^interrupted; all of it is kept$"), progress("work", kept="all of it is kept"):
+    with (
+        pytest.raises(InterruptedRunError, match=r"^interrupted; all of it is kept$"),
+        progress("work", kept="all of it is kept"),
+    ):
         raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt), progress("work"):
         raise KeyboardInterrupt

@@ -38,10 +38,10 @@ Leaf = Annotated[
 ]
 
 
-def _working(folder: Path, title: str, as_json: bool, work: Callable[[Case], Any]) -> Any:
+def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
     """``work`` on the open case, under a progress bar."""
     kept = f"what was played is kept in {folder}: the same command goes on"
-    with progress(title, unit="runs", as_json=as_json, kept=kept) as bar, Case(folder) as case:
+    with progress(folder.name, unit="runs", as_json=as_json, kept=kept) as bar, Case(folder) as case:
         case.progress = bar
         return work(case)
 
@@ -91,7 +91,7 @@ def plan(
 @app.command()
 def run(folder: Folder, n: N = None, as_json: Json = False) -> None:
     """Play the incident again and again: the rate, invalid runs, and runs that speak of a test, apart."""
-    found = _working(folder, "baseline", as_json, lambda case: case.baseline(n))
+    found = _working(folder, as_json, lambda case: case.baseline(n))
     emit(found, as_json, "\n\n".join(["# A case", *baseline_text(found), ""]))
 
 
@@ -102,7 +102,7 @@ def read(
     as_json: Json = False,
 ) -> None:
     """Print transcripts of runs that did it beside runs that did not."""
-    found = _working(folder, "read", True, lambda case: _sample(case, sample))
+    found = _working(folder, True, lambda case: _sample(case, sample))
     text = "\n\n".join(f"=== {'did it' if r['behavior'] else 'did not'}, ends at {r['leaf'][:12]}\n{r['text']}" for r in found)
     emit({"runs": found}, as_json, text or "no graded run of the incident yet: `ramify forensics run`")
 
@@ -123,7 +123,7 @@ def vary(
     as_json: Json = False,
 ) -> None:
     """Dose-response: the trend of the rate over one field, and the dose at which it reaches 1 and 5 percent."""
-    found = _working(folder, field, as_json, lambda case: [case.vary(field, _numbers(values), n)])
+    found = _working(folder, as_json, lambda case: [case.vary(field, _numbers(values), n)])
     _tested(found, as_json)
 
 
@@ -135,7 +135,7 @@ def counterfactual(
     as_json: Json = False,
 ) -> None:
     """Change one declared field (or a declared stack) and compare with the incident. Shows what the agent is shown otherwise."""
-    found = _working(folder, "counterfactual", as_json, lambda case: case.counterfactual(variants or (), n))
+    found = _working(folder, as_json, lambda case: case.counterfactual(variants or (), n))
     _tested(found, as_json)
 
 
@@ -149,7 +149,7 @@ def forbid(
     as_json: Json = False,
 ) -> None:
     """Repeated resampling: runs in which no sentence of a class is said, against the incident."""
-    _tested(_working(folder, name, as_json, lambda case: [case.forbid(name, says_of(case, what, judge), n)]), as_json)
+    _tested(_working(folder, as_json, lambda case: [case.forbid(name, says_of(case, what, judge), n)]), as_json)
 
 
 def _tested(found: list[TestResult], as_json: bool) -> None:
@@ -168,7 +168,7 @@ def resample(
 ) -> None:
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
 
-    found = _working(folder, "resample", as_json, lambda case: case.resample(_run(case, leaf), turn, k))
+    found = _working(folder, as_json, lambda case: case.resample(_run(case, leaf), turn, k))
     rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
     emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}")
@@ -185,9 +185,7 @@ def transplant(
 ) -> None:
     """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
     sides = {"high": high, "low": low}
-    found = _working(
-        folder, "transplant", as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()}
-    )
+    found = _working(folder, as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()})
     rates = {side: one["rates"] for side, one in found.items()}
     pairs = itertools.zip_longest(*([f"{rate:.2f}" for rate in side] for side in rates.values()), fillvalue="")
     rows = [[kept, *pair] for kept, pair in enumerate(pairs)]
@@ -218,7 +216,7 @@ def ask_(
         run = None if about == "third" else _run(case, leaf)
         return ask(case, name, question, says, run=run, n=n, turn=turn if about == "before" else None)
 
-    found = _working(folder, name, as_json, work)
+    found = _working(folder, as_json, work)
     rate = found["rate"]
     text = f"{rate['k']} of {rate['n']} answers [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]; the first:\n{found['examples'][0]}"
     emit(found, as_json, text)
@@ -244,7 +242,7 @@ def control_(
             f"the case has no variant and no field '{test}' ({nearest(test, [*case.config.variants, *case.config.fields])})"
         )
 
-    found = _working(folder, test, as_json, lambda case: control(case, made, model, instruct))
+    found = _working(folder, as_json, lambda case: control(case, made, model, instruct))
     rows = [[name, f"{one.power:.2f}", f"{one.false_alarm:g}", one.n, one.source] for name, one in found.items()]
     record = {name: {"power": one.power, "n": one.n, "source": one.source} for name, one in found.items()}
     emit(record, as_json, table(["test", "power", "false alarms", "runs", "agent"], rows))
@@ -294,7 +292,7 @@ def propose_(
             raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
         return asyncio.run(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
 
-    found: list[Hypothesis] = _working(folder, "propose", as_json, work)
+    found: list[Hypothesis] = _working(folder, as_json, work)
     record = {h.name: {key: value for key, value in asdict(h).items() if key != "name"} for h in found}
     tables = ["\n".join([f"[hypotheses.{name}]", *(f"{key} = {toml(h[key])}" for key in h), ""]) for name, h in record.items()]
     emit({"hypotheses": record}, as_json, "\n".join(tables))
@@ -303,7 +301,7 @@ def propose_(
 @app.command()
 def ach(folder: Folder, as_json: Json = False) -> None:
     """The table of competing hypotheses: inconsistencies counted, shared confounds once, silence without a control for nothing."""
-    found = _working(folder, "ach", True, lambda case: table_of(case.config, case.results()).report(case.config.benign, BENIGN))
+    found = _working(folder, True, lambda case: table_of(case.config, case.results()).report(case.config.benign, BENIGN))
     emit(found, as_json, "\n\n".join(ach_text(found)))
 
 
@@ -313,7 +311,7 @@ def report_(
 ) -> None:
     """Everything known of the case: rates, tests, sentences, questions, the table, what is missing, what would overturn it."""
 
-    found = _working(folder, "report", True, lambda case: case.report())
+    found = _working(folder, True, lambda case: case.report())
     text = as_text(found)
     if out is not None:
         write_whole(out, text)
