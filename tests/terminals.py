@@ -6,6 +6,7 @@ slips by unseen.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import re
@@ -68,6 +69,7 @@ class Terminal:
         self._master, self._slave = os.openpty()
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.name = os.ttyname(self._slave)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._thread: threading.Thread | None = None
         self._code: list[int] = []
 
@@ -123,7 +125,7 @@ class Terminal:
     def _read(self) -> bool:
         ready, _, _ = select.select([self._master], [], [], 0.05)
         if ready:
-            self.text += os.read(self._master, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n").replace("^C", "")
+            self.text += self._decoder.decode(os.read(self._master, 1 << 16)).replace("\r\n", "\n").replace("^C", "")
         return bool(ready)
 
     @property

@@ -252,3 +252,11 @@ def test_ctrl_c_is_one_sentence(verb: Verb, columns: int, colour: bool, shell: S
         shown_well(terminal)
         after = terminal.text.rpartition(SHOWN_AGAIN)[2].replace("\n", " ").strip()
         assert re.fullmatch(rf"ramify: interrupted; .*{verb.kept}.*", re.sub(r"\s+", " ", after)), terminal.text
+
+
+def test_help_fits_the_terminal(shell: Shell) -> None:
+    for call in ("--help", "improve --help", "cliffs scan --help", "dspark --help"):
+        with shell.begun(call, 80, {}) as terminal:
+            assert terminal.wait() == 0, terminal.text
+            assert terminal.screen.wrapped == []
+            assert len(terminal.screen.lines) > 10

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -23,10 +26,12 @@ class SettingsCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The usual help, then one entry per setting with type, help text and default."""
         super().format_help(ctx, formatter)
-        lines = ["Settings (--NAME VALUE):"]
+        lines, indent = ["Settings (--NAME VALUE):"], " " * 8
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
         for setting in describe(self.settings()):
             default = f" [{setting.default}]" if setting.default else ""
-            lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}\n        {setting.help}{default}")
+            lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}")
+            lines.append(textwrap.fill(f"{setting.help}{default}", width, initial_indent=indent, subsequent_indent=indent))
         formatter.write("\n".join(lines))
 
 
