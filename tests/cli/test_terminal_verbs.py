@@ -50,6 +50,7 @@ class Verb:
 
 AT_WORK = r"\d/s|(?<!load )0:0[1-9]"
 """The live line of work that is under way: a rate, or seconds."""
+CELL = "case .* runs, .* did it"
 NOTHING = "nothing was written"
 AGAIN = "the same command goes on"
 DSPARK = "--sequences 18 --length 20 --steps 4 --rows 4 --anchors 4 --layers 1 --block 3"
@@ -70,7 +71,7 @@ VERBS = {
     "tree-rollouts run": Verb("tree-rollouts run --out t.jsonl --count 2 --budget 40", "sample .* turns", "tree-rollouts run --out t.jsonl --count 64 --budget 4000"),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
     "cliffs scan": Verb(f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200", "scan .*traces", f"{CLIFFS} --samples 400 --max-tokens 60", f"{AGAIN}|{NOTHING}", ends=(0, 3)),
-    "cliffs ablate": Verb("cliffs ablate scan.jsonl --n 4", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),
+    "cliffs ablate": Verb(f"cliffs ablate scan.jsonl --n 4 --model builtin --verifier {PARTS}:verifier", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),
     "crosscoder capture": Verb(f"crosscoder capture {CROSS} --out states", "capture 0:0"),
     "crosscoder train": Verb(f"{DICTIONARY} --steps 60", "train .* steps", f"{DICTIONARY} --steps 400000", NOTHING, (f"crosscoder capture {CROSS} --out states",)),
     "crosscoder steer": Verb(
@@ -84,16 +85,16 @@ VERBS = {
     "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
     "early-decision probe": Verb("early-decision probe study --shuffles 2 --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
-    "early-decision valley": Verb("early-decision valley study --points 6 --draws 5", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
+    "early-decision valley": Verb("early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision continue": Verb("early-decision continue study --m 1 --n 2 --shares 0,0.5", "prefixes", "early-decision continue study --m 2 --n 900", AGAIN, (STUDY.replace("{}", "12"),)),
     "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),)),
     "forensics run": Verb("forensics run case", "baseline .* runs.* did it", "forensics run case --n 90000", AGAIN),
-    "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", "errors"),
-    "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), "clear"),
-    "forensics forbid": Verb("forensics forbid case huge huge --n 6", "huge"),
+    "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", CELL),
+    "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), CELL),
+    "forensics forbid": Verb("forensics forbid case huge huge --n 6", CELL),
     "forensics resample": Verb("forensics resample case --k 4", "fork 4 times", before=("forensics run case",), ends=(0, 2)),
     "forensics ask": Verb("forensics ask case advice What? fix --n 4", "ask .* answers"),
-    "forensics control": Verb(f"forensics control case seen --model {ORGANISM}:sly --n 6", "seen"),
+    "forensics control": Verb(f"forensics control case seen --model {ORGANISM}:sly --n 6", CELL),
     "governance bench": Verb("governance bench --out rows.jsonl --tasks email --reps 1", "bench .* episodes", "governance bench --out rows.jsonl --reps 900", AGAIN),
     "governance attack": Verb("governance attack --out rows.jsonl --tasks email,spend --reps 1 --budget 60", "attack (search|report)", kept=AGAIN, ends=(0, 2)),
     "implicit-advantage score": Verb(
