@@ -176,7 +176,9 @@ def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str,
         f"Serving {name} on {url} (Ctrl-C stops)",
         *([f"  sampling by default, from its generation_config.json: {own}"] if own else []),
         *([f"  export {TOKEN}={made}"] if made else []),
-        f"  curl {url}/chat/completions -H 'content-type: application/json'{header} -d {shlex.quote(body)}",
+        f"  curl {url}/chat/completions \\",  # in lines that fit a terminal, so that it can be copied
+        f"    -H 'content-type: application/json'{header} \\",
+        f"    -d {shlex.quote(body)}",
         f'  openai.OpenAI(base_url="{url}", api_key={key})',
     ]
     return "\n".join(lines)
