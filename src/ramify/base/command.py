@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ class SettingsCommand(TyperCommand):
         """The usual help, then one entry per setting with type, help text and default."""
         super().format_help(ctx, formatter)
         lines, indent = ["Settings (--NAME VALUE):"], " " * 8
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+        width = shutil.get_terminal_size().columns if os.isatty(1) else 10_000
         for setting in describe(self.settings()):
             default = f" [{setting.default}]" if setting.default else ""
             lines.append(f"  --{setting.name.replace('_', '-')} {setting.type}")

@@ -43,12 +43,12 @@ def emit(result: dict[str, Any], as_json: bool, text: str) -> None:
         # ASCII only, so no character of a trace can act on the terminal; DEL is the one control JSON leaves as it is.
         print(json.dumps(result, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
     else:
-        print(_printable(fitted(sanitize(text), sys.stdout), sys.stdout), flush=True)
+        print(_printable(sanitize(text), sys.stdout), flush=True)
 
 
 def say(text: str) -> None:
     """Print one message for a person (an error, a warning, a hint) to standard error."""
-    print(_printable(fitted(sanitize(text), sys.stderr), sys.stderr), file=sys.stderr, flush=True)
+    print(_printable(sanitize(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def fitted(text: str, stream: Any) -> str:
@@ -85,7 +85,8 @@ _WORDS = re.compile(r"(\s*)(?:`[^`]*`[^\s`]*|\S+)")
 
 
 def _printable(text: str, stream: Any) -> str:
-    """``text`` with characters the stream's encoding lacks replaced: a report must not die of a terminal's locale."""
+    """``text`` fitted to a terminal, with characters the stream's encoding lacks replaced: a report must not die of its locale."""
+    text = fitted(text, stream)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
