@@ -48,7 +48,7 @@ class Verb:
     """Exit codes that it may end with."""
 
 
-AT_WORK = r"\d/s|(?<!load )0:0[1-9]"
+AT_WORK = r"\d/s|(?<!load )\b0:0[1-9]"
 """The live line of work that is under way: a rate, or seconds."""
 CELL = "case .* runs, .* did it"
 NOTHING = "nothing was written"

@@ -162,6 +162,8 @@ class _Told(Progress):
         found = [f"{short(self.done)}/{short(self.total)} {self.unit}"]
         if rate > 0:
             found += [f"{short(rate)}/s", f"{_minutes((self.total - self.done) / rate)} left"]
+        else:  # nothing to reckon from yet, but time goes by
+            found.append(_minutes(seconds))
         return [*found, self.note] if self.note else found
 
 
