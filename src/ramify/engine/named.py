@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ramify.base import registry
-from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError, nearest
-from ramify.base.ids import stable_hash
-from ramify.base.plugins import find_attribute, own_part, own_path, source_of, takes
+from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.plugins import find_attribute, own_part, own_path, takes
 from ramify.model.chat import ChatTemplate, template_of
-from ramify.model.protocol import Message, Model, Tokenizer
-from ramify.model.scripted import ScriptedModel
+from ramify.model.function import FunctionModel
+from ramify.model.protocol import Model, Tokenizer
 
 
 def find_model(
@@ -20,7 +19,7 @@ def find_model(
     """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
     ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one without
-    arguments, or a plain function that replies: of the messages, or of the messages and the key of the draw (an integer to seed with).
+    arguments, or a plain function that replies (:class:`ramify.model.function.FunctionModel`).
 
     With it the template that lays chats out as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
@@ -63,27 +62,8 @@ def check_model(spec: str) -> None:
 
 
 def _replying(name: str, function: Callable[..., Any]) -> Model | None:
-    """A model without tokens whose replies ``function(messages)`` or ``function(messages, key)`` returns; None of a function without arguments.
-
-    What it raises, or returns that is no text, is a failure of the engine at that draw.
-    """
-    if takes(function, 0) or not (takes(function, 1) or takes(function, 2)):
-        return None
-    with_key = takes(function, 2)
-
-    def reply(messages: tuple[Message, ...], key: int) -> str:
-        try:
-            said = function(messages, key) if with_key else function(messages)
-        except RamifyError:
-            raise
-        except Exception as error:  # code of the user's own may raise anything
-            raise BoundaryError("engine", f"{name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(said, str):
-            raise BoundaryError("engine", f"{name} returned a {type(said).__name__}, not a text")
-        return said
-
-    reply.__qualname__ = stable_hash(name, source_of(function))
-    return ScriptedModel(reply, tokens=False, name=name)
+    """The model that a plain function is; None of one without arguments, which makes a model."""
+    return None if takes(function, 0) or not (takes(function, 1) or takes(function, 2)) else FunctionModel(function, name)
 
 
 def _registered(spec: str) -> Model:

@@ -65,6 +65,12 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
     NeedsError where the model takes tokens and nothing says how a chat is laid out as tokens.
     """
     template: ChatTemplate | None = getattr(model, "template", None)
+    if given:
+        if not isinstance(template, JinjaTemplate):
+            raise UserError(
+                "--chat-template goes with a model in this process (builtin, hf:PATH) or one whose folder has a template"
+            )
+        return replace(template, source=given.get("text") or template.source, date=given.get("date") or template.date)
     if template is None and "tokens" in model.capabilities:
         tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
         if tokenizer is None:
@@ -74,12 +80,6 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
             template = template_in(folder, tokenizer)
         else:
             template = TagTemplate(tokenizer)
-    if given:
-        if not isinstance(template, JinjaTemplate):
-            raise UserError(
-                "--chat-template goes with a model in this process (builtin, hf:PATH) or one whose folder has a template"
-            )
-        return replace(template, source=given.get("text") or template.source, date=given.get("date") or template.date)
     return template
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.plugins import source_of, takes
 from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.wire import request_messages
 
@@ -30,22 +31,14 @@ class FunctionModel:
 
     capabilities: frozenset[str] = frozenset()
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
         self._function = function
-        self._keyed = self._takes(2)
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        if not self._keyed and not self._takes(1):
-            raise UserError(f"the model '{name}' must be callable as {name}(messages) or {name}(messages, key)")
-        self.identity = Identity(name, stable_hash("function", getattr(function, "__module__", ""), name), "")
-
-    def _takes(self, count: int) -> bool:
-        try:
-            inspect.signature(self._function).bind(*range(count))
-        except TypeError:
-            return False
-        except ValueError:  # code that is not Python's need not say
-            return count == 1
-        return True
+        self._keyed = takes(function, 2)
+        own = getattr(function, "__qualname__", type(function).__qualname__)
+        if not self._keyed and not takes(function, 1):
+            raise UserError(f"the model '{name or own}' must be callable as {own}(messages) or {own}(messages, key)")
+        place = name or f"{getattr(function, '__module__', '')}.{own}"
+        self.identity = Identity(name or own, stable_hash("function", place, source_of(function)), "")
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
         """See :class:`ramify.model.protocol.Model`."""
@@ -65,11 +58,11 @@ class FunctionModel:
         except RamifyError:
             raise
         except Exception as error:  # code of the user's own may raise anything
-            raise BoundaryError("engine", f"{self.identity.name} failed: {type(error).__name__}: {error}") from error
+            raise BoundaryError("engine", f"{self.identity.name} raised {type(error).__name__}: {error}") from error
         if isinstance(said, Draw):
             return said
         if not isinstance(said, str):
-            raise BoundaryError("engine", f"{self.identity.name} returned a {type(said).__name__}, where a reply is a text")
+            raise BoundaryError("engine", f"{self.identity.name} returned a {type(said).__name__}, not a text")
         return Draw(said, "eos")
 
 
