@@ -20,8 +20,10 @@ from chat_templates import CALL, checkpoint, truths
 
 from ramify.cli.main import main
 from ramify.cli.serve import find_served
+from ramify.engine.checkpoints import chat_template
 from ramify.model.protocol import Message, Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
+from ramify.rollout.token_forks import read_problems
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.train.batch import rows_from_path
@@ -270,6 +272,20 @@ def test_what_a_template_refuses_is_said_before_anything_runs(
     assert f"the chat template {here / 'refuses.jinja'}" in err
     assert re.search(needs, err)
     assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["adds", "forgets", "merges", "opens-thinking"])
+def test_a_prompt_of_text_is_laid_out_as_transformers_renders_it(models: dict[str, Path], name: str, tmp_path: Path) -> None:
+    """The problems that cliffs, judges and drafters ask about; templates that rewrite the past were refused here, too."""
+    from transformers import AutoTokenizer
+
+    said = "hello <|im_end|> there"
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"id": "p", "prompt": said}) + "\n")
+    theirs = AutoTokenizer.from_pretrained(models[name])
+    (asked,) = read_problems(tmp_path / "problems.jsonl", chat_template(models[name]))
+    text = theirs.decode(list(asked.prompt_ids), skip_special_tokens=False)
+    assert text == theirs.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False)
+    assert list(asked.prompt_ids).count(theirs.convert_tokens_to_ids("<|im_end|>")) == text.count("<|im_end|>") - 1
 
 
 def test_a_template_of_ones_own(verb, here: Path, models: dict[str, Path]) -> None:

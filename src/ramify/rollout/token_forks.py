@@ -21,6 +21,7 @@ from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import place_key
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, TokenScores, require
+from ramify.model.rendered import laid_out
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
@@ -381,7 +382,7 @@ def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str]
                 text = read_field(record, "prompt", str, place)
                 if template is None:
                     raise UserError("a 'prompt' of text needs a model with a chat template; give 'prompt_ids'")
-                ids = [*template.render("user", text, "")[0], *template.open("assistant", "user")]
+                ids = laid_out(template, [("user", text)])
             if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
                 raise UserError("'prompt_ids' must be a list of token ids, at least one")
             data = dict(read_field(record, "data", dict, place, {}))

@@ -15,6 +15,7 @@ from ramify.base.errors import BoundaryError
 from ramify.base.seeds import place_key
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Message, Model, Prefix, Sampling
+from ramify.model.rendered import laid_out
 
 Style = Literal["grade", "steps"]
 _ASK: dict[Style, str] = {
@@ -86,5 +87,4 @@ async def reply_to(model: Model, template: ChatTemplate | None, text: str, name:
 def _prefix(template: ChatTemplate | None, text: str) -> Prefix:
     if template is None:
         return Prefix(messages=(Message("user", text),))
-    tokens = [*template.render("user", text, "")[0], *template.open("assistant", "user")]
-    return Prefix(tokens=np.array(tokens, np.int32))
+    return Prefix(tokens=np.array(laid_out(template, [("user", text)]), np.int32))

@@ -14,6 +14,7 @@ from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
 from ramify.methods.dspark import domains
 from ramify.model.chat import ChatTemplate, RawTemplate
+from ramify.model.rendered import laid_out
 from ramify.rollout.token_forks import read_problems
 
 SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
@@ -70,7 +71,7 @@ def from_file(file: Path, model: LocalModel, template: ChatTemplate | None, raw:
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            ids = [*shown.render("user", line, "")[0], *shown.open("assistant", "user")]
+            ids = laid_out(shown, [("user", line)])
             if not ids:
                 raise UserError(f"{file}:{number} has no token")
             found.append(np.array(ids, np.int32))
