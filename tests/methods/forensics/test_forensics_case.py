@@ -377,7 +377,7 @@ def test_a_first_case_by_the_page_says_its_rates(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(
         "import random\n\n\ndef reply(messages, key):\n    cut = len(messages) == 2 and random.Random(key).random() < 0.3\n"
-        "    done = messages[-1].text.startswith('000')\n"
+        "    done = messages[-1]['content'].startswith('000')\n"
         "    return f\"Action: {'shortcut' if cut else 'commit' if done else 'fix'}.\"\n"
     )
     assert main(["forensics", "init", "case", "--env", "tedious-repair:errors=3", "--model", "agent.py:reply"]) == 0
