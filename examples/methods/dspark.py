@@ -24,7 +24,7 @@ def main(name="builtin", file=None, out=None, steps=40):
     options = TrainOptions(steps=int(steps), **small)
     given = target.prompts(prompts, options.sequences, False, 0, "train")
     rows = text(target, given, options, folder)  # what the target itself says after each prompt
-    found = train(target, rows, options, folder, print)
+    found = train(target, rows, options, folder)
     print(f"trained for {found['step']} steps, mask token {found['mask_token']}")
 
     others = target.prompts(prompts, 24, False, 0, "calibrate")

@@ -292,7 +292,7 @@ def test_the_tasks_file_and_the_grader(tmp_path: Path, monkeypatch: pytest.Monke
         ("mcp:timeout=soon cat", "timeout must be a positive number"),
         ("mcp:at_once=0 cat", "at_once must be a positive number"),
         ("mcp:tasks=/no/such/file cat", "cannot read"),
-        ("mcp:grade=nowhere:grade cat", "cannot be imported"),
+        ("mcp:grade=nowhere:grade cat", "nothing that can be imported"),
         ("mcp:'cat", "cannot read its command"),
     ],
 )
