@@ -197,7 +197,8 @@ def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
 def test_soak(tmp_path: Path) -> None:
     """64 clients; RAMIFY_SOAK_SECONDS sets how long (120). Below a minute memory is not judged: buffers and memories still fill.
 
-    Measured over two minutes: 33 KiB/s with the recorder, 8 without (the replies that are remembered, 4,096 at most).
+    Growth is judged a request, since a faster machine answers more of them: 0.6 to 1.1 KiB with the recorder (what is remembered of
+    conversations and replies, 4,096 at most).
     """
     seconds = float(os.environ.get("RAMIFY_SOAK_SECONDS", "120"))
     with serve(tmp_path, "builtin", "--record", str(tmp_path / "run"), "--max-waiting", "256") as soaked:
@@ -207,7 +208,7 @@ def test_soak(tmp_path: Path) -> None:
         assert soak.errors == []
         assert len(soak.done) == 9
         assert answered(soaked)
-        assert seconds < 60 or soak.slope() < 100 * 1024
+        assert seconds < 60 or soak.slope() * seconds / sum(soak.done.values()) < 2 * 1024
         assert soaked.end() == 0
         assert "Traceback" not in soaked.said
     with closing(Run.open(tmp_path / "run")) as opened:
