@@ -97,6 +97,14 @@ VERBS = {
     "forensics control": Verb(f"forensics control case seen --model {ORGANISM}:sly --n 6", CELL),
     "governance bench": Verb("governance bench --out rows.jsonl --tasks email --reps 1", "bench .* episodes", "governance bench --out rows.jsonl --reps 900", AGAIN),
     "governance attack": Verb("governance attack --out rows.jsonl --tasks email,spend --reps 1 --budget 60", "attack (search|report)", kept=AGAIN, ends=(0, 2)),
+    "governance judge": Verb(
+        "governance judge rows.jsonl --judge builtin", "judge", before=("governance bench --out rows.jsonl --tasks email --reps 1",), ends=(0, 1, 2),
+    ),
+    "forensics propose": Verb("forensics propose case --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)),
+    "implicit-advantage judge": Verb(
+        "implicit-advantage judge --scores s.jsonl --trajectories {attempts} --model builtin --tokenizer {policy}", "judge",
+        before=("implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s.jsonl",), ends=(0, 4),
+    ),
     "implicit-advantage score": Verb(
         "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s.jsonl", "score .* rows",
         "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s.jsonl", "nothing was written",
