@@ -197,8 +197,7 @@ def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
 def test_soak(tmp_path: Path) -> None:
     """64 clients; RAMIFY_SOAK_SECONDS sets how long (120). Below a minute memory is not judged: buffers and memories still fill.
 
-    Growth is judged a request, since a faster machine answers more of them: 0.6 to 1.1 KiB with the recorder (what is remembered of
-    conversations and replies, 4,096 at most).
+    Growth is judged a request, since a faster machine answers more of them: 0.7 to 1.1 KiB were seen with the recorder.
     """
     seconds = float(os.environ.get("RAMIFY_SOAK_SECONDS", "120"))
     with serve(tmp_path, "builtin", "--record", str(tmp_path / "run"), "--max-waiting", "256") as soaked:
