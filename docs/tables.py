@@ -24,7 +24,7 @@ def row(check: dict[str, Any]) -> str:
     """One Markdown row: name, value with its interval, sample size, what was wanted, status."""
     low_high = "" if check["interval"] is None else f" [{check['interval'][0]:.3f}, {check['interval'][1]:.3f}]"
     wanted = "" if check["op"] == "report" else f"{check['op']} {check['threshold']:g}"
-    status = "report" if check["op"] == "report" and check["status"] == "pass" else check["status"].replace("_", " ")
+    status = "reported" if check["op"] == "report" else check["status"].replace("_", " ")
     return f"| {check['name']} | {check['value']:.4g}{low_high} | {check.get('n') or ''} | {wanted} | {status} |"
 
 

@@ -74,7 +74,7 @@ def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
     ("args", "sentence"),
     [
         (("scorers", "exact"), "did you mean 'scorer'?"),
-        (("method", "tree-rollouts"), "there are no checks for kind 'method'"),
+        (("backend", "local"), "there are no checks for kind 'backend'"),
         (("scorer", "exat"), "did you mean 'exact'?"),
         (("model", "bultin"), "did you mean 'builtin'?"),
         (("model", "hf:/no/such"), "there is no folder"),

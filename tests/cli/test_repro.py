@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,24 @@ def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixtur
 
 
 def test_sizes(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
-    for flags, size in (([], 1), (["--cpu"], 1), (["--quick"], 0), (["--gpu"], 2)):
+    for flags, size in (([], 1), (["--cpu"], 1), (["--quick"], 0), (["--quick", "--cpu"], 0), (["--gpu"], 2)):
         assert main(["repro", "study", *flags, "--json"]) == 0
         assert last_line(capsys)["checks"][1]["value"] == size
     assert main(["repro", "study", "--cpu", "--gpu"]) == 2
-    assert "choose one of --cpu, --gpu and --quick" in capsys.readouterr().err
+    assert "choose --gpu or --cpu" in capsys.readouterr().err
+
+
+def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
+    plain = study.reproduce
+
+    def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
+        return [replace(check, seeds=(first,)) for check in plain(size, cells)]
+
+    study.reproduce = reproduce
+    for seed in (0, 7, 7):
+        assert main(["repro", "study", "--quick", "--seed", str(seed), "--json"]) == 0
+        assert {check["seeds"][0] for check in last_line(capsys)["checks"]} == {seed}
+    assert CALLS == [3, 3]  # the second call with seed 7 found its cell
 
 
 def test_a_miss_exits_1_and_a_known_miss_is_listed_with_its_reason(

@@ -18,7 +18,7 @@ from typing import Any
 
 from test_faults import build_shim, strike
 
-from ramify.cli.repro import _commit, _machine, _versions
+from ramify.cli import cells
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "repro" / "hardening.json"
@@ -85,7 +85,12 @@ def main(names: list[str]) -> None:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             figures = part(Path(folder))
-        where = {"seconds": round(time.monotonic() - began), "commit": _commit(), "versions": _versions(), "machine": _machine()}
+        where = {
+            "seconds": round(time.monotonic() - began),
+            "commit": cells.commit(),
+            "versions": cells.versions(),
+            "machine": cells.machine(),
+        }
         record[name] = {"problems": 0, "figures": figures, **where}
         OUT.write_text(json.dumps({"command": "python tests/hardening/full.py", **record}, indent=1) + "\n")
 

@@ -55,7 +55,7 @@ def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
         ({"threshold": 0.4, "known_miss": "see page"}, "known_miss"),
         ({"threshold": 0.2, "known_miss": "see page"}, "pass"),
         ({"value": float("nan")}, "miss"),
-        ({"op": "report", "threshold": None, "value": float("nan")}, "pass"),
+        ({"op": "report", "threshold": None, "value": float("nan")}, "reported"),
     ],
 )
 def test_status(changes: dict[str, object], status: str) -> None:

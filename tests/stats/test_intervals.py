@@ -114,6 +114,19 @@ def test_a_proportion_as_a_record():
     assert proportion(81, 263) == {"value": 81 / 263, "interval": list(wilson(81, 263)), "k": 81, "n": 263}
 
 
+@pytest.mark.parametrize("clusters", [5, 10, 30, 60])
+def test_a_clustered_mean_covers_as_often_as_it_says(clusters: int) -> None:
+    rng = np.random.default_rng(clusters)
+    covered, tries = 0, 400
+    for _ in range(tries):
+        sizes = rng.integers(4, 13, clusters)
+        codes = np.repeat(np.arange(clusters), sizes)
+        values = rng.normal(size=clusters)[codes] + rng.normal(size=len(codes))
+        low, high = clustered_mean(values, codes, draws=400)[1] or (1.0, 0.0)
+        covered += low <= 0 <= high
+    assert 0.92 < covered / tries < 0.98  # three standard errors below; percentiles alone: .84 at 5, .90 at 10
+
+
 def test_a_clustered_mean_has_the_uncertainty_of_its_clusters() -> None:
     rng = np.random.default_rng(0)
     means = rng.normal(size=40)
@@ -121,8 +134,8 @@ def test_a_clustered_mean_has_the_uncertainty_of_its_clusters() -> None:
     mean, interval = clustered_mean(values, clusters)
     assert mean == pytest.approx(means.mean())
     assert interval is not None
-    half = 1.96 * means.std(ddof=1) / math.sqrt(40)
-    assert interval == pytest.approx((mean - half, mean + half), abs=0.06)
+    half = 2.0227 * means.std(ddof=1) / math.sqrt(40)  # Student's with 39 degrees of freedom
+    assert interval == pytest.approx((mean - half, mean + half), abs=1e-4)
     assert clustered_mean([1.0, 3.0], ["a", "a"]) == (2.0, None)
     uneven, _ = clustered_mean([0.0, 0.0, 0.0, 1.0], ["a", "a", "a", "b"])
     assert uneven == 0.25

@@ -1,4 +1,4 @@
-"""``ramify check``: run a kind's conformance battery on one part, built in, from a plug-in, or from a file of your own."""
+"""``ramify check``: a kind's conformance battery on one part, built in, from a plug-in, or from a file of your own; a method's truth; a run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ramify.base import conformance, registry
 from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
+from ramify.cli.nulls import check_methods
 from ramify.trace import integrity
 
 app = typer.Typer(add_completion=False)
@@ -22,21 +23,35 @@ MODELS = ("builtin", "hf", "chat", "completions", "factory")
 @app.command()
 def check(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox, middleware, or run.")
+        str,
+        typer.Argument(
+            metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox, middleware, method, or run."
+        ),
     ],
     name: Annotated[
         str,
         typer.Argument(
             metavar="NAME",
             help="A registered name (see `ramify list KIND`), NAME:ARGUMENT, or MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE. "
-            "Of a run: its folder.",
+            "Of a run: its folder. Of a method: its name, or all.",
         ),
     ],
+    quick: Annotated[bool, typer.Option("--quick", help="Of a method: fewer repetitions, some seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of a method: decides what is drawn.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Of a method: also write the counts as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a part does what its kind promises, or that a run is undamaged. Exit code 0: it is so; 1: not; 4: something is missing."""
+    """Check that a part does what its kind promises, that a run is undamaged, or that a method finds what is there and nothing else.
+
+    Exit code 0: it is so; 1: not; 4: something is missing.
+    """
     from ramify.render import terminal
 
+    if kind == "method":
+        check_methods(name, quick, seed, out, as_json)
+        return
+    if quick or seed or out is not None:
+        raise UserError(f"--quick, --seed and --out belong to `ramify check method NAME`, not to kind '{kind}'")
     if kind == "run":
         checks, found = integrity.CHECKS, integrity.check_run(Path(name))
     else:

@@ -90,8 +90,11 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``pass``, ``miss``, or ``known_miss``. A value that is not a number misses; a known miss that holds is a pass."""
-        if self.op == "report" or self.threshold is None or _OPS[self.op](self.value, self.threshold):
+        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_miss``. A value that is not a number misses; a known miss
+        that holds is a pass."""
+        if self.op == "report" or self.threshold is None:
+            return "reported"
+        if _OPS[self.op](self.value, self.threshold):
             return "pass"
         return "known_miss" if self.known_miss else "miss"
 

@@ -154,5 +154,5 @@ def test_a_miss_can_be_seen_and_sizes_are_named(untrained: dict[str, Any]) -> No
 @pytest.mark.slow
 def test_a_short_training_shows_the_effect_and_the_pin() -> None:
     checks = {check.name: check for check in repro.reproduce("quick", Cells())}
-    assert [check for check in checks.values() if check.status != "pass"] == []
+    assert [check for check in checks.values() if check.status not in ("pass", "reported")] == []
     assert checks["summary, b = 8: violation"].value > 10 * checks["pin, b = 8: violation"].value

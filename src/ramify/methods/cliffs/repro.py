@@ -283,11 +283,12 @@ OTHER = (
 )
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Run section 7(a). Raises UserError for a size there is none of."""
     if size not in _SIZES:
         raise UserError(f"cliffs has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights")
     plan = _SIZES[size]
+    plan = replace(plan, seeds=tuple(first + s for s in plan.seeds), train_seeds=tuple(first + s for s in plan.train_seeds))
     keys: dict[str, dict[str, Any]] = {f"process, seed {seed}": {"traces": plan.traces, "seed": seed} for seed in plan.seeds}
     process = list(cells.map(process_cell, keys, workers=1).values())
     keys = {f"model, seed {seed}": {"recipe": plan.recipe, "seed": seed, "problems": plan.answers} for seed in plan.seeds}

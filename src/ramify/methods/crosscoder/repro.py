@@ -340,12 +340,12 @@ def reconstructions(
 # --- checks ---------------------------------------------------------------------------------------------------------------------
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Sections 7(a1) and 7(a2). ``cpu``: 5 seeds; ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
     if size not in ("quick", "cpu"):
         raise UserError(f"crosscoder has no size '{size}': there are quick and cpu")
     quick = size == "quick"
-    seeds = (0,) if quick else (0, 1, 2, 3, 4)
+    seeds = tuple(range(first, first + (1 if quick else 5)))
     studies = [] if quick else list(cells.map(study, {f"pair {s}": {"seed": s} for s in seeds}).values())
     names = ["10 %, sum L1", "10 %, sum L1, the paper's start"] if quick else list(VARIANTS)
     less = {"steps": 500, "rows": 30_000} if quick else {}

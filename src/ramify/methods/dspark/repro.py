@@ -369,39 +369,38 @@ def lossless_checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
     return checks
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`; ``quick``: DSpark and DFlash on a smaller target, looser thresholds."""
     if size not in SIZES:
         raise UserError(f"dspark has no size '{size}': there are quick and cpu")
     quick, counts = size == "quick", SIZES[size]
     drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in COMPARED}
-    of = {"size": counts, "seed": SEED}
+    of = {"size": counts, "seed": first}
     entropy = cells.map(target_cell, {"target": of})["target"]
     raw = cells.map(drafter_cell, {name: of | {"what": what} for name, what in drafters.items()})
     found = {name: {d: Rounds.from_json(r) for d, r in raw[name].items()} for name in drafters}
     checks = [_figure(f"target: cross-entropy, {d}", entropy[d], 64) for d in DOMAINS] + acceptance_checks(found, quick)
     if not quick:
-        checks += _seeds(cells, counts, found)
+        checks += _seeds(cells, counts, found, first)
         checks += _rivals(cells.map(rivals_cell, {"rivals": of})["rivals"], counts)
     mixed = joined([found["DSpark"][domain] for domain in DOMAINS]).to_json()
     heats = cells.map(calibration_cell, {f"calibration {heat}": {"rounds": mixed, "heat": heat} for heat in (1.0, 2.0)})
     checks += calibration_checks(heats["calibration 1.0"], heats["calibration 2.0"], quick)
     checks += _scheduled(cells, mixed, counts, quick)
-    if quick:
-        return checks + lossless_checks([])
     exact = of | {"what": drafters["DSpark"], "draws": 10_000}
-    return checks + lossless_checks(cells.map(lossless_cell, {"lossless": exact})["lossless"])
+    checks += lossless_checks([] if quick else cells.map(lossless_cell, {"lossless": exact})["lossless"])
+    return [replace(check, seeds=tuple(first + seed for seed in check.seeds)) for check in checks]
 
 
-def _seeds(cells: Cells, counts: dict[str, Any], first: Measured) -> list[Check]:
+def _seeds(cells: Cells, counts: dict[str, Any], own: Measured, first: int) -> list[Check]:
     """Train and measure the compared drafters of the other seeds."""
     plan = {
-        f"{name} of seed {seed}": {"size": counts, "seed": seed, "what": DRAFTERS[name]}
+        f"{name} of seed {seed}": {"size": counts, "seed": first + seed, "what": DRAFTERS[name]}
         for seed in SEEDS[1:]
         for name in COMPARED
     }
     raw = cells.map(drafter_cell, plan)
-    by_seed = {SEED: first}
+    by_seed = {SEED: own}
     for seed in SEEDS[1:]:
         rounds = {name: raw[f"{name} of seed {seed}"] for name in COMPARED}
         by_seed[seed] = {name: {d: Rounds.from_json(r) for d, r in one.items()} for name, one in rounds.items()}

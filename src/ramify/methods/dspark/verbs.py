@@ -233,7 +233,7 @@ def verify_lossless(
     given = opened.prompts(prompts, n, raw, seed, "test")
     with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
         profiled, checks = run.verify(opened, drafter, given, seed, draws, bar)
-    passed = all(one.status == "pass" for one in checks)
+    passed = all(one.status in ("pass", "reported") for one in checks)
     title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)

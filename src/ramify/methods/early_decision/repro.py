@@ -84,11 +84,11 @@ KNOWN_MISSES = {
 }
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, smaller organisms with shorter traces, looser thresholds, no hybrid."""
     if size not in SIZES:
         raise UserError(f"early-decision has no size '{size}': there are {' and '.join(sorted(SIZES))}")
-    chosen, seeds = SIZES[size], SIZES[size]["seeds"]
+    chosen, seeds = SIZES[size], tuple(first + seed for seed in SIZES[size]["seeds"])
     calls = {
         f"{kind} {seed}": {"recipe": {**chosen["recipe"], "kind": kind, "seed": seed}, **chosen["study"]}
         for seed in seeds

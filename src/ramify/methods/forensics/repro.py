@@ -205,7 +205,7 @@ class _Found:
         return Check.mean(name, values, self.seeds, op, threshold)
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 20 seeds of four organisms; ``quick``: one seed of two organisms, less teaching, looser thresholds."""
     if size not in ("quick", "cpu"):
         raise UserError(f"forensics has no size '{size}': there are quick and cpu")
@@ -215,10 +215,10 @@ def reproduce(size: str, cells: Cells) -> list[Check]:
     teaching = {"steps": 350, "more": 130} if quick else {"steps": 500, "more": 200}
     record = cells.get("controls", controls, draws=10 if quick else 100, size=measured)
     known = {name: Control(**value) for name, value in record.items()}
-    seeds = range(1 if quick else 20)
+    seeds = range(first, first + (1 if quick else 20))
     plan = {
         f"seed {seed}": {
-            "seed": seed, "kinds": list(kinds), "teaching": teaching, "size": measured, "played": (300 if quick else 1000) if seed == 0 else 0
+            "seed": seed, "kinds": list(kinds), "teaching": teaching, "size": measured, "played": (300 if quick else 1000) if seed == first else 0
         }
         for seed in seeds
     }  # fmt: skip

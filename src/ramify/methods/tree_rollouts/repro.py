@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -256,24 +256,32 @@ _SIZES = {
 }  # fmt: skip
 
 
-def reproduce(size: str, cells: Cells) -> list[Check]:
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Run items 1 to 5 of section 7(a). Raises UserError for a size there is none of."""
     if size not in _SIZES:
         raise UserError(
             f"tree-rollouts has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights"
         )
-    plan = _SIZES[size]
+    plan = replace(_SIZES[size], seeds=tuple(first + seed for seed in _SIZES[size].seeds))
     return [*_law(plan, cells), *_selection(plan, cells), *_extras(plan, cells), *_training(plan, cells)]
 
 
 def _law(plan: _Size, cells: Cells) -> list[Check]:
     grid = {
-        f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups, "seed": 0}
+        f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups, "seed": plan.seeds[0]}
         for n, p in itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
     }
     worst = max(cell["z"] for cell in cells.map(law_cell, grid, workers=1).values())
     return [
-        Check("collapse law: largest distance over 12 cells, in standard errors", worst, None, plan.groups * 12, (0,), "<", 3.0)
+        Check(
+            "collapse law: largest distance over 12 cells, in standard errors",
+            worst,
+            None,
+            plan.groups * 12,
+            plan.seeds[:1],
+            "<",
+            3.0,
+        )
     ]
 
 
@@ -312,22 +320,23 @@ def _selection(plan: _Size, cells: Cells) -> list[Check]:
 
 
 def _extras(plan: _Size, cells: Cells) -> list[Check]:
-    found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=0)
+    found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=plan.seeds[0])
     name = "proxy: correlation of F with the L1 mass it led to"
     checks = [
-        Check.mean(f"{name}, within a prompt", found["within"], (0,)),
-        Check(f"{name}, pooled over prompts", found["pooled"], None, found["n"], (0,), "report"),
+        Check.mean(f"{name}, within a prompt", found["within"], plan.seeds[:1]),
+        Check(f"{name}, pooled over prompts", found["pooled"], None, found["n"], plan.seeds[:1], "report"),
     ]
     if plan.sweep:
-        grid = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=0)
+        grid = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=plan.seeds[0])
         name = "sweep: share of 125 cells within .05 of the best L1 mass"
-        checks.append(Check(name, grid["plateau"], None, plan.sweep, (0,), "report"))
+        checks.append(Check(name, grid["plateau"], None, plan.sweep, plan.seeds[:1], "report"))
         keys = {
-            f"trap {arm}": {"arm": arm, "prompts": 600, "seed": 0, "kinds": ["harder"], "budget": 2 * BUDGET} for arm in TRAPS
+            f"trap {arm}": {"arm": arm, "prompts": 600, "seed": plan.seeds[0], "kinds": ["harder"], "budget": 2 * BUDGET}
+            for arm in TRAPS
         }
         for arm, cell in zip(TRAPS, cells.map(selection_cell, keys).values(), strict=True):
             mixed = np.array(cell["mixed"], float)
-            checks.append(Check.mean(f"traps: mixed on harder prompts at 128 turns, {arm}", mixed, (0,)))
+            checks.append(Check.mean(f"traps: mixed on harder prompts at 128 turns, {arm}", mixed, plan.seeds[:1]))
     return checks
 
 

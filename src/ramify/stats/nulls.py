@@ -1,0 +1,77 @@
+"""What is known to be true of a made case, and how often a method says otherwise: false findings where nothing is, power where something is.
+
+A method's module ``nulls`` lists its cases as ``CASES``; ``ramify check method NAME`` runs them through the method's own verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ramify.stats.intervals import clopper_pearson
+
+Verb = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One independent draw of a case."""
+
+    seed: int
+    """Decides everything that is drawn in it."""
+    folder: Path
+    """Empty, and removed afterwards."""
+    verb: Verb
+    """``verb("cliffs", "scan", ...)`` runs ``ramify cliffs scan ... --json`` in this process and returns its last line. Raises what the
+    verb raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A made case whose truth is known, and how often the method's verb may, or must, report a finding on it."""
+
+    name: str
+    truth: Literal["nothing", "planted"]
+    says: str
+    """One sentence for a reader: what is true here, and what counts as a finding."""
+    run: Callable[[Repetition], bool]
+    """Whether the verb, at its default levels, reported a finding (of a planted case: the planted one)."""
+    wanted: float
+    """Of ``nothing`` the nominal level of the verb; of ``planted`` the least share to be found."""
+    full: int
+    """Repetitions that the committed figures rest on."""
+    quick: int
+    """Repetitions that fit into every change's checks."""
+    known_miss: str = ""
+    """Why a miss is expected, with the page that tells of it; empty where none is."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wanted <= 1 or not 1 <= self.quick <= self.full:
+            raise ValueError(f"case {self.name!r}: a share of {self.wanted} in {self.quick} of {self.full} repetitions is none")
+
+
+def verdict(case: Case, found: Sequence[bool]) -> dict[str, Any]:
+    """What repetitions of a case come to: n, findings, rate, its exact 95 % interval (Clopper-Pearson), what was wanted, and a status.
+
+    ``miss`` where the interval lies wholly above the nominal level (nothing) or wholly below the wanted share (planted): fewer
+    repetitions can excuse more, never less. Raises ValueError without repetitions.
+    """
+    if not found:
+        raise ValueError(f"case {case.name!r}: no repetitions")
+    n, k = len(found), sum(found)
+    low, high = clopper_pearson(k, n)
+    holds = low <= case.wanted if case.truth == "nothing" else high >= case.wanted
+    counted, wanted = ("false", "level") if case.truth == "nothing" else ("found", "wanted")
+    status = "pass" if holds else "known_miss" if case.known_miss else "miss"
+    record = {
+        "name": case.name,
+        "truth": case.truth,
+        "says": case.says,
+        "n": n,
+        counted: k,
+        "rate": k / n,
+        "interval": [low, high],
+    }
+    return record | {wanted: case.wanted, "status": status} | ({"known_miss": case.known_miss} if case.known_miss else {})

@@ -1,0 +1,111 @@
+"""ramify check method: what a method finds where nothing is, and whether it finds what is there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.base import registry
+from ramify.stats.nulls import Case, verdict
+
+TOY = """
+from ramify.stats.nulls import Case
+
+def often(rep):
+    assert not list(rep.folder.iterdir())
+    rep.verb("list", "env")
+    return rep.seed % 100 < SHARE
+
+CASES = (
+    Case("coins", "nothing", "Nothing is there.", often, wanted=0.05, full=60, quick=12),
+    Case("sun", "planted", "It is always there.", lambda rep: SEES, wanted=0.9, full=8, quick=4),
+)
+"""
+
+
+def make_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, share: int = 0, sees: bool = True, cases: str = "") -> None:
+    """A method "toy" that reports a finding in ``share`` of 100 repetitions of its null, and on its planted case where it ``sees``."""
+    package = folder / "toy_method"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""toy: a method."""\n')
+    (package / "nulls.py").write_text(f"SHARE, SEES = {share}, {sees}\n{TOY}\n{cases}\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.startswith("toy_method")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("RAMIFY_CACHE", str(folder / "cache"))
+    import toy_method  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(registry, "names", lambda kind: ["toy"])
+    monkeypatch.setattr(registry, "get", lambda kind, name: toy_method)
+
+
+def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(tmp_path, monkeypatch)
+    done = verb("check", "method", "toy", "--quick", "--json", "--out", tmp_path / "nulls.json")
+    report = done.json
+    assert done.code == 0
+    assert list(report)[:5] == ["method", "null", "planted", "passed", "seconds"]
+    assert report["null"] == {"n": 12, "false": 0, "rate": 0.0, "interval": [0.0, pytest.approx(0.2646, abs=1e-4)], "level": 0.05}
+    assert report["planted"] == {"n": 4, "found": 4, "rate": 1.0, "interval": [pytest.approx(0.3976, abs=1e-4), 1.0]}
+    assert json.loads((tmp_path / "nulls.json").read_text())["methods"] == [report]
+    assert verb("check", "method", "toy", "--quick", "--json").json == report  # cells are kept, so it takes no time
+
+
+def test_a_method_that_finds_what_is_not_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(tmp_path, monkeypatch, share=40)
+    done = verb("check", "method", "toy")
+    assert done.code == 1
+    assert "toy: MISSED" in done.out
+
+
+def test_a_method_that_does_not_see_what_is_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(tmp_path, monkeypatch, sees=False)
+    report = verb("check", "method", "all", "--json")
+    assert report.code == 1
+    assert report.json == {
+        "method": "all",
+        "passed": False,
+        "methods": [{"method": "toy", "passed": False, "seconds": report.json["methods"][0]["seconds"]}],
+    }
+
+
+def test_another_seed_draws_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(tmp_path, monkeypatch, share=50)
+    found = {verb("check", "method", "toy", "--json", "--seed", seed).json["null"]["false"] for seed in range(3)}
+    assert len(found) > 1
+
+
+def test_a_verb_that_fails_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(
+        tmp_path,
+        monkeypatch,
+        cases="CASES += (Case('bad', 'nothing', '.', lambda rep: rep.verb('show', 'nowhere'), 0.05, 2, 2),)",
+    )
+    done = verb("check", "method", "toy", "--quick")
+    assert done.code == 1
+    assert "cell 'bad, 0 to 0' failed: UserError" in done.err
+
+
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    assert "unknown method 'clifs'" in verb.refused("check", "method", "clifs")
+    assert "belong to `ramify check method NAME`" in verb.refused("check", "env", "household", "--quick")
+    make_toy(tmp_path, monkeypatch, cases="CASES = CASES[:1]")
+    assert "must hold a null and a planted case" in verb.refused("check", "method", "toy")
+    (tmp_path / "toy_method" / "nulls.py").unlink()
+    monkeypatch.delitem(sys.modules, "toy_method.nulls")
+    importlib.invalidate_caches()
+    assert "brings no null and no planted case" in verb.refused("check", "method", "toy")
+
+
+def test_a_case_fails_only_where_its_interval_says_so() -> None:
+    nothing = Case("n", "nothing", ".", lambda rep: False, 0.05, 200, 20)
+    planted = Case("p", "planted", ".", lambda rep: True, 0.8, 200, 20)
+    assert [verdict(nothing, [True] * k + [False] * (20 - k))["status"] for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
+    assert [verdict(nothing, [True] * k + [False] * (200 - k))["status"] for k in (10, 16, 18)] == ["pass", "pass", "miss"]
+    assert [verdict(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]
+    with pytest.raises(ValueError, match="no repetitions"):
+        verdict(nothing, [])
