@@ -55,7 +55,7 @@ async def main(thinker, panel, problems):
     await rollout(study, thinker, panel)
     await continuations(study, thinker, panel, ContinueConfig(m=2, n=8))
     if importlib.util.find_spec("sklearn"):
-        probe_stage(study, thinker, ProbeConfig(shuffles=10))
+        probe_stage(study, thinker, ProbeConfig())
     found = build(study)
     print(f"traces: {found['traces']}; with thinking against without: {found['thinking']['all']}")
     for name, ways in found["continuation"]["curves"].items():

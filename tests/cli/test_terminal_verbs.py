@@ -84,7 +84,7 @@ VERBS = {
     "dspark bench": Verb("dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3", "bench 0:0", "dspark bench builtin drafter --turns 900", NOTHING, (DRAFTER,)),
     "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
-    "early-decision probe": Verb("early-decision probe study --shuffles 2 --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
+    "early-decision probe": Verb("early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision valley": Verb("early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision continue": Verb("early-decision continue study --m 1 --n 2 --shares 0,0.5", "prefixes", "early-decision continue study --m 2 --n 900", AGAIN, (STUDY.replace("{}", "12"),)),
     "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),)),

@@ -36,7 +36,7 @@ def data(n: int = 400, width: int = 20, gap: float = 0.0, seed: int = 0) -> tupl
 
 def test_a_probe_finds_what_is_there() -> None:
     x, y = data(gap=2.0)
-    found = probe(x, y, np.arange(400), recipe=STATE_A, shuffles=3)
+    found = probe(x, y, np.arange(400), recipe=STATE_A, shuffles=19)
     best = found.pools[0]
     assert best.auroc == pytest.approx(0.5 * (1 + math.erf(1.0)), abs=0.04)  # Phi(2 / sqrt 2)
     assert best.interval is not None
@@ -147,7 +147,7 @@ def test_controls_by_pool() -> None:
     x, _ = data(200)
     pools = np.where(np.arange(200) % 2, "harmful", "benign")
     y = generator(5, "pools").random(200) < np.where(pools == "harmful", 0.8, 0.3)
-    found = probe(x, y, np.arange(200), pools=pools.tolist(), texts={"words": pools.tolist()}, shuffles=3)
+    found = probe(x, y, np.arange(200), pools=pools.tolist(), texts={"words": pools.tolist()}, shuffles=19)
     every, *each = found.pools
     assert every.null == found.null
     assert every.controls == found.controls

@@ -1,16 +1,18 @@
 """Linear probes of hidden states with honest cross-validation, and the controls without which a probe says nothing.
 
 Scores are out of fold: no score comes from a fit that saw the sample, nor another sample of its group. With no signal at all such scores,
-pooled over stratified folds, rank *below* one half, so the null is the same probe on shuffled labels, never 0.5.
+pooled over stratified folds, rank *below* one half, so the null is the same probe on shuffled labels, never 0.5. Labels are shuffled within
+folds and pools: the folds are stratified by the true labels, so only a shuffle that keeps each fold's counts is an equal of them.
 Source: Ri et al. 2026, arXiv 2606.25013, probes; the controls are this project's. Needs scikit-learn: ``pip install "ramify[interp]"``.
 
-Axis legend: N samples, D width.
+Axis legend: N samples, D width, R labellings.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +26,8 @@ from ramify.stats.ranking import auroc, auroc_interval, within_auroc
 
 MINORITY = 20
 """Fewest samples of the rarer outcome that a probe is fitted to."""
+SHUFFLES = 199
+"""Shuffled labellings of a null: the least p is then 1 / 200."""
 Folds = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -59,7 +63,9 @@ class Ranked:
     reason: str = ""
     """Why there is no figure."""
     null: float | None = None
-    """95th percentile of the AUROC on shuffled labels, in this pool."""
+    """What the AUROC must exceed for p <= 0.05: that on shuffled labels, in this pool (:func:`bar`)."""
+    p: float | None = None
+    """(1 + shuffles that rank at least as well) / (1 + shuffles), not corrected for the number of pools or probes (:func:`corrected`)."""
     controls: dict[str, float | None] = field(default_factory=dict)
     """AUROC of the controls in this pool: what tells pools apart may tell nothing within one."""
 
@@ -78,11 +84,13 @@ class Probed:
     """AUROC of probes that never see a state (text, prompt), and of this one with other groups held together."""
     scores: np.ndarray = field(repr=False, compare=False)
     """Out-of-fold scores (N,), NaN where nothing was fitted."""
+    nulls: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    """AUROC (R,) on each shuffle, in the order they were made, by pool."""
 
     @property
     def null(self) -> float | None:
-        """95th percentile of the shuffled labels' AUROC."""
-        return _percentile(self.shuffled)
+        """What the AUROC must exceed for p <= 0.05."""
+        return bar(self.shuffled)
 
     def to_json(self) -> dict[str, Any]:
         """JSON form, without the scores."""
@@ -101,7 +109,7 @@ def probe(
     sources: Sequence[Any] | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
     other_groups: Mapping[str, Sequence[Any]] | None = None,
-    shuffles: int = 20,
+    shuffles: int = SHUFFLES,
     folds: int = 5,
     seed: int = 42,
 ) -> Probed:
@@ -122,24 +130,21 @@ def probe(
             recipe.name, [Ranked("all", len(x), int(labels.sum()), None, None, None, reason)], None, [], {}, _nothing(x)
         )
     split = folds_of(labels, groups, folds, seed)
-    scores = out_of_fold(x, labels, split, recipe)
-    null = []
-    for i in range(shuffles):
-        mixed = shuffled_groups(labels, groups, generator(seed, "shuffled labels", i))
-        null.append((out_of_fold(x, mixed, split, recipe), mixed))
-    others = {name: out_of_fold(np.array(list(said), object), labels, split, None) for name, said in (texts or {}).items()}
+    every = np.stack([labels, *shuffled_labels(labels, groups, split, names, shuffles, seed)])
+    said = out_of_fold(x, every, split, recipe)
+    scores = said[0]
+    others = {name: out_of_fold(np.array(list(told), object), labels, split, None) for name, told in (texts or {}).items()}
     for name, held in (other_groups or {}).items():
         others[name] = (
             _nothing(x) if len(set(held)) < folds else out_of_fold(x, labels, folds_of(labels, held, folds, seed), recipe)
         )
 
-    def shuffled(on: np.ndarray) -> list[float]:
-        return sorted(v for said, mixed in null if (v := auroc(said[on], mixed[on])) is not None)
+    def null_of(on: np.ndarray) -> np.ndarray:
+        return np.array([auroc(one[on], mixed[on]) for one, mixed in zip(said[1:], every[1:], strict=True)], np.float64)
 
     def controls(on: np.ndarray) -> dict[str, float | None]:
-        return {name: None if np.isnan(said).any() else auroc(said[on], labels[on]) for name, said in others.items()}
+        return {name: None if np.isnan(told).any() else auroc(told[on], labels[on]) for name, told in others.items()}
 
-    every = np.ones(len(x), bool)
     ranked = [_ranked("all", scores, labels, groups, split, seed)]
     within = within_auroc(scores, labels, names.tolist()) if len(set(names.tolist()) - {"all"}) else None
     for pool in sorted(set(names.tolist()) - {"all"}):
@@ -148,11 +153,51 @@ def probe(
         parts = [part for part in parts if not too_few(labels[part])]
         if len(parts) > 1:
             ranked.append(_mean_of(pool, parts, scores, labels, groups, split, seed))
+    nulls: dict[str, np.ndarray] = {}
     for i, one in enumerate(ranked):
-        if not one.reason and one.pool in {"all", *names}:
-            on = every if one.pool == "all" else names == one.pool
-            ranked[i] = replace(one, null=_percentile(shuffled(on)), controls=controls(on))
-    return Probed(recipe.name, ranked, within, shuffled(every), controls(every), scores)
+        if one.auroc is not None and one.pool in {"all", *names}:
+            on = np.ones(len(x), bool) if one.pool == "all" else names == one.pool
+            nulls[one.pool] = null_of(on)
+            ranked[i] = replace(
+                one, null=bar(nulls[one.pool]), p=_p(one.auroc, nulls[one.pool]) if shuffles else None, controls=controls(on)
+            )
+    return Probed(recipe.name, ranked, within, np.sort(nulls["all"]).tolist(), controls(np.ones(len(x), bool)), scores, nulls)
+
+
+def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
+    """p of every pool of every probe of ``found``, corrected for having looked at all of them (Westfall and Young 1993, single-step max T).
+
+    The probes are of the same samples and labels, so the shuffle of one number is the same labelling in all of them, and how alike they are is
+    taken into account: many layers that say the same cost little. AUROCs are standardised by their own nulls first. Raises UserError
+    where the probes were shuffled otherwise.
+    """
+    cells = [
+        (i, one.pool, one.auroc, got.nulls[one.pool]) for i, got in enumerate(found) for one in got.pools if one.pool in got.nulls
+    ]
+    out: list[dict[str, float]] = [{} for _ in found]
+    sizes = {len(null) for *_, null in cells}
+    if len(sizes) > 1:
+        raise UserError("probes are corrected together only where they have the same number of shuffles")
+    if not cells or sizes == {0}:
+        return out
+    areas = np.array([[area, *null] for _, _, area, null in cells], np.float64)
+    spread = areas.std(axis=1, keepdims=True)
+    z = (areas - areas.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+    highest = z[:, 1:].max(axis=0)
+    for (i, pool, *_), own in zip(cells, z[:, 0].tolist(), strict=True):
+        out[i][pool] = _p(own, highest)
+    return out
+
+
+def bar(null: Sequence[float] | np.ndarray, level: float = 0.05) -> float | None:
+    """The least value that a figure must exceed for p <= ``level`` beside its ``null`` (R,); None where R is too small for it."""
+    place = math.ceil((1 - level) * (len(null) + 1) - 1e-9)
+    return float(np.sort(np.asarray(null))[place - 1]) if place <= len(null) else None
+
+
+def _p(value: float, null: np.ndarray) -> float:
+    """(1 + shuffles at or above ``value``) / (1 + shuffles): at most its level under the null, whatever the number of shuffles."""
+    return (1 + int((null >= value - 1e-12).sum())) / (1 + len(null))
 
 
 def too_few(y: np.ndarray) -> str:
@@ -181,15 +226,64 @@ def folds_of(y: np.ndarray, groups: Sequence[Any], folds: int = 5, seed: int = 4
 def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: Recipe | None = TABLE) -> np.ndarray:
     """Logits (N,) of ``y`` bool (N,) from fits that saw neither the sample nor its fold, its scaling and reduction included.
 
-    ``recipe`` None takes ``x`` as texts: a bag of words weighted by TF-IDF. A training fold of one class, or of blank texts, scores 0.
+    ``y`` (R, N) gives (R, N): scaling and reduction do not see labels, and all R regressions of a fold are solved together. ``recipe`` None
+    takes ``x`` as texts: a bag of words weighted by TF-IDF. A training fold of one class, or of blank texts, scores 0.
     """
-    scores = np.zeros(len(y))
+    labels = np.atleast_2d(y)
+    scores = np.zeros(labels.shape)
     for train, held in folds:
-        if y[train].all() or not y[train].any() or (recipe is None and not any(text.split() for text in x[train])):
+        rows = np.flatnonzero(labels[:, train].any(axis=1) & ~labels[:, train].all(axis=1))
+        if not len(rows) or (recipe is None and not any(text.split() for text in x[train])):
             continue
-        pipeline = _pipeline(recipe, len(train), 0 if x.ndim < 2 else x.shape[1])
-        scores[held] = pipeline.fit(x[train], y[train]).decision_function(x[held])
-    return scores
+        known = labels[np.ix_(rows, train)]
+        if recipe is None:
+            vectors = _sklearn("feature_extraction.text").TfidfVectorizer(token_pattern=r"\S+", lowercase=False)
+            seen, unseen = vectors.fit_transform(x[train]), vectors.transform(x[held])
+            fits = (_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=3000) for _ in rows)
+            found = np.stack([fit.fit(seen, one).decision_function(unseen) for fit, one in zip(fits, known, strict=True)])
+        else:
+            steps = [_sklearn("preprocessing").StandardScaler()]
+            if recipe.pca:
+                steps.append(_sklearn("decomposition").PCA(min(recipe.pca, len(train), x.shape[1]), random_state=0))
+            reduce = _sklearn("pipeline").make_pipeline(*steps).fit(np.asarray(x[train], np.float64))
+            seen, unseen = (reduce.transform(np.asarray(x[side], np.float64)) for side in (train, held))
+            found = _logits(seen, unseen, known, recipe)
+        scores[np.ix_(rows, held)] = found
+    return scores.reshape(np.shape(y))
+
+
+def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Logits (R, M) at ``unseen`` (M, D) of logistic regressions on ``seen`` (N, D), one for each labelling of ``y`` bool (R, N).
+
+    All are minimised at once: one bound of all their curvatures (Boehning and Lindsay 1988) is factorised, and steps preconditioned by it
+    are accelerated (Nesterov), each labelling starting anew where its momentum climbs (O'Donoghue and Candes 2015).
+    """
+    from scipy.linalg import cho_factor, cho_solve
+    from scipy.special import expit
+
+    if seen.shape[1] > len(
+        seen
+    ):  # more dimensions than samples: the penalty does not change under a rotation into the samples' span
+        basis = np.linalg.qr(seen.T)[0]
+        seen, unseen = seen @ basis, unseen @ basis
+    a = np.column_stack([seen, np.ones(len(seen))])
+    target = y.T.astype(np.float64)
+    share = target.mean(axis=0)
+    weight = np.where(target > 0, 0.5 / share, 0.5 / (1 - share)) if recipe.balanced else np.ones_like(target)
+    penalty = np.append(np.full(seen.shape[1], 1 / recipe.c), 0.0)[:, None]  # the constant is free
+    factor = cho_factor(weight.max() / 4 * a.T @ a + np.diag(penalty[:, 0]))
+    w = ahead = np.zeros((a.shape[1], target.shape[1]))
+    pace, before = np.ones(target.shape[1]), np.full_like(target, np.inf)
+    for _ in range(recipe.iterations):
+        logits = a @ ahead
+        if np.abs(logits - before).max() < 1e-6:
+            break
+        slope = a.T @ (weight * (expit(logits) - target)) + penalty * ahead
+        new = ahead - cho_solve(factor, slope)
+        pace = np.where((slope * (new - w)).sum(axis=0) > 0, 1.0, pace)
+        following = (1 + np.sqrt(1 + 4 * pace**2)) / 2
+        w, ahead, pace, before = new, new + (pace - 1) / following * (new - w), following, logits
+    return np.round((np.column_stack([unseen, np.ones(len(unseen))]) @ w).T, 6)  # states that are the same rank the same
 
 
 def near_duplicates(texts: Sequence[str], threshold: float = 0.8) -> np.ndarray:
@@ -202,19 +296,6 @@ def near_duplicates(texts: Sequence[str], threshold: float = 0.8) -> np.ndarray:
         return np.unique(np.asarray(list(texts)), return_inverse=True)[1]
     near = (vectors @ vectors.T) >= threshold
     return np.asarray(connected_components(near, directed=False)[1])
-
-
-def _pipeline(recipe: Recipe | None, rows: int, width: int) -> Any:
-    linear, pipeline = _sklearn("linear_model"), _sklearn("pipeline")
-    if recipe is None:
-        words = _sklearn("feature_extraction.text").TfidfVectorizer(token_pattern=r"\S+", lowercase=False)
-        return pipeline.make_pipeline(words, linear.LogisticRegression(class_weight="balanced", max_iter=3000))
-    weight = "balanced" if recipe.balanced else None
-    steps = [_sklearn("preprocessing").StandardScaler()]
-    if recipe.pca:
-        steps.append(_sklearn("decomposition").PCA(min(recipe.pca, rows, width), random_state=0))
-    steps.append(linear.LogisticRegression(C=recipe.c, class_weight=weight, max_iter=recipe.iterations))
-    return pipeline.make_pipeline(*steps)
 
 
 def _ranked(
@@ -269,6 +350,31 @@ def youden(scores: np.ndarray, y: np.ndarray) -> float:
     return float(thresholds[np.argmax(true - false)])
 
 
+def shuffled_labels(
+    y: np.ndarray,
+    groups: Sequence[Any] | np.ndarray,
+    folds: Folds,
+    pools: Sequence[str] | np.ndarray | None,
+    n: int,
+    seed: int = 42,
+) -> np.ndarray:
+    """``n`` shuffles bool (n, N) of ``y`` (N,) that are its equals where it has nothing to do with the states.
+
+    Groups are moved whole, among those of their fold and pool: each fold keeps the counts it was stratified for, and each pool its share.
+    """
+    strata = np.zeros(len(y), np.int64) if pools is None else np.unique(np.asarray(pools), return_inverse=True)[1]
+    for i, (_, held) in enumerate(folds):
+        strata[held] += i * len(y)
+    codes = np.unique(np.asarray(groups), return_inverse=True)[1]
+    mixed = np.repeat(np.asarray(y, bool)[None], n, axis=0)
+    members = [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]
+    for i in range(n):
+        rng = generator(seed, "shuffled labels", i)
+        for rows in members:
+            mixed[i, rows] = shuffled_groups(y[rows], codes[rows], rng)
+    return mixed
+
+
 def shuffled_groups(y: np.ndarray, groups: Sequence[Any] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Labels ``y`` (N,) with whole groups' stretches put in another order: outcomes of one group stay about as alike as they are."""
     _, codes, lengths = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
@@ -277,10 +383,6 @@ def shuffled_groups(y: np.ndarray, groups: Sequence[Any] | np.ndarray, rng: np.r
     mixed = np.empty_like(y)
     mixed[order] = np.concatenate([stretches[i] for i in rng.permutation(len(stretches))])
     return mixed
-
-
-def _percentile(null: list[float]) -> float | None:
-    return float(np.quantile(null, 0.95)) if null else None
 
 
 def _nothing(x: np.ndarray) -> np.ndarray:

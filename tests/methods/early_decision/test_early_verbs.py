@@ -166,14 +166,14 @@ CONTINUE = ["--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
 @pytest.mark.slow
 def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
-    assert main(["early-decision", "probe", str(study), "--shuffles", "2", "--layers", "0,-1", "--json"]) == 0
+    assert main(["early-decision", "probe", str(study), "--layers", "0,-1", "--json"]) == 0
     found = said(capsys)["probes"]
     assert [(one["at"], one["layer"]) for one in found] == [("h0", 0), ("h0", -1), ("state_a", 0), ("state_a", -1)]
     pools = {pool["pool"]: pool for pool in found[0]["pools"]}
     assert set(pools) == {"all", "harmful", "benign"}
     assert 0.3 < pools["all"]["auroc"] < 1
     assert {"prompt words", "first token", "near-duplicate prompts"} <= found[0]["controls"].keys()
-    assert len(found[0]["shuffled"]) == 2
+    assert len(found[0]["shuffled"]) == 199
     assert found[0]["skipped"] >= 0
     before = (study / "states-h0.safetensors").stat().st_mtime_ns
     assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
@@ -238,7 +238,8 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     assert main([*command, "--json"]) == 0
     found = said(capsys)["oscillation"]
     rated = Growing(study / "stances.jsonl").rows
-    assert found["traces"] == len(rated)
+    assert found["one_chunk"] == sum(row["chunks"] < 2 for row in rated.values()) > 0
+    assert found["traces"] == len(rated) - found["one_chunk"]  # no stance can turn in one chunk
     assert all(row["ratings"][2] is None for row in rated.values())  # a list of another length
     assert found["panel"]["kappa"] is None  # no chunk was rated by all three
     cuts = Growing(study / "cuts.jsonl").rows
@@ -281,8 +282,8 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     unjudged = stages(down, broken)
     assert all(row["status"] != "unvoted" for row in opened.traces.rows.values())
     assert unjudged[1:] == [0, unjudged[2], 0]
-    short = sum(not row["chunks"] for row in Growing(opened.folder / "stances.jsonl").rows.values())
-    assert unjudged[2] == short  # what has no chunk needs no judge
+    short = sum(row["chunks"] < 2 for row in Growing(opened.folder / "stances.jsonl").rows.values())
+    assert unjudged[2] == short  # in what is one chunk no stance can turn, so it needs no judge
     with monkeypatch.context() as patch:
         patch.setattr(thinker, "answers", nothing)
         undrawn = stages(panel, make_judge())

@@ -24,7 +24,8 @@ from ramify.stats.tests import fisher
 
 Locked = Literal["pre", "both"]
 Family = Literal["model", "pool", "trace"]
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*")
+"""Between sentences, and between lines: models think in lists without a full stop too."""
 LOOP = 120
 """Chunks above which a trace counts as a loop and is reported apart."""
 SATURATED = 0.05
@@ -134,7 +135,8 @@ def thinking_effect(
 
 
 def chunk_spans(text: str, limit: int = 200, least: int = 20) -> list[tuple[int, int]]:
-    """Chunks of a trace as character spans: sentences packed greedily up to ``limit`` characters; those of at most ``least`` are dropped.
+    """Chunks of a trace as character spans: sentences and lines packed greedily up to ``limit`` characters; those of at most ``least`` are
+    dropped.
 
     A longer sentence is a chunk by itself. Chunks are in order and do not overlap.
     """
@@ -223,6 +225,8 @@ class Cut:
     n_pre: int
     post: int
     n_post: int
+    prompt: str = ""
+    """Of the trace; where none is named every trace counts as a prompt of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +293,9 @@ def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
     return next((k for k in range(base + 1, n + 1) if fisher(base, n, k, n) <= alpha / max(1, cuts)), None)
 
 
-def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0) -> dict[str, Any]:
-    """What ``judge_cuts`` found, over ``traces`` traces that are no loops: rates a trace, the 2 x 2, what was shown and what was not."""
+def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0, whole: int = 0) -> dict[str, Any]:
+    """What ``judge_cuts`` found, over ``traces`` traces that are no loops and no ``whole`` (one chunk, in which no stance can turn): rates a
+    trace, the 2 x 2, what was shown and what was not."""
 
     def share(k: int, of: int) -> float | None:
         return k / of if of else None
@@ -301,13 +306,14 @@ def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0) -
     return {
         "traces": traces,
         "loops": loops,
+        "one_chunk": whole,
         "with_any": share(having, traces),
         "with_any_interval": list(wilson(having, traces)),
         "cuts": n,
         "per_trace": share(n, traces),
         "meaningful_per_trace": share(len(meaningful), traces),
         "performative": share(n - len(meaningful), n),
-        "performative_interval": clustered_mean(play, [j.cut.trace for j in judged])[1] if n else None,
+        "performative_interval": clustered_mean(play, [j.cut.prompt or j.cut.trace for j in judged])[1] if n else None,
         "equality": {kind: sum(j.equality == kind for j in judged) for kind in ("equivalent", "different", "undecided")},
         "table": {
             f"{'locked' if at else 'wavering'}, {'meaningful' if hit else 'performative'}": sum(

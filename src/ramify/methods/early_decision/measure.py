@@ -15,7 +15,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import collect, hop
-from ramify.interp.probe import STATE_A, folds_of, out_of_fold, probe
+from ramify.interp.probe import STATE_A, bar, folds_of, out_of_fold, probe, shuffled_labels
 from ramify.interp.separability import valley
 from ramify.methods.early_decision.algorithm import (
     Cut,
@@ -115,11 +115,9 @@ def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
     states = collect(lab.module, rows, places)[:, :, 0]  # state A, then along the thinking
     first, prompts = [WORDS[t.thinking[0]] for t in traces], [" ".join(t.asked.words) for t in traces]
     split = folds_of(y, groups)
-    texts = np.array(first, object)
-    null = []
-    for i in range(5 * shuffles):
-        mixed = generator(lab.recipe.seed, "text", i).permutation(y)
-        null.append(auroc(out_of_fold(texts, mixed, split, None), mixed))
+    mixed = shuffled_labels(y, groups, split, None, shuffles, lab.recipe.seed)
+    said = out_of_fold(np.array(first, object), mixed, split, None)
+    null = [auroc(scores, labels) for scores, labels in zip(said, mixed, strict=True)]
     h0 = probe(states[:, 1], y, groups, texts={"first": first, "prompt": prompts}, shuffles=shuffles)
     a = probe(states[:, 0], y, groups, recipe=STATE_A, shuffles=0)
     found = valley(states[:, 1:], y)
@@ -129,7 +127,7 @@ def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
         "balanced": h0.pools[0].balanced,
         "null": h0.null,
         "text": h0.controls.get("first"),
-        "text null": float(np.quantile([v for v in null if v is not None], 0.95)),
+        "text null": bar(np.array(null, np.float64)),
         "prompt": h0.controls.get("prompt"),
         "along": [auroc(out_of_fold(states[:, 1 + p], y, split), y) for p in range(POSITIONS)],
         "j": found.j.tolist(),

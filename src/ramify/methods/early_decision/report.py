@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
@@ -22,6 +23,7 @@ from ramify.methods.early_decision.algorithm import (
     panel_agreement,
     thinking_effect,
     told_apart,
+    unbiased_variance,
 )
 from ramify.methods.early_decision.run import Mode, Study
 from ramify.render.charts import Curve, curves_svg
@@ -30,6 +32,8 @@ from ramify.render.page import html_table, page
 from ramify.stats.intervals import clustered_mean, proportion, wilson
 from ramify.trace.growing import Growing
 
+LEVEL = 0.05
+"""Of the verdict on probes; that on turns has ``alpha``, the others 95 % intervals."""
 AMBIGUOUS = (0.2, 0.8)
 """Share of yes, among rollouts that no prefix is taken from, within which a prompt is ambiguous."""
 
@@ -50,7 +54,7 @@ class ReportConfig(Config):
 def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
     """Everything the study's files say, as JSON."""
     rows = list(study.traces.rows.values())
-    return {
+    record = {
         "source": study.source,
         "prompts": len(study.prompts),
         "traces": {name: sum(row["status"] == name for row in rows) for name in sorted({row["status"] for row in rows})},
@@ -62,6 +66,7 @@ def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
         "probe": study.load("probe.json"),
         "valley": study.load("valley.json"),
     }
+    return record | {"verdicts": verdicts(record)}
 
 
 def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, tuple[int, int]]:
@@ -170,6 +175,18 @@ def _curves(study: Study) -> dict[str, Any] | None:
             out[way].append(continuation_point(share, way, k, n, ended, prompts).to_json())
         return out
 
+    def fall() -> dict[str, Any] | None:
+        """Open variance with nothing kept minus that at the largest share, prefix by prefix; None where no prefix has both."""
+        last = max((share for way, share, *_ in points if way == "open"), default=0.0)
+        both = [(row["prompt"], on[row["prompt"]][0] - row["outcome"], on[row["prompt"]][1] - 1, k, n) for way, share, row, k, n in points if (way, share) == ("open", last)]  # fmt: skip
+        both = [one for one in both if one[2] > 1 and one[4] > 1]
+        if not both:
+            return None
+        names, *counts = zip(*both, strict=True)
+        k0, n0, k, n = (np.array(value) for value in counts)
+        value, interval = clustered_mean(unbiased_variance(k0, n0) - unbiased_variance(k, n), names)
+        return {"share": last, "value": value, "interval": interval}
+
     parts = sorted(set(slice_of.values()), key=lambda name: (name != "ambiguous", name))
     found = {part: curves({name for name in slice_of if slice_of[name] == part}, siblings) for part in parts}
     pools = {f"pool {pool}": curves(set(names), on) for pool, names in study.pools.items() if pool}
@@ -181,6 +198,7 @@ def _curves(study: Study) -> dict[str, Any] | None:
     return {
         "curves": found | pools | {"all": curves(study.prompts, on)},
         "mean_of_pools": mean,
+        "open_fall": fall(),
         "slices": Counter(slice_of.values()),
         "no_room": sum(row["status"] == "no_room" for row in drawn),
         "missing": sum(row["missing"] for row in drawn),
@@ -206,19 +224,20 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         for pre, post, stance in row["turns"]:
             sides = [at[key, chunk] for chunk in (pre, post) if (key, chunk) in at and at[key, chunk]["n"]]
             if len(sides) == 2:
-                counts = [value for side in sides for value in (side["n"] - side["k"], side["n"])]
-                cuts.append(Cut(key, study.pool(row["prompt"]), stance, *counts))
+                pre_k, post_k = (side["n"] - side["k"] for side in sides)
+                pool = study.pool(row["prompt"])
+                cuts.append(Cut(key, pool, stance, pre_k, sides[0]["n"], post_k, sides[1]["n"], row["prompt"]))
             else:
                 unanswered += 1
     judged = judge_cuts(cuts, alpha=config.alpha, family=config.family, locked=config.locked, margin=config.margin)
 
     def summary(pool: str | None) -> dict[str, Any]:
         inside = [row for row in rated.values() if pool is None or study.pool(row["prompt"]) == pool]
-        loops = sum(row["loop"] for row in inside)
+        loops, whole = sum(row["loop"] for row in inside), sum(row["chunks"] < 2 for row in inside)
         mine = [j for j in judged if pool in (None, j.cut.pool)]
         turned = {j.cut.trace for j in mine}
-        share = _share([(row["prompt"], row["key"] in turned) for row in inside if not row["loop"]])
-        found = oscillation_summary(mine, len(inside) - loops, loops)
+        share = _share([(row["prompt"], row["key"] in turned) for row in inside if not row["loop"] and row["chunks"] > 1])
+        found = oscillation_summary(mine, len(inside) - loops - whole, loops, whole)
         return found | {"with_any_interval": share and share["interval"]}
 
     n = min((cut.n_pre for cut in cuts), default=0)
@@ -231,6 +250,80 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         "smallest_significant": {f"from {base} of {n}": detectable(base, n, len(cuts), config.alpha) for base in bases},
         "by_pool": {pool: summary(pool) for pool in study.pools if pool},
     }
+
+
+# -- verdicts
+
+
+def verdicts(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each stage that was run has found: ``stands_out`` bool, and a sentence, which says as readily that nothing stands out."""
+    stages: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "probe": probe_verdict,
+        "valley": valley_verdict,
+        "continuation": continuation_verdict,
+        "oscillation": oscillation_verdict,
+    }
+    return {name: judge(record[name]) for name, judge in stages.items() if record[name]}
+
+
+def _verdict(found: str, otherwise: str) -> dict[str, Any]:
+    return {"stands_out": bool(found), "verdict": found or f"nothing stands out: {otherwise}"}
+
+
+def probe_verdict(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether a probe, in all samples or in a pool, ranks the outcome better than shuffled labels, p corrected over all of them."""
+    seen = [(pool["p_corrected"], one, pool) for one in probes for pool in one["pools"] if pool.get("p_corrected") is not None]
+    if not seen:
+        return _verdict("", "no probe was compared with shuffled labels")
+    beyond = [f"{_where(one, pool)} (AUROC {pool['auroc']:.2f}, p = {p:.3f})" for p, one, pool in seen if p <= LEVEL]
+    more = f" and {len(beyond) - 3} more" if len(beyond) > 3 else ""
+    found = f"the outcome can be read at {', '.join(beyond[:3])}{more}; p corrected over {len(seen)}" if beyond else ""
+    return _verdict(
+        found,
+        f"no probe ranks the outcome better than shuffled labels do (least p {min(p for p, *_ in seen):.3f}, corrected over {len(seen)})",
+    )
+
+
+def _where(one: Mapping[str, Any], pool: Mapping[str, Any]) -> str:
+    place = f" place {one['place']}" if one["place"] else ""
+    return f"{one['at']}{place}, layer {one['layer']}" + ("" if pool["pool"] == "all" else f", pool {pool['pool']}")
+
+
+def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the outcomes lie less far apart in the middle of the thinking than at its ends."""
+    if record["reason"]:
+        return _verdict("", record["reason"])
+    depth, interval = record["valley"]["depth"], record["valley"]["depth_interval"]
+    if depth is None or interval is None:
+        return _verdict("", "an end of the thinking is not far enough above the floor of J")
+    told = f"V = {depth:.2f}, 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
+    return _verdict(f"J dips in the middle of the thinking: {told}" if interval[0] > 0 else "", f"no dip of J is shown: {told}")
+
+
+def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the outcome becomes more (or less) settled as the thinking goes on, open: the one question curves of it are asked."""
+    fall = found["open_fall"]
+    if fall is None or fall["interval"] is None or not fall["share"]:
+        return _verdict(
+            "",
+            "open variance was not measured both with nothing kept and further on, over two prompts and three rollouts of each",
+        )
+    low, high = fall["interval"]
+    told = f"open variance falls by {fall['value']:.2f} (95 % interval {low:.2f} to {high:.2f}) from nothing kept to {fall['share']:.0%}"
+    what = "the thinking settles the outcome" if low > 0 else "the thinking unsettles the outcome" if high < 0 else ""
+    return _verdict(f"{what}: {told}" if what else "", f"the thinking is not shown to settle the outcome: {told}")
+
+
+def oscillation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the answer behind a turn of stance is another than before it, anywhere."""
+    cuts, meant = found["cuts"], round(found["cuts"] * (1 - (found["performative"] or 0))) if found["cuts"] else 0
+    equal = (
+        f"{found['equality']['equivalent']} of {cuts} turns are shown to move it by less than {found['settings']['margin']:.0%}"
+    )
+    return _verdict(
+        f"the answer moves at {meant} of {cuts} turns of stance; {equal}" if meant else "",
+        f"no turn of stance is shown to move the answer; {equal}",
+    )
 
 
 # -- the page
@@ -266,7 +359,8 @@ def html(record: dict[str, Any]) -> str:
     def named(what: str, values: Mapping[str, Any], column: str = "value") -> list[dict[str, Any]]:
         return [{what: name} | (value if isinstance(value, dict) else {column: value}) for name, value in values.items()]
 
-    parts = [html_table("Traces", [record["traces"] | {"closed by force": record["forced"], "prompts": record["prompts"]}])]
+    parts = [html_table("Verdicts", [{"stage": name} | found for name, found in record["verdicts"].items()])]
+    parts += [html_table("Traces", [record["traces"] | {"closed by force": record["forced"], "prompts": record["prompts"]}])]
     parts += [html_table(f"Share of yes, mode {mode}", named("pool", shares)) for mode, shares in record["pools"].items()]
     parts.append(html_table("With thinking against without", named("pool", record["thinking"])))
     if record["continuation"]:

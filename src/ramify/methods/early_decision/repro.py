@@ -57,7 +57,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "seeds": (0, 1, 2, 3, 4),
         "recipe": {},
-        "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "draws": 6, "shuffles": 40},
+        "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "draws": 6, "shuffles": 199},
         "limits": Limits(),
     },
     "quick": {
@@ -73,7 +73,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "cut": 0.5,
             "answer_weight": 10.0,
         },
-        "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "draws": 4, "shuffles": 5},
+        "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "draws": 4, "shuffles": 199},
         "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.4, 0.5, 0.2, 0.5, 0.6, 0.05, 0.15, 0.6, 1.1),
     },
 }

@@ -362,25 +362,37 @@ async def oscillations(
 ) -> tuple[Growing, Growing]:
     """Rate stances and draw answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
-    A trace that no judge rated and a cut of which a draw or a vote failed have no row, so the next call tries them again. Raises UserError
-    where the study's stances are of other settings (but ``answers`` and ``traces``, which may grow), or the model has no tokenizer.
+    A trace that no judge rated and a cut of which a draw or a vote failed have no row, so the next call tries them again. A trace of one
+    chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's stances are of other settings
+    (but ``answers`` and ``traces``, which may grow) or of other chunks, or the model has no tokenizer.
     """
     if thinker.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
     fixed = {name: value for name, value in config.to_json().items() if name not in ("answers", "traces")}
+    chosen = [trace for trace in study.prefixes(config.traces) if trace["thinking"]]
+    texts = {trace["key"]: thinker.text(trace["thinking"]) for trace in chosen}
+    pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
+    if chosen and max(map(len, pieces.values())) < 2 and study.load("oscillate.json") is None:
+        raise UserError(
+            f"no stance can turn: each of {len(chosen)} traces is one chunk or none (sentences and lines packed up to --limit "
+            f"{config.limit} characters, those of at most --least {config.least} dropped); lower --limit or --least"
+        )
     study.keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}}, "other settings")
     rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
     tokenizer = thinker.tokenizer
 
     async def one(trace: dict[str, Any]) -> None:
-        text, ends = thinker.text(trace["thinking"]), tokenizer.ends(trace["thinking"])
-        spans = chunk_spans(text, config.limit, config.least)
+        text, spans, ends = texts[trace["key"]], pieces[trace["key"]], tokenizer.ends(trace["thinking"])
+        if trace["key"] in rated and rated.rows[trace["key"]]["chunks"] != len(spans):
+            raise UserError(
+                f"{study.folder} holds stances of other chunks (trace {trace['key']}); name another folder with --out"
+            )
         if trace["key"] not in rated:
             chunks = [text[a:b] for a, b in spans]
             loop = len(chunks) > LOOP
             shown = study.asked(trace["prompt"]) if config.show_prompt else ""
-            said = [None if loop or not chunks else await stances(judge, shown, chunks) for judge in judges]
-            if chunks and not loop and all(one is None for one in said):
+            said = [None if loop or len(chunks) < 2 else await stances(judge, shown, chunks) for judge in judges]
+            if len(chunks) > 1 and not loop and all(one is None for one in said):
                 return
             record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}
             settled = settle(said, len(chunks))
@@ -397,5 +409,5 @@ async def oscillations(
                     cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
         tell(len(rated.rows))
 
-    await asyncio.gather(*(one(trace) for trace in study.prefixes(config.traces) if trace["thinking"]))
+    await asyncio.gather(*(one(trace) for trace in chosen))
     return rated, cuts

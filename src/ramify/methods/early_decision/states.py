@@ -15,10 +15,20 @@ from safetensors.numpy import save_file
 from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import whole_file
-from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import FINAL, collect, hop
-from ramify.interp.probe import STATE_A, TABLE, folds_of, near_duplicates, out_of_fold, probe, shuffled_groups, too_few
+from ramify.interp.probe import (
+    SHUFFLES,
+    STATE_A,
+    TABLE,
+    corrected,
+    folds_of,
+    near_duplicates,
+    out_of_fold,
+    probe,
+    shuffled_labels,
+    too_few,
+)
 from ramify.interp.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.run import Study
 from ramify.rollout.guards import Guard
@@ -38,8 +48,8 @@ class ProbeConfig(Config):
     """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt: 20 places spread over the prompt"""
     layers: tuple[int, ...] = (FINAL,)
     """-1 is after the final norm, 0 the embedding, l the output of block l"""
-    shuffles: int = Field(20, ge=0)
-    """shuffled labellings, of which the 95th percentile is what a probe must beat"""
+    shuffles: int = Field(SHUFFLES, ge=0)
+    """shuffled labellings that a probe must beat, at least 199; 0 for no null and no verdict"""
     duplicates: float = Field(0.8, gt=0, le=1)
     """cosine from which two prompts count as one and are held out together in a control"""
     dtype: Literal["float16", "float32"] = "float16"
@@ -112,8 +122,11 @@ def capture(
 
 
 def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
-    """Probes at each place and layer with every control; written to ``probe.json``."""
-    found = []
+    """Probes at each place and layer with every control; written to ``probe.json``. Raises UserError where ``shuffles`` are too few."""
+    if 0 < config.shuffles < SHUFFLES:
+        raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
+    found: list[dict[str, Any]] = []
+    results = []
     for at in config.at:
         got = capture(study, thinker, at, config.layers, dtype=config.dtype)
         names = [row["prompt"] for row in got.rows]
@@ -139,7 +152,11 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
                 other_groups=others,
                 shuffles=config.shuffles,
             )
+            results.append(result)
             found.append({"at": at, "place": place, "layer": config.layers[k], "skipped": got.skipped, **result.to_json()})
+    for one, ps in zip(found, corrected(results), strict=True):
+        for pool in one["pools"]:
+            pool["p_corrected"] = ps.get(pool["pool"])
     study.save("probe.json", found)
     return {"probes": found}
 
@@ -152,13 +169,14 @@ def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[s
     if not record["reason"]:
         record |= {"valley": valley(x.astype(np.float32), y, names, draws=config.draws).to_json()}
         folds = folds_of(y, names)
-        mixed = shuffled_groups(y, names, generator(study.config.seed, "valley probe"))
+        pools = [study.pool(name) for name in names]
+        both = np.stack([y, *shuffled_labels(y, names, folds, pools, 1, study.config.seed)])
         probes: dict[str, list[Any]] = {"auroc": [], "shuffled": [], "mahalanobis": []}
         for p in range(config.points):
             here = x[:, p].astype(np.float32)
-            scores = out_of_fold(here, y, folds, TABLE)
+            scores, shuffled = out_of_fold(here, both, folds, TABLE)
             probes["auroc"].append(auroc(scores, y))
-            probes["shuffled"].append(auroc(out_of_fold(here, mixed, folds, TABLE), mixed))
+            probes["shuffled"].append(auroc(shuffled, both[1]))
             probes["mahalanobis"].append(mahalanobis(here, y))
             for name, value in logit_measures(scores, y, config.textbook).items():
                 probes.setdefault(name, []).append(value if np.isfinite(value) else None)

@@ -15,7 +15,16 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_drawn, find_model
 from ramify.methods import early_decision
-from ramify.methods.early_decision.report import ReportConfig, build, compare, html
+from ramify.methods.early_decision.report import (
+    ReportConfig,
+    build,
+    compare,
+    continuation_verdict,
+    html,
+    oscillation_verdict,
+    probe_verdict,
+    valley_verdict,
+)
 from ramify.methods.early_decision.run import (
     ContinueConfig,
     OscillateConfig,
@@ -134,12 +143,13 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     study, thinker, _ = _opened(run)
     with progress("probe", as_json=as_json, kept="nothing was written"):
         found = early_decision.probe_stage(study, thinker, options)
+    verdict = probe_verdict(found["probes"])
     rows = [
-        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
+        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], pool["p_corrected"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
     ]  # fmt: skip
-    columns = ["at", "place", "layer", "pool", "n", "AUROC", "95 % interval", "BAcc", "shuffled 95 %", "prompt words", "first token"]  # fmt: skip
-    emit(found, as_json, table(columns, rows))
+    columns = ["at", "place", "layer", "pool", "n", "AUROC", "95 % interval", "BAcc", "shuffled 95 %", "p corrected", "prompt words", "first token"]  # fmt: skip
+    emit(found | verdict, as_json, table(columns, rows) + f"\n\n{verdict['verdict']}")
 
 
 @app.command("valley", **takes(lambda: early_decision.ValleyConfig))
@@ -149,14 +159,15 @@ def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
     study, thinker, _ = _opened(run)
     with progress("valley", as_json=as_json, kept="nothing was written"):
         record = early_decision.valley_stage(study, thinker, options)
+    verdict = valley_verdict(record)
     if record["reason"]:
-        emit(record, as_json, f"no curve: {record['reason']}")
+        emit(record | verdict, as_json, f"no curve; {verdict['verdict']}")
         return
     found, probes = record["valley"], record["probe"]
     at = range(0, options.points, max(1, options.points // 10))
     rows = [[f"{found['share'][p]:.0%}", found["j"][p], found["floor"][p], probes["auroc"][p], probes["shuffled"][p]] for p in at]
-    depth = "no valley can be told: an end is not above its floor" if found["depth"] is None else f"V = {found['depth']:.2f} {found['depth_interval'] or '(no interval: an end is too near its floor)'}"  # fmt: skip
-    emit(record, as_json, table(["at", "J", "floor", "probe AUROC", "shuffled"], rows) + f"\n\n{depth}")
+    shown = table(["at", "J", "floor", "probe AUROC", "shuffled"], rows)
+    emit(record | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
 
 
 @app.command("continue", **takes(ContinueConfig))
@@ -172,7 +183,8 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
     found = build(study)["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
-    emit({"continuation": found}, as_json, table(["of", "way", *columns], rows))
+    verdict = continuation_verdict(found or {"open_fall": None})
+    emit({"continuation": found} | verdict, as_json, table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}")
     _warn(thinker, panel)
 
 
@@ -194,7 +206,8 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     found = build(study)["oscillation"]
     unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
     shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
-    emit({"oscillation": found, "unrated": unrated}, as_json, shown)
+    verdict = oscillation_verdict(found)
+    emit({"oscillation": found, "unrated": unrated} | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
     if unrated:
         say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
     _warn(thinker, panel)
@@ -213,7 +226,8 @@ def report_(
     options = load(ReportConfig, flags=ctx.args)
     study = Study.open(run)
     record = build(study, options)
-    text = f"{run / 'report.html'} and {run / 'report.json'} are written"
+    told = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())
+    text = f"{told}{run / 'report.html'} and {run / 'report.json'} are written"
     if against is not None:
         record["defence"] = compare(Study.open(against), study)
         before, after = record["defence"]["base"], record["defence"]["treated"]
