@@ -89,6 +89,16 @@ class Traces:
         self.cut = np.array([trace.cut for trace in self.traces], np.bool_)
 
     @cached_property
+    def sampled(self) -> str:
+        """What intervals are over: ``tasks``, whose attempts are alike, or ``attempts`` where all are at one task."""
+        return "attempts" if len(self.graph.tasks) == 1 else "tasks"
+
+    @cached_property
+    def clusters(self) -> np.ndarray:
+        """The task of each trace, or the trace itself where all are at one task: what was sampled independently. int64 (A,)."""
+        return np.arange(len(self.traces)) if self.sampled == "attempts" else self.graph.visit_task[self.first[:-1]]
+
+    @cached_property
     def number(self) -> np.ndarray:
         """The trace of each row of the graph."""
         return np.repeat(np.arange(len(self.traces)), np.diff(self.first))

@@ -20,7 +20,7 @@ from ramify.base.seeds import place_key
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Message, Model, Prefix, Sampling
 from ramify.score.attempts import Traces
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import clustered_proportion
 
 KINDS = ("advance", "retract", "verify", "restart")
 """What a step can do; ``retract`` and ``restart`` take something back."""
@@ -33,6 +33,11 @@ class Step(NamedTuple):
 
     kind: str
     target: int | None = None
+
+
+def taken_back(steps: Sequence[Step]) -> set[int]:
+    """The steps that a later one takes back: from its target up to itself."""
+    return {at for end, s in enumerate(steps) if s.kind in BACK and s.target is not None for at in range(s.target, end)}
 
 
 @runtime_checkable
@@ -68,7 +73,7 @@ class Lexicon:
     """A list of English phrases: a baseline, blind to everything that is said in other words."""
 
     name = "lexicon"
-    version = 1
+    version = 2
     _PHRASES = (
         (
             "restart",
@@ -79,7 +84,7 @@ class Lexicon:
         ),
         (
             "retract",
-            r"^(?:but |oh,? |hmm+,? |ah,? )*(?:wait|no\b[,.!:—-]|oops|scratch that|correction|never mind|nope)"
+            r"^(?:but |oh,? |hmm+,? |ah,? )*(?:no\b[,.!:—-]|oops|scratch that|correction|never mind|nope)"
             r"|\b(?:that|this|it)(?:'s| is| was| seems| looks|'s not| can't be| cannot be)? "
             r"(?:wrong|incorrect|not right|not correct|not possible|impossible|a mistake|an error|a contradiction|too (?:big|small|large))"
             r"|\b(?:does ?n[o']t|doesn't|didn't|won't|will not|can't|cannot) (?:work|fit|hold|lead anywhere|be right)\b"
@@ -93,6 +98,8 @@ class Lexicon:
             r"(?:check|verify|confirm|make sure|test|validate)\b|^(?:check|checking|verif\w+|sanity check|to confirm)\b"
             r"|\bplug(?:ging)? .{0,30}\bback\b|\bsubstitut\w+ .{0,30}\bback\b|\bis (?:that|this) (?:right|correct)\?",
         ),
+        # last: "Wait, let me check" takes nothing back
+        ("retract", r"^(?:but |oh,? |hmm+,? |ah,? )*wait\b|^(?:but |oh,? |hmm+,? |ah,? )+actually\b"),
     )
 
     def __init__(self) -> None:
@@ -233,45 +240,66 @@ async def detect(
     return [list(islice(each, len(own))) for own in replies], faults
 
 
-def agreement(found: Sequence[str], truth: Sequence[str]) -> dict[str, Any]:
-    """How well ``found`` kinds agree with ``truth``, step by step.
+def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] | None = None) -> dict[str, Any]:
+    """How well ``found`` kinds agree with ``truth``, step by step; ``traces`` numbers the trace of each step, by default each its own.
 
-    ``agreement`` is the share of equal kinds with its Wilson interval, ``kappa`` Cohen's (None where chance explains all); ``precision``
-    and ``recall`` are of "takes something back" (retract or restart), each with its interval, None where there is nothing to measure it on.
-    Raises UserError where the lengths differ or a kind is unknown.
+    ``agreement`` is the share of equal kinds, ``kappa`` Cohen's (None where chance explains all); ``precision`` and ``recall`` are of "takes
+    something back" (retract or restart), ``false_marks`` the share so marked of the steps that take nothing back. Each share has its interval
+    over traces (``stats.intervals.clustered_proportion``), and is None where there is nothing to measure it on. Raises UserError where the
+    lengths differ or a kind is unknown.
     """
     if len(found) != len(truth):
         raise UserError(f"{len(found)} marks for {len(truth)} labels")
     for kind in (*found, *truth):
         if kind not in KINDS:
             raise UserError(f"unknown kind of step '{kind}' (known: {', '.join(KINDS)})")
-    n = len(truth)
-    same = sum(a == b for a, b in zip(found, truth, strict=True))
+    n, equal = len(truth), [a == b for a, b in zip(found, truth, strict=True)]
+    same = sum(equal)
     chance = sum(list(found).count(kind) * list(truth).count(kind) for kind in KINDS) / max(1, n * n)
-    pairs = [(a in BACK, b in BACK) for a, b in zip(found, truth, strict=True)]
-    both = sum(a and b for a, b in pairs)
+    which = np.arange(n) if traces is None else np.asarray(traces, np.int64)
+    a, b = (np.array([kind in BACK for kind in kinds], np.bool_) for kinds in (found, truth))
     return {
         "steps": n,
-        "agreement": proportion(same, n),
+        "agreement": clustered_proportion(equal, which),
         "kappa": None if n == 0 or chance == 1 else (same / n - chance) / (1 - chance),
-        "precision": proportion(both, sum(a for a, _ in pairs)),
-        "recall": proportion(both, sum(b for _, b in pairs)),
+        "precision": clustered_proportion(b[a], which[a]),
+        "recall": clustered_proportion(a[b], which[b]),
+        "false_marks": clustered_proportion(a[~b], which[~b]),
     }
 
 
-def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, str]]]:
-    """(text, kind) of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one are told alone.
+def mask_precision(found: Sequence[Sequence[Step]], truth: Sequence[Sequence[Step]]) -> dict[str, Any] | None:
+    """Of the steps that ``found`` takes as taken back, the share that ``truth`` says are, with its interval over traces.
 
-    Raises UserError naming the line.
+    Traces whose labels leave open which step a retraction is of have no part in it. None where nothing is left to measure it on.
     """
-    found: dict[Any, list[tuple[str, str]]] = {}
+    hits: list[bool] = []
+    traces: list[int] = []
+    for number, (seen, known) in enumerate(zip(found, truth, strict=True)):
+        if all(step.target is not None for step in known if step.kind == "retract"):
+            wrong = taken_back(known)
+            hidden = sorted(taken_back(seen))
+            hits += [at in wrong for at in hidden]
+            traces += [number] * len(hidden)
+    return clustered_proportion(hits, traces)
+
+
+def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, Step]]]:
+    """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one are told alone.
+
+    ``target`` may name the earlier step that is taken back or checked, by its index in the trace. Raises UserError naming the line.
+    """
+    found: dict[Any, list[tuple[str, Step]]] = {}
     for number, record in records:
-        text, kind, trace = record.get("text"), record.get("kind"), record.get("trace")
+        text, kind, trace, target = (record.get(name) for name in ("text", "kind", "trace", "target"))
         if not isinstance(text, str) or kind not in KINDS:
             raise UserError(f"{place}:{number}: a labelled step has 'text' and 'kind', one of {', '.join(KINDS)}")
         if trace is not None and type(trace) not in (str, int):
             raise UserError(f"{place}:{number}: 'trace' must name the trace of the step by a text or a number")
-        found.setdefault(("line", number) if trace is None else trace, []).append((text, kind))
+        own = found.setdefault(("line", number) if trace is None else trace, [])
+        if target is not None and (type(target) is not int or not 0 <= target < len(own)):
+            raise UserError(f"{place}:{number}: 'target' must be the index, in its trace, of the earlier step that is meant")
+        own.append((text, Step(kind, target)))
     if not found:
         raise UserError(f"{place} holds no labelled step")
     return list(found.values())
@@ -282,6 +310,7 @@ def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict
     kinds = [[step.kind for reply in trace for step in reply.steps] for trace in marks]
     back = [sum(kind in BACK for kind in own) for own in kinds]
     n, total = len(t.traces), sum(map(len, kinds))
+    step_clusters = np.repeat(t.clusters, list(map(len, kinds)))
     rows = [
         {"task": trace.task, "attempt": trace.attempt, "success": trace.success, "steps": len(own), "recoveries": took}
         for trace, own, took in zip(t.traces, kinds, back, strict=True)
@@ -289,14 +318,15 @@ def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict
     return {
         "states_from": f"detector {name}",
         "traces": n,
-        "success_share": proportion(int(t.success.sum()), n),
+        "intervals_over": t.sampled,
+        "success_share": clustered_proportion(t.success, t.clusters),
         "success_unknown": sum(trace.success is None for trace in t.traces),
         "steps": total,
         "recoveries": sum(back),
         "recovery_rate": sum(back) / n,
-        "recovery_traces": proportion(sum(took > 0 for took in back), n),
-        "loop_free": proportion(sum(took == 0 for took in back), n),
-        "kinds": {kind: proportion(sum(own.count(kind) for own in kinds), total) for kind in KINDS},
+        "recovery_traces": clustered_proportion([took > 0 for took in back], t.clusters),
+        "loop_free": clustered_proportion([took == 0 for took in back], t.clusters),
+        "kinds": {kind: clustered_proportion([k == kind for own in kinds for k in own], step_clusters) for kind in KINDS},
         "warnings": [],
         "per_trace": rows,
     }
@@ -313,4 +343,4 @@ def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any]
     back[[r.at for r in t.loops.recoveries]] = True
     truth = ["retract" if b else "advance" for b in back.tolist()]
     found = ["retract" if any(s.kind in BACK for s in reply.steps) else "advance" for own in marks for reply in own]
-    return agreement(found, truth)
+    return agreement(found, truth, t.clusters[t.number].tolist())

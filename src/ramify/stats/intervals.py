@@ -21,8 +21,11 @@ def normal_quantile(level: float) -> float:
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
-    """Score interval of a proportion (Wilson 1927). (0, 1) where n is 0: nothing was seen, so nothing is excluded."""
+def wilson(successes: float, n: float, level: float = 0.95) -> Interval:
+    """Score interval of a proportion (Wilson 1927). (0, 1) where n is 0: nothing was seen, so nothing is excluded.
+
+    Counts may be fractions: those of as many independent trials as a design with dependent ones is worth.
+    """
     _counts(successes, n)
     if n == 0:
         return 0.0, 1.0
@@ -151,6 +154,37 @@ def clustered_mean(
     return value, bootstrap(np.arange(len(sums)), mean, seed, draws, level)
 
 
+def clustered_proportion(
+    hits: Sequence[bool] | np.ndarray, clusters: Sequence[Any] | np.ndarray, level: float = 0.95
+) -> dict[str, Any] | None:
+    """Share of ``hits`` (n,) where ``clusters`` (n,) were sampled (tasks, prompts), not trials: as :func:`proportion`, and how many ``clusters``.
+
+    Wilson's interval of the number of independent trials that the spread between clusters is worth, with Student's degrees of freedom
+    (Korn and Graubard 1998); where all hits are alike, of as many trials as there are clusters. ``interval`` is None with one cluster,
+    which shows no spread; the result is None of nothing. Raises ValueError where the lengths differ.
+    """
+    x = np.asarray(hits, dtype=np.float64)
+    numbers: dict[Any, int] = {}
+    codes = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters], np.int64)
+    if x.shape != codes.shape:
+        raise ValueError(f"a share over clusters needs as many clusters as hits, not {len(codes)} and {x.size}")
+    if not len(x):
+        return None
+    n, count, p = len(x), len(numbers), float(x.mean())
+    found = {"value": p, "interval": None, "k": int(x.sum()), "n": n, "clusters": count}
+    if count < 2:
+        return found
+    worth = float(count)
+    if 0 < p < 1:
+        from scipy.special import stdtrit
+
+        gaps = np.bincount(codes, x) - p * np.bincount(codes)
+        variance = count / (count - 1) * float(gaps @ gaps) / n**2
+        tail = 0.5 + level / 2
+        worth = min(n, p * (1 - p) / variance if variance else n) * float(stdtrit(n - 1, tail) / stdtrit(count - 1, tail)) ** 2
+    return found | {"interval": list(wilson(p * worth, worth, level))}
+
+
 def difference_over_clusters(
     first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]], seed: int = 0, draws: int = 2000, level: float = 0.95
 ) -> Interval:
@@ -181,6 +215,6 @@ def difference_over_clusters(
     return bootstrap(np.arange(clusters), difference, seed, draws, level)
 
 
-def _counts(successes: int, n: int) -> None:
+def _counts(successes: float, n: float) -> None:
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is not a count")

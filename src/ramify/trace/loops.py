@@ -250,20 +250,21 @@ def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], in
     return []
 
 
-def ambiguous(graph: StateGraph, cut: np.ndarray | None = None) -> tuple[int, int]:
-    """(k, n): of the n visits whose action was taken in their state more than once, how many did not lead where most of those led.
+def ambiguous(graph: StateGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (M,) of the visits whose action was taken in their state more than once; of each (bool), whether it did not lead where most led.
 
-    0 in a deterministic world whose keys tell states apart; above it the key hides something, or the world is random. Ends that a
+    None does in a deterministic world whose keys tell states apart; else the key hides something, or the world is random. Ends that a
     limit set (``cut``, bool (A,)) are left out.
     """
     known = np.ones(len(graph.visit_group), np.bool_)
     if cut is not None:
         known = (graph.visit_next >= 0) | ~cut[graph.visit_attempt]
-    edges, count = np.unique(graph.visit_edge[known], return_counts=True)
+    rows = np.flatnonzero(known)
+    edges, edge, count = np.unique(graph.visit_edge[rows], return_inverse=True, return_counts=True)
     move = graph.edge_source[edges] * max(1, len(graph.actions)) + graph.edge_action[edges]
-    _, index = np.unique(move, return_inverse=True)
-    total = np.bincount(index, count)
-    most = np.zeros(len(total))
-    np.maximum.at(most, index, count)
-    again = total > 1
-    return int((total - most)[again].sum()), int(total[again].sum())
+    moves, index = np.unique(move, return_inverse=True)
+    by_count = np.argsort(count, kind="stable")  # so that the last written is where most led
+    usual = np.zeros(len(moves), np.int64)
+    usual[index[by_count]] = by_count
+    again = np.bincount(index, count)[index[edge]] > 1
+    return rows[again], (edge != usual[index[edge]])[again]

@@ -58,8 +58,14 @@ class Conversation:
         return total
 
     def to_messages(self) -> dict[str, Any]:
-        """``messages`` and, for each, ``loss``: the trained ranges of characters, an empty list where there is none."""
-        return {"messages": [turn.message() for turn in self.turns], "loss": [[list(span) for span in s] for s in self.trained]}
+        """``messages`` and, for each, ``loss``: the trained ranges of characters, an empty list where there is none; and ``loss_calls``:
+        whether its calls of tools are trained, as they are with the end of the text before them (which may be empty)."""
+        each = list(zip(self.turns, self.trained, strict=True))
+        return {
+            "messages": [turn.message() for turn in self.turns],
+            "loss": [[list(span) for span in spans] for spans in self.trained],
+            "loss_calls": [bool(t.data.get("tool_calls") and spans and spans[-1][1] == len(t.text)) for t, spans in each],
+        }
 
     def to_completions(self) -> Iterator[dict[str, Any]]:
         """``prompt`` and ``completion`` for each trained reply: a loss mask that every trainer of pairs keeps.

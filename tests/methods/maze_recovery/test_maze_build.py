@@ -145,7 +145,9 @@ def test_what_a_detector_saw_decides_where_there_are_no_states():
     raw = {e.task: e for e in build_sft(t, marks=marks, mode="success_raw").examples}
     assert [e.recovery for e in (raw[0], raw[1])] == [True, False]
     assert raw[0].conversation.trained[1] == whole(raw[0].conversation.turns[1])
-    masked = {e.task: e for e in build_sft(t, marks=marks, mode="success_raw", mask_mistakes=True).examples}
+    exact = {"masks": {"n": 20, "k": 20, "interval": [0.84, 1.0]}}
+    made = build_sft(t, marks=marks, measured=exact, mode="success_raw", mask_mistakes=True)
+    masked = {e.task: e for e in made.examples}
     assert masked[0].conversation.trained[1] == ((8, 25),)
     [suffix] = build_sft(t, marks=marks, mode="recovery_only_suffix").examples
     assert (suffix.task, suffix.conversation.trained[1]) == (0, ((8, 25),))

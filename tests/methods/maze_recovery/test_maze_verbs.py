@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from maze_cases import DETOUR, base_walks, trace, way
 
@@ -145,6 +146,130 @@ def test_chats_are_read_by_what_they_say(tmp_path: Path, capsys: pytest.CaptureF
     )
     [row] = lines(tmp_path / "set.jsonl")
     assert 0 < sum(label >= 0 for label in row["labels"]) < len(row["labels"])
+
+
+SLIP = "7*8 = 54. Hmm, actually 7*8 = 56. Wait, let me check: 56. So 61."
+
+
+def chats(path: Path, *said: str) -> Path:
+    """A file of chats, one reply each."""
+    asked = {"role": "user", "content": "7*8+5?"}
+    records = [{"task": n, "reward": 1, "messages": [asked, {"role": "assistant", "content": s}]} for n, s in enumerate(said)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def labelled_steps(path: Path, n: int, right: int, targets: bool = True) -> Path:
+    """``n`` traces of a step and a phrase that takes it back, of which ``right`` do."""
+    rows: list[dict[str, Any]] = []
+    for at in range(n):
+        back: dict[str, Any] = {"kind": "advance"} if at >= right else {"kind": "retract"} | ({"target": 0} if targets else {})
+        rows += [{"text": "It is 4.", "kind": "advance", "trace": at}, {"text": "Wait, it is 5.", "trace": at} | back]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_mistakes_in_texts_are_masked_where_that_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source, out = chats(tmp_path / "chats.jsonl", SLIP), tmp_path / "set.jsonl"
+    build = ("build", source, "--out", out, "--mode", "success_raw")
+    masked = (*build, "--mask-mistakes", "--detector", "lexicon")
+    assert "is not measured: give --labels" in refused(capsys, *build, "--mask-mistakes")
+    assert "give --labels" in refused(capsys, *masked, "--labels", labelled_steps(tmp_path / "a.jsonl", 40, 40, targets=False))
+    few = refused(capsys, *masked, "--labels", labelled_steps(tmp_path / "b.jsonl", 3, 3))
+    assert "of 3 labelled steps that the detector would hide 3 are taken back, a share that may be as low as 0.44" in few
+    wrong = labelled_steps(tmp_path / "c.jsonl", 40, 20)
+    assert "40 labelled steps that the detector would hide 20 are taken back" in refused(capsys, *masked, "--labels", wrong)
+    assert not out.exists()
+    made = verb(capsys, *masked, "--labels", labelled_steps(tmp_path / "d.jsonl", 40, 40))
+    [row] = lines(out)
+    assert [SLIP[a:b] for a, b in row["loss"][1]] == ["Hmm, actually 7*8 = 56. Wait, let me check: 56. So 61."]
+    assert not made["warnings"]
+    assert verb(capsys, *masked, "--labels", wrong, "--mask-precision", "0.2")["rows"] == 1
+    assert "measured against nothing" in verb(capsys, *build)["warnings"][0]
+
+
+def test_marks_stand_out_from_false_ones_or_they_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    straight, back = "So 3. Then 4.", "So 3. Wait, it is 4."
+    none = verb(capsys, "audit", chats(tmp_path / "none.jsonl", *[straight] * 20))
+    assert (none["found"], none["verdict"]) == (False, "nothing stands out: the detector sees no step that takes anything back")
+    source = chats(tmp_path / "chats.jsonl", *[back] * 10, *[straight] * 10)
+    assert verb(capsys, "audit", source)["verdict"].startswith("nothing is known: 10 of 40 steps look as if")
+    audit = ("audit", source, "--detector", "lexicon", "--labels")
+    found = verb(capsys, *audit, labelled_steps(tmp_path / "right.jsonl", 40, 40))
+    assert (found["found"], found["agreement"]["false_marks"]["k"], found["agreement"]["masks"]["k"]) == (True, 0, 40)
+    found = verb(capsys, *audit, labelled_steps(tmp_path / "wrong.jsonl", 40, 20))
+    assert not found["found"]
+    assert "which false marks (0.333, at most" in found["verdict"]
+    assert main(["maze-recovery", *map(str, audit), str(tmp_path / "wrong.jsonl")]) == 0
+    assert capsys.readouterr().out.startswith("nothing stands out: 10 of 40 steps")
+
+
+def test_intervals_are_over_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The attempts at one task are alike: ten of each at six tasks, and only which task it was decides, are six observations."""
+    file = tmp_path / "walks.jsonl"
+    records = [trace([*"aab"] if n < 3 else [*"acb"], f"task {n}", at, n < 3) for n in range(6) for at in range(10)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = verb(capsys, "audit", file)
+    assert found["intervals_over"] == "tasks"
+    for name, value in (("success_share", 0.5), ("loop_free", 0.5), ("stalled_steps", 0.25)):
+        low, high = found[name]["interval"]
+        assert (found[name]["value"], found[name]["clusters"]) == (value, 6)
+        assert low < 0.2 < 0.4 < high
+    file.write_text("".join(json.dumps(record | {"task_id": "one"}) + "\n" for record in records))
+    assert verb(capsys, "audit", file)["intervals_over"] == "attempts"
+    file.write_text(json.dumps(records[0]) + "\n")
+    assert verb(capsys, "audit", file)["success_share"]["interval"] is None
+    assert main(["maze-recovery", "audit", str(file)]) == 0
+
+
+def test_returns_by_a_key_that_hides_the_state_do_not_stand_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "walks.jsonl"
+    walks = base_walks(20)
+    file.write_text("".join(json.dumps(walk) + "\n" for walk in walks))
+    found = verb(capsys, "audit", file)
+    assert found["found"]
+    assert found["verdict"].startswith(f"{found['recovery_traces']['k']} of 20 traces get out of a wrong turn")
+    rng = np.random.default_rng(0)
+    for walk in walks:  # a way through rooms that are never entered twice, of which the key shows one of five looks
+        walk["steps"] = [{"state": look, "action": f"turn {turn}"} for look, turn in rng.integers(0, [5, 2], (12, 2)).tolist()]
+    file.write_text("".join(json.dumps(walk) + "\n" for walk in walks))
+    found = verb(capsys, "audit", file)
+    assert not found["found"]
+    assert "returns are seen, but the same move led elsewhere" in found["verdict"]
+    file.write_text(json.dumps(trace(way(0), "b0 leaf")) + "\n")
+    assert main(["maze-recovery", "audit", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("nothing stands out: no trace gets out of a wrong turn")
+
+
+def test_a_share_that_is_not_the_asked_one_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "walks.jsonl"
+    file.write_text("".join(json.dumps(trace(way(0), "b0 leaf", n)) + "\n" for n in range(9)))
+    build = ("build", file, "--out", tmp_path / "set.jsonl")
+    made = verb(capsys, *build, "--rho", "0.3")
+    assert made["warnings"] == [
+        "a share of 0 of the 1 examples shows a recovery, not 0.3 as asked (ended: no more traces with a recovery)"
+    ]
+    assert main(["maze-recovery", *map(str, build), "--rho", "0.3"]) == 0
+    assert "warning: a share of 0 of the 1 examples" in capsys.readouterr().err
+    assert not verb(capsys, *build, "--rho", "0")["warnings"]
+    assert not verb(capsys, *build, "--mode", "success_raw")["warnings"]
+
+
+def test_a_call_without_text_is_marked_as_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    call = {"id": "c", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+    talk = [
+        {"role": "user", "content": "hall"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "cellar"},
+        {"role": "assistant", "content": "done"},
+    ]
+    file, out = tmp_path / "calls.jsonl", tmp_path / "set.jsonl"
+    file.write_text(json.dumps({"task": "lamp", "reward": 1, "messages": talk}) + "\n")
+    verb(capsys, "build", file, "--out", out, "--mode", "success_raw")
+    [row] = lines(out)
+    assert row["loss_calls"] == [False, True, False, False]
+    assert row["loss"] == [[], [[0, 0]], [], [[0, 4]]]
+    verb(capsys, "build", file, "--out", tmp_path / "set.parquet", "--mode", "success_raw")
 
 
 def test_logs_of_other_tools_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.score.attempts import Key, Trace, Traces, from_records
-from ramify.stats.intervals import proportion
+from ramify.stats.intervals import clustered_proportion
 from ramify.trace.graph import factorize, short
 from ramify.trace.keys import Canonicaliser, exact
 from ramify.trace.loops import Recovery, ambiguous
@@ -32,7 +32,8 @@ def audit_traces(
 
     ``traces``: records (``score.attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load`` gave.
     ``keys`` makes state keys of states (``trace.keys``); ``family`` puts states of one kind together, by default equal keys, of whatever
-    task; a family is covered with ``min_examples`` ways back. Raises UserError naming the trace and field that is wrong.
+    task; a family is covered with ``min_examples`` ways back. ``found`` says whether recoveries stand out, ``verdict`` in words. Raises
+    UserError naming the trace and field that is wrong.
     """
     if min_examples < 1:
         raise UserError(f"min_examples must be at least 1, not {min_examples}")
@@ -42,6 +43,7 @@ def audit_traces(
         own = made if made and len(made) == len(given) else from_records(given, state_key, task_key)  # type: ignore[arg-type]
         traces = Traces(own, keys)
     report = _counts(traces) | _coverage(traces, family or exact, min_examples)
+    report |= _verdict(report)
     return report | {"warnings": _warnings(traces, report), "dead_end_list": _dead_ends(traces), "per_trace": _per_trace(traces)}
 
 
@@ -49,7 +51,9 @@ def _counts(t: Traces) -> dict[str, Any]:
     graph, loops, ways, n = t.graph, t.loops, t.ways, len(t.traces)
     in_loops = np.bincount(t.number, ~loops.kept)
     with_recovery = {int(t.number[r.at]) for r in loops.recoveries}
-    odd, moves = ambiguous(graph, t.cut)
+    again, odd = ambiguous(graph, t.cut)
+    over = t.clusters[t.number]  # by step
+    recovered = np.isin(np.arange(n), list(with_recovery))
     solved = {graph.visit_task[row] for row in t.first[:-1][t.success]}
     states = int((~graph.group_terminal).sum())
     return {
@@ -57,18 +61,19 @@ def _counts(t: Traces) -> dict[str, Any]:
         "traces": n,
         "tasks": len(graph.tasks),
         "tasks_solved": len(solved),
-        "success_share": proportion(int(t.success.sum()), n),
+        "intervals_over": t.sampled,
+        "success_share": clustered_proportion(t.success, t.clusters),
         "success_unknown": sum(trace.success is None for trace in t.traces),
         "steps": len(graph.visit_group),
         "states": states,
         "recoveries": len(loops.recoveries),
         "recovery_rate": len(loops.recoveries) / n,
-        "recovery_traces": proportion(len(with_recovery), n),
+        "recovery_traces": clustered_proportion(recovered, t.clusters),
         "mean_depth": _mean([r.depth for r in loops.recoveries]),
         "efficiency": _mean([r.steps / r.depth for r in loops.recoveries]),
-        "loop_free": proportion(int((in_loops == 0).sum()), n),
-        "stalled_steps": proportion(int((loops.moves == 0).sum()), len(loops.moves)),
-        "ambiguity": proportion(odd, moves),
+        "loop_free": clustered_proportion(in_loops == 0, t.clusters),
+        "stalled_steps": clustered_proportion(loops.moves == 0, over),
+        "ambiguity": clustered_proportion(odd, over[again]),
         "off_way_states": int(ways.off.sum()),
         "dead_ends": int(ways.dead.sum()),
     }
@@ -96,6 +101,17 @@ def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, 
         "min_examples": min_examples,
         "lacking": [{"state": short(named[i], 80), "visits": int(visits[i]), "examples": int(count[i])} for i in lacking[:_TOP]],
     }
+
+
+def _verdict(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether recoveries stand out. States that a key does not tell apart look like returns, so such a key shows none for certain."""
+    odd, n, total = report["ambiguity"], report["recoveries"], report["traces"]
+    if not n:
+        return {"found": False, "verdict": "nothing stands out: no trace gets out of a wrong turn"}
+    if odd is not None and odd["value"] > _AMBIGUOUS:
+        why = f"the same move led elsewhere in {odd['k']} of {odd['n']} cases, so equal keys may be other states"
+        return {"found": False, "verdict": f"nothing stands out: {n} returns are seen, but {why}"}
+    return {"found": True, "verdict": f"{report['recovery_traces']['k']} of {total} traces get out of a wrong turn, {n} times"}
 
 
 def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:

@@ -14,13 +14,17 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.score.attempts import Trace, Traces, from_records
-from ramify.score.traces import BACK, Marked
+from ramify.score.traces import BACK, Marked, taken_back
 from ramify.trace.loops import shortest_ways
 from ramify.trace.turns import Turn
 from ramify.train.conversations import Conversation, Spans, whole
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
+
+
+_OFF = 0.01
+"""A share of recoveries farther than this from the one asked for is warned of."""
 
 
 class BuildConfig(Config):
@@ -34,7 +38,9 @@ class BuildConfig(Config):
     token_budget: int | None = Field(None, ge=1)
     """Stop before more tokens than this have a loss."""
     mask_mistakes: bool = False
-    """No loss on steps into a loop, only on the way back out of it and on what led on."""
+    """No loss on steps into a loop, only on the way back out of it and on what led on; none on what a text takes back."""
+    mask_precision: float = Field(0.8, ge=0, le=1)
+    """Least precision of masks that a detector sets in texts: the lower end of the interval measured on labels."""
     seed: int = 0
     """Decides the order in which traces are taken."""
 
@@ -63,15 +69,19 @@ def build_sft(
     traces: Iterable[Mapping[str, Any]] | Traces,
     *,
     marks: Sequence[Sequence[Marked]] | None = None,
+    measured: Mapping[str, Any] | None = None,
     template: ChatTemplate | None = None,
     **options: Any,
 ) -> SftSet:
     """Build a set from the traces that succeeded; ``options`` are fields of :class:`BuildConfig`.
 
-    ``marks`` (``score.traces.detect``) say where replies take something back, for traces without states; ``template`` counts the
-    tokens of texts. Raises UserError where nothing succeeded, nothing fits, or the mode needs states.
+    ``marks`` (``score.traces.detect``) say where replies take something back, for traces without states; ``measured`` how well they agree
+    with labels (``run.on_labels``), without which they mask nothing. ``template`` counts the tokens of texts. Raises UserError where
+    nothing succeeded, nothing fits, the mode needs states, or masks would be set by marks that are not known to be precise.
     """
     config = check(BuildConfig, options)
+    if marks is not None:
+        check_masks(config, measured)
     t = traces if isinstance(traces, Traces) else Traces(from_records(traces))
     source: _States | _Marks = _States(t) if marks is None else _Marks(t, marks)
     order = sorted((i for i, trace in enumerate(t.traces) if trace.success), key=lambda i: _place(config.seed, t.traces[i]))
@@ -90,6 +100,29 @@ def build_sft(
         clean = [(i, "clean") for i in sorted(order, key=source.recovers) if marks is None or not source.recovers(i)]
         pools = {True: [(i, "raw") for i in order if source.recovers(i)], False: clean}
     return _fill(source, pools, config, template)
+
+
+def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None:
+    """Raise UserError where a detector would set masks whose precision is unknown, or may be below ``mask_precision``.
+
+    A false mark hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?" taken for a
+    retraction, the 56 is hidden.
+    """
+    if not config.mask_mistakes:
+        return
+    masks = measured and measured["masks"]
+    if masks is None:
+        raise UserError(
+            "mask_mistakes (--mask-mistakes) hides what a text takes back, and how often the detector is right about that is not measured: "
+            "give --labels with the steps of whole traces ('trace'), each retraction with the index of the step it takes back ('target'), "
+            "or leave --detector out where traces have states"
+        )
+    low = 0.0 if masks["interval"] is None else masks["interval"][0]
+    if low < config.mask_precision:
+        raise UserError(
+            f"of {masks['n']} labelled steps that the detector would hide {masks['k']} are taken back, a share that may be as low as "
+            f"{low:.2f}: mask_mistakes needs {config.mask_precision:g} (mask_precision), so label more traces or take a better detector"
+        )
 
 
 def _place(seed: int, trace: Trace) -> tuple[int, str, str]:
@@ -166,11 +199,11 @@ class _Marks:
         trace = self.t.traces[i]
         steps, on = [], kind != "suffix"
         for step, mark in zip(trace.steps, self.marks[i], strict=True):
-            wrong = {w for at, s in enumerate(mark.steps) if s.kind in BACK and s.target is not None for w in range(s.target, at)}
+            wrong = taken_back(mark.steps) if mask_mistakes else ()
             spans: list[tuple[int, int]] = []
             for at, ((start, end), seen) in enumerate(zip(mark.spans, mark.steps, strict=True)):
                 on = on or seen.kind in BACK
-                if on and not (mask_mistakes and at in wrong):
+                if on and at not in wrong:
                     joins = bool(spans) and spans[-1][1] == start
                     spans[-1:] = [(spans[-1][0], end)] if joins else [*spans[-1:], (start, end)]
             full = on and sum(b - a for a, b in spans) == sum(b - a for a, b in mark.spans)
@@ -225,16 +258,23 @@ def _fill(
             fault = f"the first trace has {example.cost} tokens, and the budget is {config.token_budget}"
         raise UserError(f"the set is empty: {fault}")
     turns = [turn for e in taken for turn, spans in zip(e.conversation.turns, e.conversation.trained, strict=True) if spans]
+    share = sum(e.recovery for e in taken) / len(taken)
+    warnings = []
+    if config.mode == "recovery_mix" and abs(share - config.rho) > _OFF:
+        warnings.append(
+            f"a share of {share:.3g} of the {len(taken)} examples shows a recovery, not {config.rho:g} as asked (ended: {stopped})"
+        )
     real = template is not None or all(turn.tokens is not None for turn in turns)
     summary = {
         "mode": config.mode,
         "examples": len(taken),
         "tasks": len({str(e.task) for e in taken}),
         "with_recovery": sum(e.recovery for e in taken),
-        "share_with_recovery": sum(e.recovery for e in taken) / len(taken),
+        "share_with_recovery": share,
         "tokens": spent,
         "counted_by": "tokens" if real else "the traces" if all(turn.count is not None for turn in turns) else "characters / 4",
         "token_budget": config.token_budget,
         "stopped": stopped,
+        "warnings": warnings,
     }
     return SftSet(taken, summary)

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ramify.base.errors import NeedsError
 from ramify.render.terminal import say
 from ramify.score.attempts import Traces
-from ramify.score.traces import Detector, Judge, Lexicon, Marked, against_keys, agreement, audit_texts, detect, labelled, mark_all
+from ramify.score.traces import (
+    BACK,
+    Detector,
+    Judge,
+    Lexicon,
+    Marked,
+    against_keys,
+    agreement,
+    audit_texts,
+    detect,
+    labelled,
+    mark_all,
+    mask_precision,
+)
+from ramify.stats.intervals import clustered_proportion
 from ramify.trace.lines import read_lines
+
+UNMEASURED = "what the detector saw was measured against nothing: give --labels, or traces with states"
 
 
 def find_detector(name: str | None, traces: Traces) -> Detector | None:
@@ -44,7 +64,7 @@ def mark(traces: Traces, detector: Detector) -> list[list[Marked]]:
 def audit_replies(traces: Traces, detector: Detector, labels: Path | None = None) -> dict[str, Any]:
     """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
     measured = (
-        None if labels is None else _on_labels(detector, labels)
+        None if labels is None else on_labels(detector, labels)
     )  # first: a fault there is known before all replies are read
     marks = mark(traces, detector)
     found = audit_texts(traces, marks, detector.name)
@@ -52,21 +72,44 @@ def audit_replies(traces: Traces, detector: Detector, labels: Path | None = None
         measured = against_keys(traces, marks)
     found |= {"agreement": measured, "agreement_with": "labels" if labels else None if measured is None else "state keys"}
     if measured is None:
-        found["warnings"].append("what the detector saw was measured against nothing: give --labels, or traces with states")
-    return found
+        found["warnings"].append(UNMEASURED)
+    return found | _verdict(traces, marks, measured, by_reply=labels is None and measured is not None)
 
 
-def _on_labels(detector: Detector, labels: Path) -> dict[str, Any]:
+def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str, Any] | None, by_reply: bool) -> dict[str, Any]:
+    """Whether more is marked than false marks explain: the lower end of the difference of both shares (Zou and Donner 2008) is above 0."""
+    each = [[[step.kind in BACK for step in reply.steps] for reply in own] for own in marks]
+    units = [[any(reply) for reply in own] if by_reply else [back for reply in own for back in reply] for own in each]
+    marked = clustered_proportion([back for own in units for back in own], np.repeat(t.clusters, list(map(len, units))))
+    false = measured and measured["false_marks"]
+    if not marked or not marked["k"]:
+        return {"found": False, "verdict": "nothing stands out: the detector sees no step that takes anything back"}
+    seen = f"{marked['k']} of {marked['n']} {'replies' if by_reply else 'steps'} look as if they took something back"
+    if false is None:
+        return {"found": False, "verdict": f"nothing is known: {seen}, and how often such marks are false is not measured"}
+    if marked["interval"] is None or false["interval"] is None:
+        return {"found": False, "verdict": f"nothing is known: {seen}, and one trace shows no spread to compare false marks with"}
+    gap = marked["value"] - false["value"]
+    lower = gap - math.hypot(marked["value"] - marked["interval"][0], false["interval"][1] - false["value"])
+    rate = f"false marks ({false['value']:.3g}, at most {false['interval'][1]:.3g})"
+    if lower > 0:
+        return {"found": True, "verdict": f"{seen}, more than {rate} explain"}
+    return {"found": False, "verdict": f"nothing stands out: {seen}, which {rate} explain"}
+
+
+def on_labels(detector: Detector, labels: Path) -> dict[str, Any]:
+    """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (``score.traces.mask_precision``).
+
+    Raises UserError naming the file and line that is wrong, NeedsError where the detector could mark none.
+    """
     known = labelled(read_lines(labels), str(labels))
     seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector))
-    pairs = [
-        (step.kind, kind)
-        for own, steps in zip(known, seen, strict=True)
-        if steps is not None
-        for step, (_, kind) in zip(steps, own, strict=True)
-    ]
-    if not pairs:
+    truth = [[step for _, step in own] for own, steps in zip(known, seen, strict=True) if steps is not None]
+    marked = [steps for steps in seen if steps is not None]
+    if not truth:
         raise NeedsError(f"{detector.name} marked none of the labelled steps: {faults[0]}")
     if faults:
         say(f"warning: {len(faults)} labelled traces could not be marked and are left out ({faults[0]})")
-    return agreement([found for found, _ in pairs], [truth for _, truth in pairs])
+    found, wanted = ([step.kind for own in side for step in own] for side in (marked, truth))
+    traces = [number for number, own in enumerate(truth) for _ in own]
+    return agreement(found, wanted, traces) | {"masks": mask_precision(marked, truth)}

@@ -13,11 +13,12 @@ from ramify.base.config import load as resolve
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.audit import audit_traces
-from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft
-from ramify.methods.maze_recovery.run import audit_replies, find_detector, mark
+from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft, check_masks
+from ramify.methods.maze_recovery.run import UNMEASURED, audit_replies, find_detector, mark, on_labels
 from ramify.render.terminal import emit, say, table
-from ramify.score.attempts import Source, load
+from ramify.score.attempts import Source, Traces, load
 from ramify.score.steps import write_rows
+from ramify.score.traces import Detector
 from ramify.trace.graph import short
 from ramify.trace.keys import scrub
 
@@ -32,7 +33,7 @@ class AuditOptions(Source):
     detector: str | None = None
     """Read replies instead of states: lexicon (English phrases), or a model that labels them (chat:MODEL@URL, hf:PATH)."""
     labels: Path | None = None
-    """Labelled steps (JSON lines with text and kind), to measure the detector on."""
+    """Labelled steps (JSON lines with text and kind, trace and target where known), to measure the detector on."""
 
 
 class BuildOptions(Source, BuildConfig):
@@ -44,6 +45,8 @@ class BuildOptions(Source, BuildConfig):
     """Folder of the checkpoint whose tokenizer and chat template count and lay out texts."""
     detector: str | None = None
     """Read replies instead of states, as in audit."""
+    labels: Path | None = None
+    """Labelled steps, as in audit: what a detector saw hides mistakes (mask_mistakes) only where it is measured on some."""
 
 
 app = typer.Typer(
@@ -71,9 +74,7 @@ def audit(
     """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
     options = resolve(AuditOptions, flags=ctx.args)
     traces = load(source, options, form)
-    detector = find_detector(options.detector, traces)
-    if options.labels is not None and detector is None:
-        raise UserError("--labels measures a detector: name one with --detector")
+    detector = _detector(options, traces)
     if detector is None:
         family = scrub(*options.family) if options.family else None
         found = audit_traces(traces, family=family, min_examples=options.min_examples)
@@ -81,9 +82,8 @@ def audit(
         found = audit_replies(traces, detector, options.labels)
     if out is not None:
         write_rows(out, found["per_trace"])
-    for warning in found["warnings"]:
-        say(f"warning: {warning}")
-    emit(found, as_json, _page(found))
+    _warn(found)
+    emit(found, as_json, f"{found['verdict']}\n\n{_page(found)}")
 
 
 @app.command(**takes(BuildOptions))
@@ -104,14 +104,33 @@ def build(
 
         template = chat_template(options.checkpoint)
     traces = load(source, options, form)
-    detector = find_detector(options.detector, traces)
-    marks = None if detector is None else mark(traces, detector)
+    detector = _detector(options, traces)
+    marks = measured = None
+    if detector is not None:
+        measured = None if options.labels is None else on_labels(detector, options.labels)
+        check_masks(options, measured)  # before all replies are read
+        marks = mark(traces, detector)
     chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
-    made = build_sft(traces, marks=marks, template=template, **chosen)
+    made = build_sft(traces, marks=marks, measured=measured, template=template, **chosen)
     rows = list(_rows(made, options.form, template))
     write_rows(out, rows)
     found = made.summary | {"form": options.form, "rows": len(rows), "out": str(out)}
-    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items()]))
+    if detector is not None and measured is None:
+        found["warnings"] = [*found["warnings"], UNMEASURED]
+    _warn(found)
+    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items() if k != "warnings"]))
+
+
+def _detector(options: AuditOptions | BuildOptions, traces: Traces) -> Detector | None:
+    detector = find_detector(options.detector, traces)
+    if options.labels is not None and detector is None:
+        raise UserError("--labels measures a detector: name one with --detector")
+    return detector
+
+
+def _warn(found: dict[str, Any]) -> None:
+    for warning in found["warnings"]:
+        say(f"warning: {warning}")
 
 
 def _rows(made: SftSet, form: str, template: Any) -> Any:
@@ -129,7 +148,7 @@ def _page(found: dict[str, Any]) -> str:
     shown = [
         [name, _cell(value)]
         for name, value in found.items()
-        if not isinstance(value, list) and name not in ("kinds", "agreement")
+        if not isinstance(value, list) and name not in ("kinds", "agreement", "verdict")
     ]
     for name in ("kinds", "agreement"):
         shown += [[f"{name}: {key}", _cell(value)] for key, value in (found.get(name) or {}).items()]
@@ -149,5 +168,6 @@ def _page(found: dict[str, Any]) -> str:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, dict):
-        return f"{value['value']:.4g} [{value['interval'][0]:.3f}, {value['interval'][1]:.3f}] ({value['k']} of {value['n']})"
+        ends = "" if value["interval"] is None else "[{:.3f}, {:.3f}] ".format(*value["interval"])
+        return f"{value['value']:.4g} {ends}({value['k']} of {value['n']})"
     return value
