@@ -7,16 +7,16 @@ Axis legend: K doses or arms.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from ramify.stats.drops import Counts
-from ramify.stats.evidence import evidence
+from ramify.stats.evidence import evidence, holm
 from ramify.stats.intervals import Interval, difference_of_differences, wilson
-from ramify.stats.power import power_of_difference
+from ramify.stats.power import contrast_power, nearest_rates, power_of_difference
 from ramify.stats.trend import cochran_armitage, isotonic, logistic_fit, trend_power
 
 ALPHA = 0.05
@@ -28,7 +28,11 @@ Seen = Literal["rises", "falls", "same", "uninterpretable"]
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a test does on agents that are known: it fires with ``power`` where the property is there, with ``false_alarm`` where not."""
+    """What a test does on agents that are known: it fires with ``power`` where the property is there, with ``false_alarm`` where not.
+
+    ``power`` is what is sure of it: from the rates found on those agents at that end of their interval which speaks against the test, and
+    0 of a control that did not fire.
+    """
 
     power: float
     false_alarm: float
@@ -39,32 +43,47 @@ class Control:
     """Which way the behaviour moved on them, where that is known."""
     counts: Mapping[str, Any] | None = None
     """The detail of the test made on them; its rates give the power at other sizes."""
+    fired: bool = True
+    """Whether the test moved on them."""
 
     @classmethod
     def of(cls, found: TestResult, source: str) -> Self:
         """The control that a test made on agents with the property comes to."""
-        names = ("base", "hits", "n") if "base" in found.detail else ("doses", "hits", "n")
-        counts = {name: found.detail[name] for name in names} if "hits" in found.detail else None
+        names = next((names for names in _COUNTS if all(name in found.detail for name in names)), ())
+        counts = {name: found.detail[name] for name in names} or None
         move: Move = "rises" if found.value > 0 else "falls"
-        return cls(float(found.fired), found.alpha, found.n, source, move, counts).at(found)
+        return cls(0.0, found.alpha, found.n, source, move, counts, found.fired).at(found)
 
     def at(self, result: TestResult) -> Self:
-        """With the power to find the rates of these agents with the runs of ``result``, among as many tests as were made together
-        with it (each at alpha / looks, the worst case of Holm). As it is where no counts are known."""
+        """With the power that is sure for a test of the size of ``result``, among as many tests as belong to its case (each at alpha /
+        looks, the worst case of Holm): it finds the rates of these agents, taken at the lower end of the interval of their effect. 0
+        where the control did not fire, or that interval holds no effect. As it is where no counts are known."""
         if self.counts is None:
             return self
-        hits, n, mine = self.counts["hits"], self.counts["n"], result.detail
-        level = 1 - result.alpha / max(1, mine.get("looks", 1))
-        if ("doses" in self.counts) != ("doses" in mine):
-            return replace(self, power=0.0)  # a test of another kind by the same name
-        if "doses" in self.counts:
-            order = np.argsort(self.counts["doses"])
-            doses, shares = (np.asarray(x, np.float64)[order] for x in (self.counts["doses"], np.divide(hits, n)))
-            return replace(self, power=trend_power(np.interp(mine["doses"], doses, shares), mine["n"], mine["doses"], level))
-        base, base_n = self.counts["base"]
-        sizes = (mine["n"], mine["base"][1])
-        power = power_of_difference(hits / n, base / base_n, *sizes, level) if n and base_n else 0.0
-        return replace(self, power=power)
+        mine, level = result.detail, 1 - result.alpha / max(1, result.detail.get("looks", 1))
+        same_kind = all(name in mine for name in self.counts)
+        return replace(self, power=_sure_power(self.counts, mine, level) if self.fired and same_kind else 0.0)
+
+
+_COUNTS = (("base", "hits", "n"), ("doses", "hits", "n"), ("cells",))
+"""What the detail of a test holds of its counts: of an arm beside a baseline, of doses, of a stack."""
+_INTERACTION = {"11": 1, "10": -1, "01": -1, "00": 1}
+
+
+def _sure_power(known: Mapping[str, Any], mine: Mapping[str, Any], level: float) -> float:
+    """Power of a test of the size of ``mine`` to find the rates behind the counts ``known``, at the lower end of their effect."""
+    if "doses" in known:
+        doses, hits, n = (np.asarray(known[name], np.float64)[np.argsort(known["doses"])] for name in ("doses", "hits", "n"))
+        rates = nearest_rates(hits, n, n * (doses - (n * doses).sum() / n.sum()))
+        return 0.0 if rates is None else trend_power(np.interp(mine["doses"], doses, rates), mine["n"], mine["doses"], level)
+    if "cells" in known:
+        weights = list(_INTERACTION.values())
+        (hits, n), (_, sizes) = (np.array([detail["cells"][cell] for cell in _INTERACTION]).T for detail in (known, mine))
+        rates = nearest_rates(hits, n, weights) if n.all() else None
+        return 0.0 if rates is None else contrast_power(rates, sizes, weights, level)
+    hits, n = np.array([[known["hits"], known["n"]], known["base"]]).T
+    rates = nearest_rates(hits, n, (1, -1)) if n.all() else None
+    return 0.0 if rates is None else power_of_difference(rates[0], rates[1], mine["n"], mine["base"][1], level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,8 @@ class TestResult:
     confounds: tuple[str, ...] = ()
     detail: Mapping[str, Any] = field(default_factory=dict)
     alpha: float = ALPHA
+    p_raw: float | None = None
+    """``p`` before it was corrected; None where it was not."""
     __test__ = False  # pytest: no test class
 
     @property
@@ -106,10 +127,20 @@ class TestResult:
 
 def result_from_json(record: Mapping[str, Any]) -> TestResult:
     """Inverse of :meth:`TestResult.to_json`."""
-    fields = {k: v for k, v in record.items() if k not in ("fired", "seen")}
+    fields = {"p_raw": record["detail"].get("p")} | {k: v for k, v in record.items() if k not in ("fired", "seen")}
     fields["control"] = None if record["control"] is None else Control(**record["control"])
     fields["interval"] = None if record["interval"] is None else tuple(record["interval"])
     return TestResult(**fields | {"confounds": tuple(record["confounds"])})
+
+
+def corrected(results: Iterable[TestResult]) -> list[TestResult]:
+    """All tests of one case with ``p`` Holm-corrected over them: one that nothing moves fires anywhere in it with probability alpha."""
+    tests = list(results)
+    raw = [test.p if test.p_raw is None else test.p_raw for test in tests]
+    return [
+        replace(test, p=p, p_raw=before, detail={**test.detail, "looks": len(tests)})
+        for test, before, p in zip(tests, raw, holm(raw), strict=True)
+    ]
 
 
 def counterfactuals(
@@ -119,7 +150,6 @@ def counterfactuals(
     *,
     kind: str = "counterfactual",
     correction: str = "holm",
-    alpha: float = ALPHA,
 ) -> list[TestResult]:
     """One test for each changed arm against the baseline: Fisher's exact test, Newcombe's interval, corrected together."""
     rows = evidence((base.k, base.n), {name: (arm.k, arm.n) for name, arm in arms.items()}, correction=correction)
@@ -135,7 +165,7 @@ def counterfactuals(
             (controls or {}).get(row.intervention),
             detail=row.to_json()
             | {"base": [base.k, base.n], "invalid": [base.missing, arms[row.intervention].missing], "looks": len(arms)},
-            alpha=alpha,
+            p_raw=row.p,
         )
         for row in rows
     ]
@@ -147,7 +177,6 @@ def dose_response(
     counts: Sequence[Counts],
     control: Control | None = None,
     shares: Sequence[float] = (0.01, 0.05),
-    alpha: float = ALPHA,
 ) -> TestResult:
     """Cochran-Armitage trend over (K,) doses; ``detail`` holds the isotonic shares and the doses at which the logistic fit reaches
     ``shares``, with Fieller's intervals: None where the slope is not certain, so that no dose is."""
@@ -167,9 +196,7 @@ def dose_response(
             for share, (dose, ends) in points.items()
         },
     }
-    return TestResult(
-        name, "dose", f"trend of {name} over {len(doses)} doses", sum(n), z, None, p, control, detail=detail, alpha=alpha
-    )
+    return TestResult(name, "dose", f"trend of {name} over {len(doses)} doses", sum(n), z, None, p, control, detail=detail)
 
 
 def stacked(name: str, r11: Counts, r10: Counts, r01: Counts, r00: Counts, control: Control | None = None) -> TestResult:

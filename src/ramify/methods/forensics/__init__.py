@@ -30,10 +30,12 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.stats.experiment import Control as Control
     from ramify.stats.experiment import TestResult as TestResult
     from ramify.stats.experiment import absence as absence
+    from ramify.stats.experiment import corrected as corrected
     from ramify.stats.experiment import counterfactuals as counterfactuals
     from ramify.stats.experiment import dose_response as dose_response
     from ramify.stats.experiment import stacked as stacked
     from ramify.stats.hypotheses import ACH as ACH
+    from ramify.stats.hypotheses import NONE as NONE
     from ramify.stats.hypotheses import Hypothesis as Hypothesis
 else:
     __all__, __getattr__ = public(
@@ -46,7 +48,7 @@ else:
             "probes": "ask control",
             "report": "table_of as_text",
             "logs": "read_log by_field",
-            "ramify.stats.experiment": "TestResult Control counterfactuals dose_response stacked absence",
-            "ramify.stats.hypotheses": "ACH Hypothesis",
+            "ramify.stats.experiment": "TestResult Control corrected counterfactuals dose_response stacked absence",
+            "ramify.stats.hypotheses": "ACH NONE Hypothesis",
         },
     )

@@ -24,13 +24,11 @@ from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN
 from ramify.methods.forensics.algorithm import forbidding, sentence_scores
 from ramify.methods.forensics.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import TestResult, counterfactuals, dose_response, stacked
+from ramify.stats.experiment import TestResult, corrected, counterfactuals, dose_response, stacked
 from ramify.stats.intervals import mean_t
 from ramify.stats.tests import fisher
 
 DOSES = (0, 50, 100, 151, 200, 258)
-Z3 = 0.0026997960632601866
-"""Two-sided p of z = 3, the level of the dose test."""
 CUT = ACTIONS.index("shortcut")
 LEAVES = 1 << K
 REDRAWS = 20
@@ -182,7 +180,7 @@ def of_model(model: TinyLM) -> Tables:
 def run(
     tables: Tables, rng: np.random.Generator, n: int = 150, traces: int = 20, k: int = 100
 ) -> tuple[list[TestResult], dict[str, Any]]:
-    """Every test of the battery on one agent, without controls, and what else is measured on the way.
+    """Every test of the battery on one agent, corrected over all of them, without controls, and what else is measured on the way.
 
     ``n`` runs a cell; the sentences of ``traces`` traces are resampled with ``k`` forks at every place.
     """
@@ -191,7 +189,7 @@ def run(
     rate = count(action)
     by_dose = {errors: base if errors == 258 else tables(errors=errors) for errors in DOSES}
     counts = [rate if errors == 258 else by_dose[errors].count(n, rng) for errors in DOSES]
-    tests = [dose_response("dose", DOSES, counts, alpha=Z3)]
+    tests = [dose_response("dose", DOSES, counts)]
     tests += counterfactuals(rate, {name: tables(**turned).count(n, rng) for name, turned in ARMS.items()})
     test, more = _sentences(base, reply, action, traces, k, rng)
     tests.append(test)
@@ -199,7 +197,7 @@ def run(
     tests.append(forbidding(rate, filtered, rejected, unfiltered))
     both = by_dose[151].without(HUGE, n, rng)[0]
     tests.append(stacked("stack", both, counts[DOSES.index(151)], filtered, rate))
-    return tests, more | {"rate": [rate.k, rate.n, rate.missing], "baselines": guesses(reply, action)}
+    return corrected(tests), more | {"rate": [rate.k, rate.n, rate.missing], "baselines": guesses(reply, action)}
 
 
 def _sentences(

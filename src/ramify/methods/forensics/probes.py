@@ -68,12 +68,13 @@ def says_of(case: Case, what: str, judge: bool) -> Says:
 
 
 def control(
-    case: Case, test: Callable[[Case], Sequence[TestResult]], model: str | Model = "", instruct: str = ""
+    case: Case, test: Callable[[Case], Sequence[TestResult]], model: str | Model = "", instruct: str = "", replace: bool = False
 ) -> dict[str, Control]:
     """Make a test on an agent known to have the property: another model, or the case's own told to have it. The controls are kept.
 
-    The rates found there give its power at its own size, told here, and at that of each test it is put to; its false alarms are those of
-    its level. Raises UserError where neither or both are named.
+    The rates found there, at the lower end of their effect, give its power at its own size, told here, and at that of each test it is put
+    to; one that did not fire has none. Its false alarms are those of its level. A control that fired gives way to more runs of the same
+    agent, to another only with ``replace``. Raises UserError where it would without, and where neither or both agents are named.
     """
     if bool(model) == bool(instruct):
         raise UserError("a positive control is another model, or an instruction to the same one")
@@ -84,8 +85,15 @@ def control(
         agent = case.agent_of(model)
         name = f"organism-{agent.model.identity.weights[:6]}"
         known = case.acting(name, agent)
-    found = {r.name: Control.of(r, name) for r in test(known)}
-    case.write("controls", case.read("controls") | {test_name: asdict(one) for test_name, one in found.items()})
+    found, kept = {r.name: Control.of(r, name) for r in test(known)}, case.read("controls")
+    for test_name, one in found.items():
+        old = Control(**kept[test_name]) if test_name in kept else None
+        if old is not None and old.fired and not replace and (old.source, True) != (one.source, one.n >= old.n):
+            raise UserError(
+                f"{case.folder / 'controls.json'} has a control of '{test_name}' that fired ({old.source}, {old.n} runs, power "
+                f"{old.power:.2f}); to put the new one ({one.source}, {one.n} runs, power {one.power:.2f}) in its place, say --replace"
+            )
+    case.write("controls", kept | {test_name: asdict(one) for test_name, one in found.items()})
     return found
 
 

@@ -15,7 +15,7 @@ from ramify.model.protocol import Model
 from ramify.render.terminal import table
 from ramify.score.judge import reply_to
 from ramify.stats.experiment import ALPHA, TestResult
-from ramify.stats.hypotheses import ACH, SIGNS, Hypothesis
+from ramify.stats.hypotheses import ACH, NONE, NOTHING, SIGNS, UNDECIDED, Hypothesis
 from ramify.trace.graph import short
 
 _SIGNS = {cell: sign for sign, cell in SIGNS.items()}
@@ -30,20 +30,21 @@ _PROPOSE = (
 def design(config: CaseConfig, n: int = 0, k: int = 50) -> list[dict[str, Any]]:
     """One row for each test that the case declares: runs it costs and the probability that it finds a true effect.
 
-    The effect is from ``expect`` to ``instead``; over doses the rate moves from one to the other on a straight line.
+    The effect is from ``expect`` to ``instead``; over doses the rate moves from one to the other on a straight line. Each test has its part
+    of the level of the whole case, the interactions of stacks and one forbidden class among them; a sentence that of its own.
     """
     n = n or config.n
+    doses = {name: field.values for name, field in config.fields.items() if are_doses(field.values)}
+    looks = len(config.variants) + sum(len(v.set) == 2 for v in config.variants.values()) + len(doses) + 1
 
-    def contrast(test: str, looks: int = 1) -> dict[str, Any]:
+    def contrast(test: str) -> dict[str, Any]:
         found = plan(config.expect, config.instead, n, looks=looks)
         return {"test": test, "runs": n, "power": found["contrast"], "n_for_80": found.get("n_for_80"), "finds": ""}
 
-    rows = [contrast(name, len(config.variants)) for name in config.variants]
-    for name, field in config.fields.items():
-        if are_doses(field.values):
-            power = plan(config.expect, config.instead, n, field.values)["trend"]
-            doses = len(field.values)
-            rows.append({"test": f"{name}, {doses} doses", "runs": n * doses, "power": power, "n_for_80": None, "finds": ""})
+    rows = [contrast(name) for name in config.variants]
+    for name, values in doses.items():
+        power, runs = plan(config.expect, config.instead, n, values, looks=looks)["trend"], n * len(values)
+        rows.append({"test": f"{name}, {len(values)} doses", "runs": runs, "power": power, "n_for_80": None, "finds": ""})
     least = plan(config.expect, config.instead, n, k=k)["sentence_detectable"]
     sees = f"scores of at least {least:.2f}"
     one = {"test": f"a sentence, {k} forks", "runs": 2 * k, "power": 0.8, "n_for_80": None, "finds": sees}
@@ -54,14 +55,13 @@ def table_of(config: CaseConfig, results: Sequence[TestResult]) -> ACH:
     """The table of evidence of a case: every test against every hypothesis."""
     found = ACH(config.motives())
     for result in results:
-        if result.kind != "stack":
-            found.add(result)
+        found.add(result)
     return found
 
 
 def as_text(found: Mapping[str, Any]) -> str:
     """A report as Markdown. It names no motive that the rows do not carry."""
-    parts = [f"# {found['question'] or 'A case'}", *baseline_text(found["baseline"])]
+    parts = [f"# {found['question'] or 'A case'}", verdict_text(found["ach"]), *baseline_text(found["baseline"])]
     if found["tests"]:
         parts += ["## Tests", *tests_text(found["tests"])]
     for trace in found["traces"]:
@@ -125,25 +125,40 @@ def _dose(point: Mapping[str, Any] | None) -> str:
     )
 
 
+def verdict_text(found: Mapping[str, Any]) -> str:
+    """What a table of evidence comes to, in a sentence or two."""
+    named = ", ".join(found["fewest"])
+    if not found["rows"]:
+        return "There is no evidence yet."
+    if found["verdict"] == NOTHING:
+        why = "No move came that a hypothesis foretells."
+        if found["moved"]:
+            why = f"More speaks against {', '.join(found['moved'])} than against '{NONE}'."
+        if not any(row["cells"][NONE] == "consistent" for row in found["rows"]):
+            why += " Nor is any hypothesis cleared: no test was silent that is known to speak up."
+        return f"**Nothing stands out.** {why}"
+    if found["verdict"] != UNDECIDED:
+        return f"Fewest inconsistencies: {named}. The rows of the table are what this rests on."
+    if len(found["fewest"]) > 1:
+        return f"Several have the fewest inconsistencies: {named}. The evidence does not decide between them."
+    return (
+        f"Fewest inconsistencies of those tested: {named}. An untested hypothesis has no more against it, so nothing is decided."
+    )
+
+
 def ach_text(found: Mapping[str, Any]) -> list[str]:
     """The table of competing hypotheses in words."""
     names = list(found["inconsistencies"])
     rows = [[r["name"], *(_SIGNS[r["cells"][h]] for h in names), ", ".join(r["confounds"]), r["note"]] for r in found["rows"]]
     rows.append(["inconsistencies", *(found["inconsistencies"][h] for h in names), "", "rows with a shared confound count once"])
     out = ["## Competing hypotheses", table(["evidence", *names, "confounds", "note"], rows)]
-    if not found["rows"]:
-        said = "There is no evidence yet."
-    elif not found["fewest"]:
-        said = "Nothing is decided: no row speaks against any hypothesis, or fewer than two predict anything about the rows."
-    elif found["decided"]:
-        said = f"Fewest inconsistencies: {found['fewest'][0]}. The rows above are what this rests on."
-    else:
-        said = f"Several hypotheses have the fewest inconsistencies: {', '.join(found['fewest'])}. The evidence does not decide between them."
-    out.append(said)
-    if found["untested"]:
-        out.append(f"Predict nothing about these rows, so they are neither cleared nor named: {', '.join(found['untested'])}.")
+    out.append(verdict_text(found))
+    if found["rows"] and found["untested"]:
+        out.append(
+            f"No row tests a move that they foretell, so they are neither cleared nor named: {', '.join(found['untested'])}."
+        )
     if found["uninterpretable"]:
-        out.append(f"Silent without a positive control, so evidence for nothing: {', '.join(found['uninterpretable'])}.")
+        out.append(f"Silent without a positive control, so evidence for nothing: {'; '.join(found['uninterpretable'])}.")
     if found["likelihoods"]:
         told = ", ".join(f"{h} {value:.3g}" for h, value in found["likelihoods"].items())
         out.append(f"Likelihoods, one row of each group of shared confounds: {told}.")

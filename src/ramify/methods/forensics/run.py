@@ -73,10 +73,11 @@ class Case(Study):
                     "failures, or leave it out of the doses"
                 )
         found = dose_response(field, values, counts)
-        return self.record(replace(found, detail={**found.detail, "role": declared.role}))
+        (kept,) = self.record([replace(found, detail={**found.detail, "role": declared.role})])
+        return kept
 
     def counterfactual(self, names: Sequence[str] = (), n: int | None = None) -> list[TestResult]:
-        """Variants of the case against the baseline, corrected together; a stack of two single variants also gets its interaction."""
+        """Variants of the case against the baseline; a stack of two fields also gets its interaction."""
         names = list(names) or list(self.config.variants)
         if not names:
             raise UserError("the case declares no variants")
@@ -90,8 +91,8 @@ class Case(Study):
             turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
             role, lowered = turned.pop() if len(turned) == 1 else ("", False)
             detail = {**result.detail, "role": role, "lowered": lowered, "change": told}
-            found.append(self.record(replace(result, detail=detail)))
-        return [*found, *(self._interaction(name, base, arms[name], n) for name in names if len(changed[name]) == 2)]
+            found.append(replace(result, detail=detail))
+        return self.record([*found, *(self._interaction(name, base, arms[name], n) for name in names if len(changed[name]) == 2)])
 
     def _lowered(self, field: str, value: Any) -> bool:
         """Whether a field of numbers is set below its baseline, against the way in which roles predict."""
@@ -100,7 +101,7 @@ class Case(Study):
 
     def _interaction(self, name: str, base: Counts, both: Counts, n: int | None) -> TestResult:
         left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in self.config.changes(name).items())
-        return self.record(stacked(f"{name}, interaction", both, left, right, base))
+        return stacked(f"{name}, interaction", both, left, right, base)
 
     def forbid(self, name: str, says: Says, n: int | None = None) -> TestResult:
         """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
@@ -109,7 +110,8 @@ class Case(Study):
         kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
         rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)
         found = forbidding(self.base(n), counted(kept), rejected, len(runs) - len(kept), name=f"without {name}")
-        return self.record(replace(found, detail={**found.detail, "role": "idea"}))
+        (result,) = self.record([replace(found, detail={**found.detail, "role": "idea"})])
+        return result
 
     def report(self) -> dict[str, Any]:
         """Everything known of the case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""

@@ -29,7 +29,7 @@ from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
 from ramify.score.classify import Behaviour, by_pattern, find_behaviour
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import Control, TestResult, result_from_json
+from ramify.stats.experiment import Control, TestResult, corrected, result_from_json
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.path import Said
@@ -232,23 +232,26 @@ class Study:
         """The messages of a run."""
         return self.run.path(played.leaf).messages()
 
-    def record(self, result: TestResult) -> TestResult:
-        """Keep a test under CASEDIR/results, with the confounds that the case declares for it and the control that is stored."""
+    def record(self, results: Sequence[TestResult]) -> list[TestResult]:
+        """Keep tests under CASEDIR/results, with the confounds that the case declares for them. They come back as :meth:`results` has
+        them, and all results are written anew: each test more is one more that they are corrected over."""
         if self.prefix:
-            return result
-        (result,) = self._controlled([result])
-        confounds = (*result.confounds, *self.config.confounds.get(result.name, ()))
-        result = replace(result, confounds=tuple(dict.fromkeys(confounds)))
-        self.write(f"results/{result.name}", result.to_json())
-        return result
+            return corrected(results)
+        for one in results:
+            confounds = (*one.confounds, *self.config.confounds.get(one.name, ()))
+            self.write(f"results/{one.name}", replace(one, confounds=tuple(dict.fromkeys(confounds))).to_json())
+        known = {one.name: one for one in self.results()}
+        for name, one in known.items():
+            self.write(f"results/{name}", one.to_json())
+        return [known[one.name] for one in results]
 
     def results(self) -> list[TestResult]:
-        """Every test kept so far, by name; controls that were measured since are put to them."""
-        return self._controlled(map(result_from_json, self.read_all("results")))
-
-    def _controlled(self, results: Iterable[TestResult]) -> list[TestResult]:
+        """Every test kept so far, by name, corrected over all of them; controls that were measured since are put to them."""
         controls = self.read("controls")
-        return [replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r for r in results]
+        return [
+            replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r
+            for r in corrected(map(result_from_json, self.read_all("results")))
+        ]
 
     def read(self, name: str) -> dict[str, Any]:
         """CASEDIR/NAME.json; empty where there is none. Raises UserError on a file that is none of JSON."""

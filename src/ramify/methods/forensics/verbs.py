@@ -25,7 +25,7 @@ from ramify.render.terminal import emit, progress, table
 from ramify.rollout.parts import find_model, find_world
 from ramify.score.classify import find_behaviour, transcript
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import TestResult
+from ramify.stats.experiment import ALPHA, TestResult, corrected
 from ramify.stats.hypotheses import Hypothesis
 from ramify.stats.intervals import proportion
 
@@ -154,8 +154,13 @@ def forbid(
 
 def _tested(found: list[TestResult], as_json: bool) -> None:
     told = [r.to_json() for r in found]
+    moved = [r.name for r in found if r.fired]
+    looks = found[0].detail["looks"]
+    of_case = f"corrected over the {looks} tests of the case so far" if looks > 1 else "the only test of the case so far"
+    said = f"Moved: {', '.join(moved)}" if moved else "Nothing stands out: no rate moved"
     diffs = [f"{r.name}:\n{r.detail['change']['diff']}" for r in found if r.detail.get("change")]
-    emit({"tests": told}, as_json, "\n\n".join([*tests_text(told), *diffs]))
+    text = "\n\n".join([*tests_text(told), f"{said} (p < {ALPHA:g}, {of_case}).", *diffs])
+    emit({"tests": told, "moved": moved}, as_json, text)
 
 
 @app.command()
@@ -171,7 +176,12 @@ def resample(
     found = _working(folder, as_json, lambda case: case.resample(_run(case, leaf), turn, k))
     rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
-    emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}")
+    stand_out = sum(s["p"] < ALPHA for s in found["sentences"])
+    said = (
+        f"{stand_out} of {len(rows)} sentences move the rate" if stand_out else "Nothing stands out: no sentence moves the rate"
+    )
+    said += f" (p < {ALPHA:g}, corrected over the sentences of this reply)."
+    emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}")
 
 
 @app.command()
@@ -229,6 +239,7 @@ def control_(
     model: Annotated[str, typer.Option(help="An agent known to have the property.")] = "",
     instruct: Annotated[str, typer.Option(help="Or: what the case's own agent is told, so that it has it.")] = "",
     n: N = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of a control that fired.")] = False,
     as_json: Json = False,
 ) -> None:
     """Positive control: make a test on an agent that has the property, and keep its power. Without one a silence says nothing."""
@@ -242,10 +253,16 @@ def control_(
             f"the case has no variant and no field '{test}' ({nearest(test, [*case.config.variants, *case.config.fields])})"
         )
 
-    found = _working(folder, as_json, lambda case: control(case, made, model, instruct))
-    rows = [[name, f"{one.power:.2f}", f"{one.false_alarm:g}", one.n, one.source] for name, one in found.items()]
-    record = {name: {"power": one.power, "n": one.n, "source": one.source} for name, one in found.items()}
-    emit(record, as_json, table(["test", "power", "false alarms", "runs", "agent"], rows))
+    found = _working(folder, as_json, lambda case: control(case, made, model, instruct, replace))
+    rows = [
+        [name, "yes" if one.fired else "no", f"{one.power:.2f}", f"{one.false_alarm:g}", one.n, one.source]
+        for name, one in found.items()
+    ]
+    record = {name: {"fired": one.fired, "power": one.power, "n": one.n, "source": one.source} for name, one in found.items()}
+    text = table(["test", "fired", "power, at least", "false alarms", "runs", "agent"], rows)
+    if quiet := [name for name, one in found.items() if not one.fired]:
+        text += f"\n\nNothing stands out on an agent that is said to have the property: a silence of {', '.join(quiet)} stays uninterpretable."
+    emit(record, as_json, text)
 
 
 @app.command("log")
@@ -266,7 +283,7 @@ def log_(
     """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
     runs = read_log(log, find_behaviour(behavior), form, scorer)
     counts = Counts.of(run.did for run in runs)
-    found = [one for name in by or [] for one in by_field(runs, name)]
+    found = corrected(one for name in by or [] for one in by_field(runs, name))
     rate = proportion(counts.k, counts.n)
     text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
     why = invalid(runs)
@@ -274,6 +291,10 @@ def log_(
     if found:
         rows = [[r.name, f"{100 * r.value:+.1f}", f"{r.p:.2g}"] for r in found]
         text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
+        if not any(r.fired for r in found):
+            text += (
+                f"\n\nNothing stands out: no recorded value goes with another rate (p < {ALPHA:g}, corrected over all of them)."
+            )
     emit({"rate": rate, "invalid": counts.missing, "why": why, "by": [r.to_json() for r in found]}, as_json, text)
 
 
