@@ -38,6 +38,10 @@ def evasive(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
     return 0.5, rate, rate
 
 
+def unmoved(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
+    return 0.5, 0.5, 0.5
+
+
 def agent(law: Callable[[int, bool, bool], tuple[float, float, float]], tokens: bool = True) -> ScriptedModel:
     def speak(messages: Sequence[Message], key: int) -> str:
         told = " ".join(m.text for m in messages if m.role == "user")
@@ -70,6 +74,10 @@ def unclear() -> ScriptedModel:
 
 def sly() -> ScriptedModel:
     return agent(evasive)
+
+
+def flat() -> ScriptedModel:
+    return agent(unmoved)
 
 
 def proposer() -> ScriptedModel:

@@ -14,10 +14,12 @@ from ramify.base.errors import UserError
 from ramify.methods.forensics import (
     ACH,
     BENIGN,
+    NONE,
     STANDARD,
     Control,
     Hypothesis,
     absence,
+    corrected,
     counterfactuals,
     dose_response,
     forbidding,
@@ -29,6 +31,7 @@ from ramify.methods.forensics.algorithm import awareness
 from ramify.methods.forensics.report import ach_text
 from ramify.stats.drops import Counts
 from ramify.stats.experiment import result_from_json
+from ramify.stats.hypotheses import NOTHING, UNDECIDED
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import fisher, two_proportions
 from ramify.stats.trend import cochran_armitage
@@ -160,17 +163,54 @@ def test_a_silence_without_a_positive_control_is_uninterpretable() -> None:
 def test_a_control_has_the_power_of_the_test_it_is_put_to() -> None:
     (large,) = counterfactuals(Counts(33, 60), {"seen": Counts(12, 60)})
     known = Control.of(large, "sly")
-    assert (known.move, known.power) == ("falls", pytest.approx(0.98, abs=0.01))
+    assert (known.move, known.fired) == ("falls", True)
     known = Control(**json.loads(json.dumps(asdict(known))))
     (small,) = counterfactuals(Counts(2, 12), {"seen": Counts(2, 12)})
-    assert known.at(small).power < 0.5
+    (same,) = counterfactuals(Counts(20, 60), {"seen": Counts(19, 60)})
+    (great,) = counterfactuals(Counts(50, 200), {"seen": Counts(49, 200)})
+    assert known.at(small).power < 0.2 < known.at(same).power == known.power < 0.6 < 0.95 < known.at(great).power
     assert replace(small, control=known.at(small)).seen == "uninterpretable"
     one, *_ = counterfactuals(Counts(8, 40), {name: Counts(8, 40) for name in ("seen", "b", "c", "d")})
     alone = counterfactuals(Counts(8, 40), {"seen": Counts(8, 40)})[0]
     assert known.at(one).power < known.at(alone).power - 0.1
-    dose = Control.of(dose_response("errors", [0, 50, 100], [Counts(k, 60) for k in (3, 10, 20)]), "busy")
+    dose = Control.of(dose_response("errors", [0, 50, 100], [Counts(k, 60) for k in (3, 20, 40)]), "busy")
     tiny = dose_response("errors", [100, 50, 0, 25], [Counts(1, 6)] * 4)
     assert dose.at(tiny).power < 0.6 < 0.95 < dose.power
+
+
+def test_a_control_that_does_not_fire_has_no_power() -> None:
+    (large,) = counterfactuals(Counts(60, 150), {"seen": Counts(59, 150)})
+    (quiet,) = counterfactuals(Counts(5, 10), {"seen": Counts(1, 10)})
+    control = Control.of(quiet, "x")
+    assert (control.fired, control.power, control.at(large).power) == (False, 0.0, 0.0)
+    fires = stacked("both", Counts(2, 60), Counts(30, 60), Counts(30, 60), Counts(30, 60))
+    (both,) = corrected([fires])
+    assert both.fired
+    assert 0.5 < Control.of(both, "x").power < 0.95, "an interaction has rates too: one that fired once is no power of 1"
+    assert Control.of(both, "x").at(large).power == 0.0, "a test of another kind"
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.5, 0.345), (0.3, 0.165), (0.9, 0.785)])
+def test_a_control_is_believed_rarely_where_its_power_is_too_small(p: float, q: float) -> None:
+    rng = np.random.default_rng(0)
+    (test,) = counterfactuals(Counts(round(150 * p), 150), {"seen": Counts(round(150 * p), 150)})
+    assert plan(p, q, 150)["contrast"] < 0.8
+    drawn = zip(rng.binomial(10, p, 400), rng.binomial(10, q, 400), strict=True)
+    controls = [Control.of(counterfactuals(Counts(int(a), 10), {"seen": Counts(int(b), 10)})[0], "x") for a, b in drawn]
+    assert np.mean([control.at(test).power >= 0.8 for control in controls]) <= 0.06
+
+
+def test_all_tests_of_a_case_share_one_level() -> None:
+    dose = dose_response("errors", [0, 1, 2], [Counts(10, 50), Counts(14, 50), Counts(19, 50)])
+    arms = counterfactuals(Counts(20, 50), {"a": Counts(5, 50), "b": Counts(19, 50)})
+    known = {r.name: r for r in corrected([dose, *arms])}
+    assert dose.fired
+    assert not known["errors"].fired
+    raw = sorted(r.p_raw for r in known.values())
+    assert [known[name].p for name in ("a", "errors", "b")] == pytest.approx([3 * raw[0], 2 * raw[1], raw[2]])
+    assert corrected(known.values()) == list(known.values()), "no p is corrected twice"
+    again = [result_from_json(json.loads(json.dumps(r.to_json()))) for r in known.values()]
+    assert [r.p for r in corrected(again)] == [r.p for r in known.values()]
 
 
 def test_silence_says_nothing_against_a_move_the_control_did_not_make() -> None:
@@ -178,7 +218,7 @@ def test_silence_says_nothing_against_a_move_the_control_did_not_make() -> None:
     (silent,) = counterfactuals(Counts(30, 60), {"seen": Counts(30, 60)})
     found = ACH([Hypothesis("up", predicts={"seen": "rises"}), Hypothesis("down", predicts={"seen": "falls"})])
     line = found.add(replace(silent, control=Control.of(sure, "x").at(silent)))
-    assert line.cells == {"up": "inconsistent", "down": "neutral"}
+    assert line.cells == {"up": "inconsistent", "down": "neutral", NONE: "consistent"}
 
 
 def test_interaction_of_a_stack_as_the_paper_reports_it() -> None:
@@ -222,7 +262,7 @@ def test_power_before_payment() -> None:
 
 def table() -> ACH:
     found = ACH(["tedium", "confusion", "defiance"])
-    found.add("dose", tedium="+", confusion="-")
+    found.add("dose", tedium="+", confusion="-", **{NONE: "-"})
     found.add("third person", tedium="+", defiance="-")
     return found
 
@@ -239,7 +279,7 @@ def test_rows_with_a_shared_confound_count_once() -> None:
     found = table()
     for i in range(4):
         found.add(f"again {i}", confounds=("one prompt",), tedium="-")
-    assert found.inconsistencies() == {"tedium": 1, "confusion": 1, "defiance": 1}
+    assert found.inconsistencies() == {"tedium": 1, "confusion": 1, "defiance": 1, NONE: 1}
     assert not found.report()["decided"]
     found.add("of itself", confounds=("another",), tedium="-")
     assert found.inconsistencies()["tedium"] == 2
@@ -257,7 +297,7 @@ def test_a_test_fills_its_row_from_the_predictions_and_silence_fills_nothing() -
     assert set(line.cells.values()) == {"neutral"}
     report = found.report({}, BENIGN)
     assert report["uninterpretable"] == ["oversight"]
-    assert report["fewest"] == ["confusion"]
+    assert (report["fewest"], report["verdict"], report["moved"]) == (["confusion"], "confusion", ["confusion"])
     assert report["benign"]["role-play"] == "not visited"
     assert report["overturned_by"] == {"confusion": STANDARD["confusion"].overturned_by}
 
@@ -270,23 +310,35 @@ def test_likelihoods_multiply_over_independent_rows_only() -> None:
     assert found.likelihoods() == {"a": pytest.approx(0.81), "b": pytest.approx(0.01)}
 
 
-def test_nothing_is_decided_without_a_row_against_something() -> None:
+@pytest.mark.parametrize(
+    ("rows", "verdict", "says"),
+    [
+        ([], NOTHING, "There is no evidence yet."),
+        ([{"a": "+"}], NOTHING, "No move came that a hypothesis foretells. Nor is any hypothesis cleared"),
+        ([{"a": "-", "b": "+", NONE: "+"}], NOTHING, "No move came that a hypothesis foretells."),
+        ([{"a": "+", "b": "-", NONE: "-"}], "a", "Fewest inconsistencies: a."),
+        ([{"a": "+", "b": "+", NONE: "-"}], UNDECIDED, "Several have the fewest inconsistencies: a, b."),
+        ([{"a": "+", NONE: "-"}], UNDECIDED, "An untested hypothesis has no more against it, so nothing is decided."),
+        ([{"a": "+", "b": "-", NONE: "-"}, {"a": "-"}], UNDECIDED, f"the fewest inconsistencies: a, {NONE}."),
+        ([{"a": "+", "b": "-", NONE: "-"}, {"a": "-"}, {"a": "-"}], NOTHING, f"More speaks against a than against '{NONE}'."),
+    ],
+)
+def test_a_hypothesis_is_named_only_where_its_move_came(rows: list[dict[str, str]], verdict: str, says: str) -> None:
     found = ACH(["a", "b"])
-    found.add("fits", a="+")
-    assert found.report()["fewest"] == []
-    assert not found.report()["decided"]
-
-
-def test_a_hypothesis_that_predicts_nothing_is_not_named() -> None:
-    found = ACH(["said", "silent", "other"])
-    found.add("speaks", said="-")
-    assert not found.report()["decided"], "one alone competes with none"
-    found.add("speaks too", said="-", other="-")
-    found.add("and again", said="+", other="-")
-    found.add("and again", said="+", other="-")
+    for i, cells in enumerate(rows):
+        found.add(f"row {i}", **cells)
     report = found.report()
-    assert (report["fewest"], report["untested"]) == (["said"], ["silent"])
-    assert "neither cleared nor named: silent" in "".join(ach_text(report))
+    assert (report["verdict"], report["decided"]) == (verdict, verdict in ("a", "b"))
+    assert says in "\n".join(ach_text(report))
+
+
+def test_a_test_that_moves_as_nobody_foretold_speaks_for_none_of_these() -> None:
+    found = ACH([Hypothesis("a", predicts={"x": "rises", "y": "same"}), Hypothesis("b", predicts={"x": "same", "y": "same"})])
+    for test in counterfactuals(Counts(40, 80), {"x": Counts(8, 80), "y": Counts(9, 80), "z": Counts(7, 80)}):
+        found.add(test)
+    assert found.inconsistencies() == {"a": 2, "b": 2, NONE: 0}
+    assert found.lines[2].cells[NONE] == "neutral", "no hypothesis says anything of z"
+    assert found.report()["verdict"] == NOTHING
 
 
 def test_mistakes_in_a_table_are_one_sentence() -> None:
@@ -294,6 +346,8 @@ def test_mistakes_in_a_table_are_one_sentence() -> None:
         ACH(["only"])
     with pytest.raises(UserError, match="at least two hypotheses, each once"):
         ACH(["a", Hypothesis("a")])
+    with pytest.raises(UserError, match="competes in every table"):
+        ACH(["a", NONE])
     with pytest.raises(UserError, match="did you mean 'tedium'"):
         table().add("x", tedum="+")
     with pytest.raises(UserError, match="must be one of"):

@@ -16,6 +16,7 @@ from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
 from ramify.score.classify import by_pattern
+from ramify.stats.hypotheses import NONE
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict
 from tests.methods.forensics import scripted_organisms as organisms
@@ -104,7 +105,7 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     found = verb(capsys, "ach", case)
     assert found["fewest"] == ["tedium"]
     assert found["decided"]
-    assert found["uninterpretable"] == ["both"]
+    assert sorted(found["uninterpretable"]) == ["both", "both, interaction"]
     assert main(["forensics", "report", str(case), "--out", str(case / "report.md")]) == 0
     text = (case / "report.md").read_text()
     for part in (
@@ -124,6 +125,64 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     with Run.open(case / "run") as stored:
         reply = next(n for n in stored.nodes(stored.trees("")[0].name) if n.role == "assistant")
     assert main(["fork", str(case / "run"), reply.id, "--n", "2"]) == 0, "a case's runs are runs like all others"
+
+
+def known_agent(name: str) -> tuple[str, str]:
+    return "--model", f"factory:tests.methods.forensics.scripted_organisms:{name}"
+
+
+def test_no_motive_is_named_where_no_lever_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    case = folder(tmp_path, "flat")
+    assert verb(capsys, "counterfactual", case, "clear", "seen")["moved"] == []
+    assert main(["forensics", "vary", str(case), "errors"]) == 0
+    assert (
+        "Nothing stands out: no rate moved (p < 0.05, corrected over the 3 tests of the case so far)." in capsys.readouterr().out
+    )
+    bare = verb(capsys, "ach", case)
+    assert (bare["verdict"], len(bare["untested"])) == ("nothing stands out", 4)
+    for test, known in (("clear", "unclear"), ("seen", "sly"), ("errors", "tedious")):
+        verb(capsys, "control", case, test, *known_agent(known), "--n", "60")
+    found = verb(capsys, "ach", case)
+    assert (found["verdict"], found["decided"], found["fewest"]) == ("nothing stands out", False, [NONE])
+    assert found["untested"] == ["cue"], "what nothing tests is not what is left over"
+    assert found["inconsistencies"] == {"tedium": 1, "confusion": 1, "evasion": 1, "cue": 0, NONE: 0}
+    assert main(["forensics", "report", str(case), "--out", str(case / "report.md")]) == 0
+    text = (case / "report.md").read_text()
+    assert text.splitlines()[2] == "**Nothing stands out.** No move came that a hypothesis foretells."
+    assert "neither cleared nor named: cue." in text
+
+
+def test_a_control_must_fire_and_is_not_replaced_silently(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    case = folder(tmp_path, "flat")
+    verb(capsys, "counterfactual", case, "seen", "--n", "150")
+    seen = lambda: verb(capsys, "report", case)["tests"][0]["seen"]  # noqa: E731
+    quiet = verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10")["seen"]
+    assert (quiet["fired"], quiet["power"], seen()) == (False, 0.0, "uninterpretable")
+    assert main(["forensics", "control", str(case), "seen", *known_agent("unclear"), "--n", "10"]) == 0
+    assert "a silence of seen stays uninterpretable" in capsys.readouterr().out
+    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "20")["seen"]["fired"]
+    assert verb(capsys, "control", case, "seen", *known_agent("sly"), "--n", "60")["seen"]["power"] > 0.9
+    assert seen() == "same"
+    for other, n in (("unclear", 200), ("sly", 20)):
+        assert "has a control of 'seen' that fired" in refused(capsys, "control", case, "seen", *known_agent(other), "--n", n)
+    assert seen() == "same"
+    verb(capsys, "control", case, "seen", *known_agent("unclear"), "--n", "10", "--replace")
+    assert seen() == "uninterpretable"
+
+
+def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    case = folder(tmp_path, "sly")
+    (alone,) = verb(capsys, "counterfactual", case, "seen")["tests"]
+    assert alone["p"] == alone["p_raw"]
+    (dose,) = verb(capsys, "vary", case, "errors")["tests"]
+    verb(capsys, "counterfactual", case, "clear")
+    tests = {test["name"]: test for test in verb(capsys, "report", case)["tests"]}
+    raw = sorted(test["p_raw"] for test in tests.values())
+    assert tests["seen"]["p_raw"] == raw[0] == alone["p"]
+    assert tests["seen"]["p"] == pytest.approx(3 * raw[0])
+    assert tests["errors"]["p"] >= tests["errors"]["p_raw"] == dose["p_raw"]
+    kept = json.loads((case / "results" / "seen.json").read_text())
+    assert kept["p"] == tests["seen"]["p"], "what is kept says what the report says"
 
 
 def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -22,9 +22,8 @@ from ramify.methods.forensics.organisms import HUGE, K
 from ramify.methods.forensics.run import Case
 from ramify.score.classify import by_pattern
 from ramify.stats.checks import Cells
-from ramify.stats.experiment import Control
 
-KNOWN = {name: Control(0.99, 0.02, 50, "known") for name in repro.OWN}
+KNOWN = repro.known(dict.fromkeys(repro.OWN, (50, 3)), 50)
 
 
 def first(reply: int) -> bool:
@@ -138,7 +137,8 @@ def test_the_protocol_names_scripted_agents(kind: str) -> None:
 
 def test_silence_without_positive_controls_decides_nothing() -> None:
     tests, _ = run(of_law("clean"), generator(3, "test", "clean"))
-    assert len(repro.verdict(tests, {})) == len(organisms.KINDS)
+    assert sorted(repro.verdict(tests, {})) == sorted(organisms.KINDS)
+    assert repro.verdict(tests, KNOWN) == ["clean"]
 
 
 def test_organisms_read_the_world_as_it_is_shown() -> None:
@@ -160,7 +160,7 @@ def test_checks_on_scripted_agents() -> None:
         seed: {kind: repro.measured(of_law(kind), kind, seed, size) | {"played": [130, 1000, 0.13]} for kind in organisms.KINDS}
         for seed in (2, 3)
     }
-    found = repro._Found(cells, KNOWN)
+    found = repro._Found(cells, dict.fromkeys(repro.OWN, (50, 3)), 50)
     checks = [
         *repro._organisms(found, True),
         *repro._tests(found, True),
