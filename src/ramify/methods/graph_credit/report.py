@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.methods.graph_credit.decisive import LEVEL, Comparison, Move
 from ramify.score.group import moments
 from ramify.trace.graph import StateGraph
 
@@ -17,12 +18,19 @@ _ONE_TASK = " (where records are attempts at one task, `ramify import --task-fie
 
 
 def diagnose(
-    graph: StateGraph, found: dict[str, np.ndarray], top: int = 5, *, nodes: Sequence[str | None] = (), texts: bool = False
+    graph: StateGraph,
+    found: dict[str, np.ndarray],
+    top: int = 5,
+    *,
+    nodes: Sequence[str | None] = (),
+    texts: bool = False,
+    comparison: Comparison | None = None,
+    level: float = LEVEL,
 ) -> dict[str, Any]:
-    """How much states repeat, how much of the credit comes from where, and which moves gained or lost most.
+    """How much states repeat, how much of the credit comes from where, which moves gained or lost most, and which of it is not chance.
 
     ``found`` as returned by ``credit_graph`` on ``graph``; ``nodes``: the node of each visit, where it is of a run; ``texts``: states are
-    texts of observations. ``warnings`` holds one sentence for each reason for doubt.
+    texts of observations; without a ``comparison`` nothing is said of chance. ``warnings`` holds one sentence for each reason for doubt.
     """
     kept = found["weight"] > 0
     weight, size = found["weight"][kept], found["group_size"][kept]
@@ -56,7 +64,16 @@ def diagnose(
     order = np.argsort(np.where(votes > 0, delta, 0.0), kind="stable")
     for name, edges in (("top_gains", order[::-1][:top]), ("top_losses", order[:top])):
         chosen = [int(e) for e in edges if delta[e] * (1 if name == "top_gains" else -1) > 0]
-        out[name] = [_edge(graph, e, float(delta[e])) | ({"node": _node(graph, e, nodes)} if nodes else {}) for e in chosen]
+        out[name] = [
+            _edge(graph, e)
+            | {"delta": float(delta[e]), "count": int(graph.edge_count[e])}
+            | ({"node": _node(graph, e, nodes)} if nodes else {})
+            | (comparison.of_step(e, level) if comparison else {})
+            for e in chosen
+        ]
+    if comparison is not None:
+        out |= {"level": level, "compared": len(comparison.moves), "verdict": comparison.verdict(level)}
+        out["decisive"] = [_decisive(graph, move, nodes) for move in comparison.decisive(level)]
     out["warnings"] = []
     if single > LOUD:
         told = f"{100 * single:.0f} % of steps are in a state visited once"
@@ -81,13 +98,15 @@ def _node(graph: StateGraph, edge: int, nodes: Sequence[str | None]) -> str | No
     return nodes[int(np.flatnonzero(graph.visit_edge == edge)[0])]
 
 
-def _edge(graph: StateGraph, edge: int, delta: float) -> dict[str, Any]:
+def _decisive(graph: StateGraph, move: Move, nodes: Sequence[str | None]) -> dict[str, Any]:
+    return _edge(graph, move.edges[0]) | ({"node": nodes[move.row]} if nodes else {}) | move.to_json()
+
+
+def _edge(graph: StateGraph, edge: int) -> dict[str, Any]:
     source, target = int(graph.edge_source[edge]), int(graph.edge_target[edge])
     return {
         "task": graph.tasks[graph.group_task[source]],
         "from": graph.keys[source],
         "action": graph.actions[graph.edge_action[edge]],
         "to": graph.keys[target],
-        "delta": delta,
-        "count": int(graph.edge_count[edge]),
     }

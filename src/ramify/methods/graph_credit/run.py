@@ -11,6 +11,7 @@ import numpy as np
 from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.methods.graph_credit.algorithm import RULES, CreditConfig, credit_graph
+from ramify.methods.graph_credit.decisive import LEVEL, Comparison, compare
 from ramify.methods.graph_credit.report import diagnose
 from ramify.score.group import moments
 from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_columns
@@ -38,6 +39,7 @@ class StateGraph:
         self.graph = MergedGraph.of(c["task_id"], c["attempt_id"], c["step"], c["anchor"], c["action"], ends)
         self.config = CreditConfig()
         self._credit: dict[str, np.ndarray] | None = None
+        self._comparison: Comparison | None = None
 
     @classmethod
     def from_steps(
@@ -93,11 +95,11 @@ class StateGraph:
         """
         self.config = config or check(CreditConfig, options)
         c = self.columns
-        nodes = None if all(node is None for node in c["node"]) else c["node"]
         self._credit = credit_graph(
-            self.graph, c["reward"], config=self.config, truncated=c["truncated"], valid=c["valid"], nodes=nodes
+            self.graph, c["reward"], config=self.config, truncated=c["truncated"], valid=c["valid"], nodes=self._nodes or None
         )
-        for warning in self.report()["warnings"]:
+        self._comparison = None
+        for warning in diagnose(self.graph, self._credit, texts=self.texts)["warnings"]:
             warnings.warn(warning, stacklevel=2)
         return self._credit
 
@@ -106,10 +108,28 @@ class StateGraph:
         """The columns of the last :meth:`advantages`, or of a first one with defaults."""
         return self.advantages() if self._credit is None else self._credit
 
-    def report(self) -> dict[str, Any]:
-        """Diagnostics; every number is explained on the method's page."""
-        nodes = self.columns["node"]
-        return diagnose(self.graph, self.credit, nodes=nodes if any(node is not None for node in nodes) else (), texts=self.texts)
+    @property
+    def _nodes(self) -> Sequence[Any]:
+        """The column of nodes, empty where there are none."""
+        nodes: Sequence[Any] = self.columns["node"]
+        return nodes if any(node is not None for node in nodes) else ()
+
+    @property
+    def comparison(self) -> Comparison:
+        """Each move out of a state against what else was done there: which of the credit is more than chance."""
+        found = self.credit
+        if self._comparison is None:
+            cut = np.asarray(self.columns["truncated"], dtype=bool)
+            ended = np.bincount(self.graph.visit_attempt, cut, len(self.graph.attempts)) > 0
+            guessed = ended if self.config.truncation == "bootstrap" else np.zeros_like(ended)  # their reward is that of others
+            votes = ~guessed[self.graph.visit_attempt]
+            self._comparison = compare(self.graph, found["reward"], found["weight"], votes, self._nodes or None)
+        return self._comparison
+
+    def report(self, level: float = LEVEL) -> dict[str, Any]:
+        """Diagnostics, and which moves stand out of chance at ``level``; every number is explained on the method's page."""
+        found = self.credit
+        return diagnose(self.graph, found, nodes=self._nodes, texts=self.texts, comparison=self.comparison, level=level)
 
     def rows(self, positive: bool = False) -> list[dict[str, Any]]:
         """Step records with credit added, NaN as None; ``positive``: only steps that made progress (delta > 0), for SFT."""
@@ -140,8 +160,8 @@ class StateGraph:
         total = np.bincount(self.graph.visit_group, weight * value, len(self.graph.keys))
         return [float(t / n) if n > 0 else None for t, n in zip(total, votes, strict=True)]
 
-    def why(self, task: Any, attempt: Any, step: int) -> dict[str, Any]:
-        """The numbers behind one step's credit. Raises UserError when there is no such step."""
+    def why(self, task: Any, attempt: Any, step: int, level: float = LEVEL) -> dict[str, Any]:
+        """The numbers behind one step's credit, and whether it is ``decisive`` at ``level``. Raises UserError when there is no such step."""
         row = self._row(task, attempt, step)
         found, c, config = self.credit, self.columns, self.config
         value: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
@@ -161,19 +181,26 @@ class StateGraph:
             value |= {f"{name}_mean": float(mean[0]), f"{name}_std": float(deviation[0])}
         if config.zero_if_constant and value["reward_std"] == 0:
             value["note"] = "every attempt at this task has the same reward: no credit"
+        value |= self.comparison.of_step(int(self.graph.visit_edge[row]), level)
         value["visits"] = [
             {"attempt": c["attempt_id"][i], "step": c["step"][i], "action": c["action"][i], "V_next": float(v_next[i])}
             for i in np.flatnonzero(same).tolist()
         ]
         return value
 
-    def why_node(self, node: str) -> dict[str, Any]:
+    def why_node(self, node: str, level: float = LEVEL) -> dict[str, Any]:
         """The numbers behind the credit of a step of a run, the mean over the attempts that share it. Raises UserError where it has none."""
         if node not in self.columns["node"]:
             raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
         row = self.columns["node"].index(node)
-        place = [self.columns[name][row] for name in ("task_id", "attempt_id", "step")]
-        return {"node": node} | self.why(*place) | node_credit(self.columns, self.credit)[node]
+        task, attempt, step = (self.columns[name][row] for name in ("task_id", "attempt_id", "step"))
+        return {"node": node} | self.why(task, attempt, step, level) | self.node_credit(level)[node]
+
+    def node_credit(self, level: float = LEVEL) -> dict[str, dict[str, Any]]:
+        """:func:`node_credit` of a run's attempts, each step with its test at ``level``."""
+        edges = dict(zip(self.columns["node"], self.graph.visit_edge.tolist(), strict=True))
+        found = node_credit(self.columns, self.credit)
+        return {node: value | self.comparison.of_step(edges[node], level) for node, value in found.items()}
 
     def _row(self, task: Any, attempt: Any, step: int) -> int:
         places = zip(self.columns["task_id"], self.columns["attempt_id"], self.columns["step"], strict=True)
@@ -191,21 +218,22 @@ def credit_group(
     config: CreditConfig | None = None,
     keys: Canonicaliser | None = None,
     scorer: str | None = None,
+    level: float = LEVEL,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Credit every agent message in a group of stored trees: node id -> credit along its tokens, and the diagnostics' warnings.
 
-    Stores for each message a Mark with the numbers behind its credit and a Stream along its tokens, in place of those of an earlier
-    call. A message that several attempts share has one credit. Unscored attempts have no part in it. ``trees`` are read where they
-    are not given.
+    Stores for each message a Mark with the numbers behind its credit (and whether it stands out of chance at ``level``) and a Stream
+    along its tokens, in place of those of an earlier call. A message that several attempts share has one credit. Unscored attempts
+    have no part in it. ``trees`` are read where they are not given.
     """
     graph = StateGraph.from_run(run, group, keys, scorer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        columns = graph.advantages(config)
+        graph.advantages(config)
     known = [run.tree(info.name) for info in run.trees(group)] if trees is None else trees.values()
     nodes = {node.id: node for tree in known for node in tree.nodes.values()}
     streams: dict[str, np.ndarray] = {}
-    for node_id, value in node_credit(graph.columns, columns).items():
+    for node_id, value in graph.node_credit(level).items():
         mark, stream = node_records(nodes[node_id], value)
         run.add(mark, stream)
         streams[node_id] = stream.values

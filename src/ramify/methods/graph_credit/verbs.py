@@ -16,6 +16,7 @@ from ramify.base.config import load
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.decisive import LEVEL
 from ramify.methods.graph_credit.run import MAKER, StateGraph, credit_group
 from ramify.render.terminal import emit, say, table
 from ramify.score.steps import UnscoredError, read_steps, write_rows
@@ -42,6 +43,8 @@ class Options(CreditConfig):
     """Whose verdict of a run is an attempt's reward; by default env, the imported reward, or the only one there is."""
     task: str | None = None
     """One task only (build, show, why)."""
+    level: float = Field(LEVEL, gt=0, lt=1)
+    """Chance of calling any step decisive where none is (report, why, mark)."""
 
 
 app = typer.Typer(
@@ -136,24 +139,34 @@ def advantages(
 
 @app.command(**takes(Options))
 def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
-    """How much states repeat and where the credit comes from."""
-    found = _graph(source, load(Options, flags=ctx.args)).report()
+    """How much states repeat, where the credit comes from, and which moves stand out of chance."""
+    options = load(Options, flags=ctx.args)
+    found = _graph(source, options).report(options.level)
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
+    text += f"\n\n{found['verdict']}"
+    run = source.is_dir()
+    if found["decisive"]:
+        text += "\n\n" + _moves(found["decisive"], ["difference", "takers", "others", "p_corrected"], run, "decisive moves")
     for title in ("top_gains", "top_losses"):
-        moves = [
-            [
-                short(e["task"]),
-                *_apart(e["from"], e["to"], short(e["action"])),
-                e["delta"],
-                *([e["node"][:12]] if "node" in e else []),
-            ]
-            for e in found[title]
-        ]
-        columns = ["task", "from", "action", "to", "delta", *(["node"] if source.is_dir() else [])]
-        text += "\n\n" + table(columns, moves, title.replace("_", " ")) if moves else ""
-    if source.is_dir() and (found["top_losses"] or found["top_gains"]):
+        if found[title]:
+            text += "\n\n" + _moves(found[title], ["delta", "p_corrected"], run, f"{title.replace('_', ' ')}, chance included")
+    if run and (found["top_losses"] or found["top_gains"]):
         text += f"\n\nThe numbers behind a step, and what else was done in its state: `ramify graph-credit why {source} NODE`."
     emit(found, as_json, text)
+
+
+def _moves(moves: list[dict[str, Any]], numbers: list[str], run: bool, title: str) -> str:
+    """A table of moves with some of their numbers, and their nodes where they are of a run."""
+    rows = [
+        [
+            short(e["task"]),
+            *_apart(e["from"], e["to"], short(e["action"])),
+            *("-" if e.get(name) is None else e[name] for name in numbers),
+            *([e["node"][:12]] if "node" in e else []),
+        ]
+        for e in moves
+    ]
+    return table(["task", "from", "action", "to", *numbers, *(["node"] if run else [])], rows, title)
 
 
 @app.command(**takes(Options))
@@ -183,15 +196,20 @@ def mark(
         if not present:
             raise UserError(f"{run} holds no trees" + (f" of the group '{options.group}'" if options.group is not None else ""))
         steps = credited = 0
+        decisive: set[str] = set()
         keys, unscored = _Keys.of(options), []
         for group in present:  # groups apart: attempts of one task under different weights are not compared
             try:
-                credit, warned = credit_group(stored, group, config=options, keys=keys.make, scorer=options.scorer)
+                credit, warned = credit_group(
+                    stored, group, config=options, keys=keys.make, scorer=options.scorer, level=options.level
+                )
             except UnscoredError as error:
                 unscored.append(error)
                 continue
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
+            marks = {mark.node: mark.value for mark in stored.marks(name="why", maker=MAKER)}
+            decisive |= {node for node in credit if marks[node]["decisive"]}
             for warning in warned:
                 say(f"warning: {warning}")
         if len(unscored) == len(present):
@@ -200,7 +218,12 @@ def mark(
         stored.commit()
     told = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
     none = f"no step of {run} has any credit: all {steps} are 0"
-    emit({"run": str(run), "steps": steps, "credited": credited}, as_json, told if credited else none)
+    verdict = (
+        f"{len(decisive)} of them stand out of chance" if decisive else "nothing stands out: no step's credit is more than chance"
+    )
+    verdict += f", at level {options.level:g}, corrected over " + ("each group" if len(present) > 1 else "all moves")
+    found = {"run": str(run), "steps": steps, "credited": credited, "decisive": sorted(decisive), "verdict": verdict}
+    emit(found, as_json, f"{told if credited else none}\n{verdict}")
 
 
 @app.command(**takes(Options))
@@ -224,13 +247,14 @@ def why(
         if marks:
             found: dict[str, Any] = {"node": name} | dict(marks[0].value)
         else:
-            found = _graph(source, options.model_copy(update={"group": options.group or group or None})).why_node(name)
+            at = options.model_copy(update={"group": options.group or group or None})
+            found = _graph(source, at).why_node(name, options.level)
     else:
         options = load(Options, flags=[node, *ctx.args] if node else ctx.args)
         graph = _graph(source, options)
         if options.task is None or attempt is None or step is None:
             raise UserError("a step of a file is named by --task, --attempt and --step")
-        found = graph.why(options.task, attempt, step)
+        found = graph.why(options.task, attempt, step, options.level)
     first = [name for name in ("node", "task", "attempt", "step", "key", "action") if name in found]
     names = [*first, *(name for name in found if name not in (*first, "visits"))]
     rows = [[k, f"{v:.6g}" if isinstance(v := found[k], float) else "-" if v is None else short(v)] for k in names]
@@ -238,7 +262,17 @@ def why(
     if visits := found.get("visits"):
         moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]
         text += "\n\n" + table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
-    emit(found, as_json, text)
+    emit(found, as_json, f"{text}\n\n{_sentence(found)}")
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    """Whether a step's credit is more than chance; credit stored by an older version was not tested."""
+    if "decisive" not in found:
+        return "whether it is more than chance was not stored: `ramify graph-credit mark` stores it"
+    if found["decisive"] is None:
+        return "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be chance"
+    told = f"rewards {found['difference']:+.3g} against the {found['others']} others in its state, corrected p {found['p_corrected']:.2g}"
+    return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {told}"
 
 
 def _apart(source: Any, target: Any, action: str, width: int = 40) -> list[str]:
