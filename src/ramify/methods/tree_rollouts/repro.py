@@ -26,7 +26,9 @@ from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.rollout.run import Attempt, Turn
 from ramify.stats.checks import Cells, Check
+from ramify.stats.evidence import holm
 from ramify.stats.intervals import paired_t
+from ramify.stats.tests import paired_permutation
 from ramify.trace.node import Node
 
 TURNS, ACTIONS, BUDGET = 8, 4, 64
@@ -215,16 +217,24 @@ async def _random_selection(name: str, prompt: Prompt, seed: int, rng: np.random
 
 
 def sweep_grid(prompts: int, seed: int, margin: float = 0.05) -> dict[str, Any]:
-    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda); ``plateau`` is the share of cells within ``margin``."""
+    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda); ``plateau`` is the share of cells within ``margin`` of the best.
+
+    ``p_corrected`` of a cell is of an L1 mass equal to that of the ``default`` cell, by permutation within prompts (Holm over the grid).
+    """
     table = make_prompts(prompts, seed)
-    cells = []
+    cells, masses = [], []
     for alpha, c, lam in itertools.product((0.25, 0.5, 1.0, 2.0, 4.0), (0.025, 0.05, 0.1, 0.2, 0.4), (0.25, 0.5, 1.0, 2.0, 4.0)):
         trees = grow(table, "uucb", seed, alpha=alpha, c=c, lam=lam)
-        mass = float(np.mean([l1_mass(tree.root.s, tree.root.n) for tree in trees]))
+        masses.append(np.array([l1_mass(tree.root.s, tree.root.n) for tree in trees]))
         mixed = float(np.mean([tree.mixed for tree in trees]))
-        cells.append({"alpha": alpha, "c": c, "lam": lam, "mixed": mixed, "l1_mass": mass})
+        cells.append({"alpha": alpha, "c": c, "lam": lam, "mixed": mixed, "l1_mass": float(masses[-1].mean())})
+    usual = UUCB()
+    default = next(i for i, cell in enumerate(cells) if all(cell[name] == getattr(usual, name) for name in ("alpha", "c", "lam")))
+    p = holm([paired_permutation(mass, masses[default], draws=10_000) for mass in masses])
+    cells = [cell | {"p_corrected": one} for cell, one in zip(cells, p, strict=True)]
     best = max(cell["l1_mass"] for cell in cells)
-    return {"cells": cells, "margin": margin, "plateau": float(np.mean([cell["l1_mass"] >= best - margin for cell in cells]))}
+    plateau = float(np.mean([cell["l1_mass"] >= best - margin for cell in cells]))
+    return {"cells": cells, "default": cells[default], "margin": margin, "plateau": plateau}
 
 
 @dataclass(frozen=True)

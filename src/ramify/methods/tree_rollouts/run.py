@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,14 +11,21 @@ import numpy as np
 import typer
 
 from ramify.base.command import Json
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees
-from ramify.render.terminal import emit, table
-from ramify.stats.intervals import wilson
+from ramify.render.terminal import emit, say, table
+from ramify.stats.evidence import holm
+from ramify.stats.intervals import paired_t, wilson
+from ramify.stats.tests import paired_permutation, sign_test
 
 if TYPE_CHECKING:
     from ramify.trace.path import Path as TracePath
+
+UNEQUAL = 0.02
+"""Costs of two arms that differ by more than this share are no equal ones."""
+LEVEL = 0.05
+"""Chance of reporting any difference between arms that are equal."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
 
@@ -137,14 +144,93 @@ def report_text(found: dict[str, Any]) -> str:
     return text if found["mixed"] else text + "\nevery group is uniform: there is nothing to train on"
 
 
+def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL) -> dict[str, Any]:
+    """Whether two arms differ in mixed groups or L1 mass, task by task: differences with 95 % intervals, p-values corrected for both.
+
+    Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Mixed groups are
+    compared by McNemar's exact test, L1 mass by permutation within pairs. Raises UserError where fewer than two tasks are shared or the
+    units differ.
+    """
+    pairs = _pairs(first, second)
+    units = {tree.unit for tree in (*first, *second)}
+    if len(units) > 1:
+        raise UserError(f"one arm was grown in {' and the other in '.join(sorted(units))}: their budgets cannot be equal")
+    mixed = np.array([[tree.mixed for tree in pair] for pair in pairs], dtype=float)
+    mass = np.array([[algorithm.l1_mass(tree.root.s, tree.root.n) for tree in pair] for pair in pairs])
+    up, down = (int((mixed @ sign > 0).sum()) for sign in (np.array([1, -1]), np.array([-1, 1])))
+    p = [sign_test(up, up + down), paired_permutation(mass[:, 0], mass[:, 1], draws=2000)]
+    compared: dict[str, dict[str, Any]] = {
+        name: {
+            "difference": float((values[:, 0] - values[:, 1]).mean()),
+            "interval": list(paired_t(values[:, 0], values[:, 1])),
+            "p": raw,
+            "p_corrected": both,
+        }
+        for name, values, raw, both in zip(("mixed", "l1_mass"), (mixed, mass), p, holm(p), strict=True)
+    }
+    costs = [sum(pair[side].cost for pair in pairs) for side in (0, 1)]
+    out = [name for name, one in compared.items() if one["p_corrected"] <= level]
+    names = {"mixed": "the share of mixed groups", "l1_mass": "the L1 mass"}
+    if out:
+        told = " and ".join(f"{names[name]} is {'higher' if compared[name]['difference'] > 0 else 'lower'}" for name in out)
+    else:
+        told = "nothing stands out: the arms differ in neither mixed groups nor L1 mass by more than chance"
+    return {
+        "pairs": len(pairs),
+        "unpaired": len(first) + len(second) - 2 * len(pairs),
+        "costs": costs,
+        "equal_cost": max(costs) <= (1 + UNEQUAL) * min(costs),
+        "level": level,
+        "compared": compared,
+        "differ": out,
+        "verdict": f"{told}, at level {level:g} over {len(pairs)} tasks",
+    }
+
+
+def _pairs(first: Sequence[GrownTree], second: Sequence[GrownTree]) -> list[tuple[GrownTree, GrownTree]]:
+    arms: list[dict[str, list[GrownTree]]] = [defaultdict(list), defaultdict(list)]
+    for arm, trees in zip(arms, (first, second), strict=True):
+        for tree in trees:
+            arm[tree.prompt_id].append(tree)
+    shared = [task for task in arms[0] if task in arms[1]]
+    if len(shared) < 2:
+        missing = next((task for task in arms[1] if task not in arms[0]), "")
+        near = f" (of '{missing}' {nearest(missing, arms[0])})" if missing else ""
+        raise UserError(f"two arms are compared on tasks that both have, at least 2, and these share {len(shared)}{near}")
+    return [pair for task in shared for pair in zip(arms[0][task], arms[1][task], strict=False)]
+
+
 @app.command("report")
 def report_verb(
     file: Annotated[Path, typer.Argument(help="Trees as JSON lines, or a run that `ramify rollout --tree` made.")],
+    other: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="Trees of another arm on the same tasks, to compare with.")
+    ] = None,
+    level: Annotated[
+        float, typer.Option(min=0, max=1, help="With --against: chance of reporting a difference of equal arms.")
+    ] = LEVEL,
     as_json: Json = False,
 ) -> None:
-    """Mixed groups, informativeness and cost of trees in a file or run."""
-    found = report(read_trees(file))
-    emit(found, as_json, report_text(found))
+    """Mixed groups, informativeness and cost of trees in a file or run; with --against, whether they differ from another arm's."""
+    trees = read_trees(file)
+    found = report(trees)
+    text = report_text(found)
+    if other is not None:
+        versus = against(trees, read_trees(other), level)
+        rows = [
+            [name, one["difference"], "{:.3f} to {:.3f}".format(*one["interval"]), one["p_corrected"]]
+            for name, one in versus["compared"].items()
+        ]
+        text += "\n\n" + table(["number", "difference", "95 % interval", "p, corrected"], rows, f"{file} - {other}")
+        text += f"\n{versus['verdict']}"
+        if not versus["equal_cost"]:
+            say(
+                "warning: the arms cost {:g} and {:g} {}: only at equal cost does a difference speak for one of them".format(
+                    *versus["costs"], found["unit"]
+                )
+            )
+        found |= {"against": versus}
+    emit(found, as_json, text)
 
 
 @app.command()
@@ -168,13 +254,20 @@ def sweep(
     seed: Annotated[int, typer.Option(help="Seed of the prompts and draws.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction."""
+    """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction, each against the defaults."""
     from ramify.methods.tree_rollouts.repro import sweep_grid
 
     if prompts < 1:
         raise UserError(f"--prompts must be at least 1, not {prompts}")
     found = sweep_grid(prompts, seed)
-    columns = ["alpha", "c", "lam", "mixed", "l1_mass"]
+    columns = ["alpha", "c", "lam", "mixed", "l1_mass", "p_corrected"]
     cells = sorted(found["cells"], key=lambda cell: -cell["l1_mass"])
     text = table(columns, [[cell[name] for name in columns] for cell in cells])
-    emit(found, as_json, f"{text}\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells")
+    text += f"\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells"
+    differ = [cell for cell in cells if cell["p_corrected"] <= LEVEL]
+    better = sum(cell["l1_mass"] > found["default"]["l1_mass"] for cell in differ)
+    told = f"{better} cells are better than the defaults and {len(differ) - better} worse by more than chance"
+    if not better:
+        told = f"nothing stands out: no cell is better than the defaults by more than chance, {len(differ)} are worse"
+    found["verdict"] = f"{told}, at level {LEVEL:g}, corrected over all cells"
+    emit(found, as_json, f"{text}\n{found['verdict']}")
