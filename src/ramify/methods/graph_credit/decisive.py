@@ -150,15 +150,16 @@ def _state(
 def _labels(graph: StateGraph, rows: np.ndarray) -> np.ndarray:
     """Which move each visit to a state made, int (U,).
 
-    The action, or what it led to where that tells fewer moves apart (free text seldom repeats). The reward of an end must not tell
-    moves apart: it is what they are compared by.
+    The action, or what it led to where actions seldom repeat (free text). The reward of an end must not tell moves apart: it is what they
+    are compared by.
     """
     edge, target = graph.visit_edge[rows], graph.visit_target[rows].copy()
     action = graph.edge_action[edge]
     names, code, count = np.unique(action, return_inverse=True, return_counts=True)
     ends = graph.group_terminal[target]
     target[ends] = np.where(count[code[ends]] > 1, -2 - action[ends], -1)
-    return np.asarray(action if len(names) <= len(np.unique(target)) else target)
+    repeats = 2 * len(names) <= len(rows) or len(names) <= len(np.unique(target))
+    return np.asarray(action if repeats else target)
 
 
 def _units(rows: np.ndarray, nodes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:

@@ -32,7 +32,14 @@ def _walk(task: str, attempt: str, rng: np.random.Generator, odds: tuple[float, 
     ]
     reward = float(rng.random() < odds[bank])
     return [
-        {"task_id": task, "attempt_id": attempt, "step": j, "anchor": state, "action": action, "reward": reward * (state[:3] == "hut")}
+        {
+            "task_id": task,
+            "attempt_id": attempt,
+            "step": j,
+            "anchor": state,
+            "action": action,
+            "reward": reward * (state[:3] == "hut"),
+        }
         for j, (state, action) in enumerate(moves)
     ]
 
@@ -66,7 +73,9 @@ def _shared(rep: Repetition) -> bool:
             shared = {"task_id": "t", "attempt_id": f"{i}-{leaf}", "reward": 0.0}
             rows.append(shared | {"step": 0, "anchor": "hall", "action": f"door {door}", "node": f"step {i}"})
             reward = luck if rng.random() < 0.9 else 1 - luck
-            rows.append(shared | {"step": 1, "anchor": f"room {i}", "action": "finish", "node": f"leaf {i}-{leaf}", "reward": reward})
+            rows.append(
+                shared | {"step": 1, "anchor": f"room {i}", "action": "finish", "node": f"leaf {i}-{leaf}", "reward": reward}
+            )
     write_rows(rep.folder / "steps.jsonl", rows)
     return bool(rep.verb("graph-credit", "report", str(rep.folder / "steps.jsonl"))["decisive"])
 
@@ -83,8 +92,8 @@ CASES = (
         f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is false.",
         _report,
         wanted=0.05,
-        full=1000,
-        quick=60,
+        full=600,
+        quick=40,
     ),
     Case(
         "difference at one step, rewards drawn at random",
@@ -92,8 +101,8 @@ CASES = (
         "The same logs: the difference that `why` gives for the step on the bridge is 0, and an interval without 0 is false.",
         _interval,
         wanted=0.05,
-        full=1000,
-        quick=60,
+        full=600,
+        quick=40,
     ),
     Case(
         "attempts that share steps",
@@ -101,7 +110,7 @@ CASES = (
         "Twelve continuations with six leaves each, whose rewards follow the continuation's luck and not the door: a decisive door is false.",
         _shared,
         wanted=0.05,
-        full=400,
+        full=300,
         quick=40,
     ),
     Case(
@@ -110,7 +119,7 @@ CASES = (
         f"On the bridge of one of {TASKS} tasks one bank succeeds 9 times in 10 and the other 3: it must be the first decisive move.",
         _planted,
         wanted=0.8,
-        full=400,
+        full=300,
         quick=40,
     ),
 )

@@ -144,29 +144,29 @@ def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
     found = _graph(source, options).report(options.level)
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
     text += f"\n\n{found['verdict']}"
-    run = source.is_dir()
     if found["decisive"]:
-        text += "\n\n" + _moves(found["decisive"], ["difference", "takers", "others", "p_corrected"], run, "decisive moves")
+        text += "\n\n" + _moves(found["decisive"], ["difference", "takers", "others", "p_corrected"], "decisive moves")
     for title in ("top_gains", "top_losses"):
         if found[title]:
-            text += "\n\n" + _moves(found[title], ["delta", "p_corrected"], run, f"{title.replace('_', ' ')}, chance included")
-    if run and (found["top_losses"] or found["top_gains"]):
+            text += "\n\n" + _moves(found[title], ["delta", "p_corrected"], f"{title.replace('_', ' ')}, chance included")
+    if source.is_dir() and (found["top_losses"] or found["top_gains"]):
         text += f"\n\nThe numbers behind a step, and what else was done in its state: `ramify graph-credit why {source} NODE`."
     emit(found, as_json, text)
 
 
-def _moves(moves: list[dict[str, Any]], numbers: list[str], run: bool, title: str) -> str:
-    """A table of moves with some of their numbers, and their nodes where they are of a run."""
+def _moves(moves: list[dict[str, Any]], numbers: list[str], title: str) -> str:
+    """A table of moves with some of their numbers, and their nodes where they have any."""
+    nodes = any(e.get("node") for e in moves)
     rows = [
         [
             short(e["task"]),
             *_apart(e["from"], e["to"], short(e["action"])),
             *("-" if e.get(name) is None else e[name] for name in numbers),
-            *([e["node"][:12]] if "node" in e else []),
+            *([short(e["node"] or "-")[:12]] if nodes else []),
         ]
         for e in moves
     ]
-    return table(["task", "from", "action", "to", *numbers, *(["node"] if run else [])], rows, title)
+    return table(["task", "from", "action", "to", *numbers, *(["node"] if nodes else [])], rows, title)
 
 
 @app.command(**takes(Options))
