@@ -13,6 +13,7 @@ from ramify.methods.implicit_advantage import repro
 from ramify.model.chat import TagTemplate
 from ramify.model.tokenizer import HfTokenizer
 from ramify.stats.checks import Cells
+from ramify.train import lockstep
 from ramify.train.lockstep import Episode
 from ramify.train.recipes import train_tokenizer
 
@@ -99,7 +100,7 @@ def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, mon
     models, curves = [], []
     for _ in range(2):
         model = repro.untrained(tokenizer, 0)
-        near, curve = repro.improve(model, tokenizer, seed=0, target=1.0, lr=1e-3, prompts=1)
+        near, curve = repro.improve(model, tokenizer, seed=0, target=1.0, lr=1e-3, validation=1, prompts=1)
         models.append(model)
         curves.append(curve)
         assert all(torch.equal(a, b) for a, b in zip(near.parameters(), fresh.parameters(), strict=True))
@@ -112,6 +113,29 @@ def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, mon
     forth, back = (repro.grade(*pair, tokenizer, rows)[0]["steps"] for pair in ((fresh, other), (other, fresh)))
     np.testing.assert_allclose([s["A_sum"] for s in forth], [-s["A_sum"] for s in back], rtol=1e-6)
     assert abs(forth[0]["A_sum"]) > 0.1
+
+
+def test_training_stops_by_tasks_it_never_meets(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    played_tasks: list[set[str]] = []
+
+    def play(forward, template, world, tasks, keys):  # type: ignore[no-untyped-def]
+        played_tasks.append({task.id for task in tasks})
+        return lockstep.play(forward, template, world, tasks, keys)
+
+    monkeypatch.setattr(repro, "ATTEMPTS", 2)
+    monkeypatch.setattr(repro, "WORLD", DeskWorld(max_turns=1))
+    monkeypatch.setattr(repro, "MOST", 5)
+    monkeypatch.setattr(repro, "play", play)
+    model = repro.untrained(tokenizer, 0)
+    _, curve = repro.improve(model, tokenizer, seed=0, target=0.0, lr=1e-3, validation=6, prompts=2)
+    assert len(curve) == 3
+    *met, asked = played_tasks
+    assert [len(tasks) for tasks in (*met, asked)] == [2, 2, 2, 6]
+    assert not asked & set().union(*met)
+    assert not asked & {task.id for task in repro.WORLD.panel("eval", 40, 0)}
+    played_tasks.clear()
+    repro.improve(model, tokenizer, seed=0, target=0.1, lr=1e-3, validation=6, prompts=2)  # no booking closes in one turn
+    assert len(played_tasks) == 2 * 5 - 2
 
 
 def test_the_exact_part_holds_its_thresholds() -> None:

@@ -46,6 +46,8 @@ LOOK, SLIP = 0.35, 0.25
 KL = 0.05
 NEAR, MOST = 4, 80
 """The reference that is too near is the policy so many updates before the end; training ends after so many at the latest."""
+LAG = 0.15
+"""Validation begins where the last three updates' attempts came this close to the target: they lag behind what they taught."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 WORLD = desk.DeskWorld()
@@ -126,19 +128,21 @@ def untrained(tokenizer: HfTokenizer, seed: int) -> TinyLM:
 
 
 def improve(
-    model: TinyLM, tokenizer: HfTokenizer, seed: int, target: float, lr: float, prompts: int = 16
+    model: TinyLM, tokenizer: HfTokenizer, seed: int, target: float, lr: float, validation: int, prompts: int = 16
 ) -> tuple[TinyLM, list[float]]:
     """Group-relative policy gradient in place, with a KL to the model as it comes; ``prompts`` tasks an update, each met once.
 
-    Ends when the last three updates' attempts succeeded ``target`` of the time: how well log-prob alone ranks depends on how far the
-    policy was trained, so both arms stop alike. Returns a copy from NEAR updates before the end, and the success of each update.
+    Ends when ``target`` of one attempt at each of ``validation`` tasks succeeds; training meets none of them, nor do the figures. How
+    well log-prob alone ranks depends on how far the policy was trained, so both arms stop alike. Returns a copy from NEAR updates
+    before the end, and the success of each update.
     """
     reference, past, curve = copy.deepcopy(model), list[TinyLM](), list[float]()
     template = TagTemplate(tokenizer)
     trainer, forward = Trainer(model, TrainConfig(lr=lr), seed), TinyForward(model)
     tasks = list(WORLD.panel("train", MOST * prompts, seed))
     order = generator(seed, "order").permutation(len(tasks))  # a panel is sorted by id
-    while len(curve) < MOST and (len(curve) < 3 or np.mean(curve[-3:]) < target):
+    panel = list(WORLD.panel("tune", validation, seed))
+    while len(curve) < MOST:
         update = len(curve)
         past = [*past[1 - NEAR :], copy.deepcopy(model)]
         chosen = [tasks[i] for i in order[update * prompts : (update + 1) * prompts] for _ in range(ATTEMPTS)]
@@ -149,13 +153,17 @@ def improve(
         rows = [e.row(advantage=np.full(len(e.tokens), a, np.float32)) for e, a in zip(episodes, advantage, strict=True)]
         trainer.update(with_reference(reference, rows), {"policy_gradient": 1.0, "reference_kl": KL})
         curve.append(float(success.mean()))
+        if len(curve) < 3 or np.mean(curve[-3:]) < target - LAG:
+            continue
+        if np.mean([e.success for e in attempts(model, tokenizer, panel, seed, 1)]) >= target:
+            break
     return past[0], curve
 
 
-def attempts(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], seed: int) -> list[Episode]:
-    """ATTEMPTS episodes of each task, task by task."""
-    chosen = [task for task in tasks for _ in range(ATTEMPTS)]
-    keys = [place_key(seed, "attempt", task.id, i % ATTEMPTS) for i, task in enumerate(chosen)]
+def attempts(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], seed: int, n: int = ATTEMPTS) -> list[Episode]:
+    """``n`` episodes of each task, task by task."""
+    chosen = [task for task in tasks for _ in range(n)]
+    keys = [place_key(seed, "attempt", task.id, i % n) for i, task in enumerate(chosen)]
     return play(TinyForward(model), TagTemplate(tokenizer), WORLD, chosen, keys)
 
 
@@ -226,12 +234,6 @@ def violations(episodes: Sequence[Episode], tokenizer: HfTokenizer, seed: int) -
     return out
 
 
-LOWEST = (
-    "training stops by its own attempts (.55 over three updates), so a seed may end just below .5 on held-out tasks: "
-    "see docs/methods/implicit-advantage.md"
-)
-
-
 def _closings(e: Episode) -> list[tuple[int, str]]:
     """(step, verb) of each booking that was closed after its record had been shown."""
     env, known, found = WORLD.make(), set[str](), []
@@ -259,12 +261,19 @@ def attribution(records: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict
 
 
 def agent(
-    seed: int, fillers: int, steps: int, target: float, tasks: int, demonstrations: int = 3000, lr: float = 5e-4
+    seed: int,
+    fillers: int,
+    steps: int,
+    target: float,
+    tasks: int,
+    validation: int,
+    demonstrations: int = 3000,
+    lr: float = 5e-4,
 ) -> dict[str, Any]:
     """Items 2 and 3 on one seed of one arm: train both models, then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
     reference, tokenizer = make_reference(seed, fillers, steps, demonstrations)
     policy = copy.deepcopy(reference)
-    near, curve = improve(policy, tokenizer, seed, target, lr)
+    near, curve = improve(policy, tokenizer, seed, target, lr, validation)
     panel = list(WORLD.panel("eval", tasks, seed))
     out: dict[str, Any] = {"curve": curve}
     for name, player in {"on": policy, "off": reference}.items():
@@ -294,9 +303,9 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
         raise UserError(f"implicit-advantage has no size '{size}'; there are quick and cpu")
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
-    scale: dict[str, Any] = {"steps": 360, "target": 0.55, "tasks": 120}
+    scale: dict[str, Any] = {"steps": 360, "target": 0.6, "tasks": 120, "validation": 480}
     if quick:
-        scale = {"steps": 200, "target": 0.4, "tasks": 24, "demonstrations": 2000, "lr": 1e-3}
+        scale = {"steps": 200, "target": 0.4, "tasks": 24, "validation": 96, "demonstrations": 2000, "lr": 1e-3}
     arms = {"N0": 0} if quick else ARMS
     exact = cells.map(tabular, {f"tabular {s}": {"seed": s} for s in range(first, first + 5)}, workers=1)
     jobs = {f"agent {arm} {s}": {"seed": s, "fillers": n, **scale} for s in seeds for arm, n in arms.items()}
@@ -371,16 +380,7 @@ def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], qu
         Check.mean(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
         Check.mean(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
         Check.mean(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
-        Check(
-            f"{arm}, success of the policy, lowest seed",
-            lowest,
-            None,
-            len(runs),
-            tuple(seeds),
-            ">=",
-            0.25 if quick else 0.5,
-            LOWEST,
-        ),
+        Check(f"{arm}, success of the policy, lowest seed", lowest, None, len(runs), tuple(seeds), ">=", 0.25 if quick else 0.5),
         Check(name, float(np.mean(gains)), (low, high), len(gains), tuple(seeds), ">=", 0.03 if quick else 0.06),
         Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.1 if quick else 0.0),
     ]
