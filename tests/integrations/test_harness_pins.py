@@ -238,6 +238,27 @@ def test_inspect_strategies_lose_rules_alone(strategies: Callable[[], list[Any]]
 
 
 @pytest.mark.usefixtures("offline")
+def test_what_a_provider_compacts_for_inspect_is_unknown_and_the_rule_stands_beside_it() -> None:
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessageUser, CompactionNative, compaction, get_model
+
+    from ramify.integrations.inspect_compaction import compactor, keep_rules
+    from tests.integrations import inspect_harness  # registers the provider
+
+    model = get_model("keeper/x")
+    assert inspect_harness.RULE.startswith("Only")
+    assert [lost.kind for lost in survives(compactor(CompactionNative(), model), RULE, 2)] == ["unknown"]
+    assert_survives(pin(compactor(CompactionNative(), model), RULE), RULE, rounds=3)
+    kept = keep_rules(CompactionNative(threshold=120), RULE)
+    turns = [(ChatMessageUser if v["role"] == "user" else ChatMessageAssistant)(content=v["content"]) for v in TURNS]
+    handler = compaction(kept, [ChatMessageSystem(content="You help.")], model=model)
+    shown, _ = asyncio.run(handler.compact_input([ChatMessageSystem(content="You help."), *turns], force=True))
+    assert [m.role for m in shown] == ["system", "system", "user"]
+    assert shown[1].text == kept.pins.block()
+    (record,) = kept.records
+    assert (record.operator, record.opaque, record.rules[RULE].kind, record.lost) == ("CompactionNative", True, "unknown", [])
+
+
+@pytest.mark.usefixtures("offline")
 def test_blocks_that_inspect_joined_are_found_again() -> None:
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ContentText
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ pytestmark = [
 ]
 
 from ramify.base.errors import UserError  # noqa: E402
+from ramify.cli.main import main  # noqa: E402
 from ramify.score.lost_rules import Rule, audit  # noqa: E402
 
 RULE = "Only send email to recipients at acme.com."
@@ -62,6 +66,73 @@ def test_the_audit_sees_what_the_conversation_does_not(log: Path) -> None:
     assert [(loss["step"], loss["became"]) for loss in fate["lost"]] == [(2, "dropped")]
     assert [(call["name"], call["forbidden"]) for call in fate["calls_without"]] == [("send_email", True)]
     assert audit(log, [rule])["rules"][0]["stated_in"] == 0, "the conversation as it ended holds no rule at all"
+
+
+HARNESS = Path(__file__).parent / "inspect_harness.py"
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs of agents that send eleven mails or more, by what compacted their context; see inspect_harness.py."""
+    folder = tmp_path_factory.mktemp("agents")
+    subprocess.run([sys.executable, str(HARNESS), str(folder)], check=True, capture_output=True, timeout=300)
+    (folder / "rules.txt").write_text(RULE, encoding="utf-8")
+    return folder
+
+
+def audited(logs: Path, name: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    log = next((logs / name).glob("*.eval"))
+    words = ["governance", "audit", str(log), "--from", "inspect-calls", "--rules", str(logs / "rules.txt"), "--strict", "--json"]
+    code = main(words)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == bool(found["rules"][0]["lost"])
+    return code, found
+
+
+def by(found: dict[str, Any]) -> Counter[str | None]:
+    return Counter(compaction["strategy"] for compaction in found["compactions"])
+
+
+def test_the_summarisers_own_request_is_no_reply_of_an_agent_that_is_pinned(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = audited(logs, "pinned", capsys)
+    assert (code, found["replies"], found["other_calls"], by(found)) == (0, 11, {"compaction": 2}, {"CompactionSummary": 2})
+    assert found["rules"][0]["replies_since_stated"] == 11
+    assert found["verdict"] == "nothing stands out: no rule was lost"
+    code, found = audited(logs, "bare", capsys)
+    assert (code, found["replies"], [loss["step"] for loss in found["rules"][0]["lost"]]) == (1, 11, [6])
+    assert found["rules"][0]["replies_without"] == 6
+    assert found["verdict"] == "compaction dropped 1 of 1 rules"
+
+
+@pytest.mark.parametrize(("name", "count", "lost"), [("still", 12, 0), ("alike", 8, 1)])
+def test_every_compaction_of_the_log_counts(
+    logs: Path, capsys: pytest.CaptureFixture[str], name: str, count: int, lost: int
+) -> None:
+    """Trimming that leaves as many messages as there were, and trimming of messages that are all alike."""
+    _, found = audited(logs, name, capsys)
+    assert by(found) == {"CompactionTrim": count}
+    assert len(found["rules"][0]["lost"]) == lost
+
+
+def test_behind_a_providers_own_compaction_a_rule_is_unknown(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = audited(logs, "native", capsys)
+    (rule,) = found["rules"]
+    assert (code, by(found), rule["replies_unknown"], rule["replies_without"], rule["calls_without"]) == (
+        0,
+        {"native": 2},
+        6,
+        0,
+        [],
+    )
+    assert "behind a provider's own compaction" in found["verdict"]
+
+
+def test_scorers_and_agents_inside_tools_are_not_the_agent(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = audited(logs, "graded", capsys)
+    assert (code, found["other_calls"], found["sessions"], found["compactions"]) == (0, {"scoring": 1}, 2, [])
+    assert found["rules"][0]["stated_in"] == 1
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Every call of a model in an inspect log (``inspect_ai``), with what the model was shown: what compaction did is seen nowhere else.
 
 The reader ``inspect`` makes the conversation that a sample ended with; after a compaction that is not what the model saw earlier. This one
-reads the log's model events, for ``ramify governance audit LOG --from inspect-calls``.
+reads the log's model events, for ``ramify governance audit LOG --from inspect-calls``, and what its other events tell of them: which
+compactions happened, which calls are a scorer's or the summariser's own, which conversations are a tool's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ramify.integrations.inspect_out import checked, require_inspect
 from ramify.trace.chats import Calls
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
-from ramify.trace.messages import content_of
+from ramify.trace.messages import compacted, content_of
 
 
 def read_model_calls(path: Path, folder: Path) -> int:
@@ -35,21 +36,76 @@ def _calls(path: Path, samples: Iterator[dict[str, Any]], form: Any) -> Iterator
     for raw in samples:
         who = f"{path}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
         sample = checked(who, partial(_sample, raw, form))
-        for event in sample.events:
-            if event.event != "model" or not event.output.choices:
-                continue
+        for event, about in _told(sample.events):
             number += 1
             shown = [_openai(message, who) for message in event.input]
             said = _openai(event.output.choices[0].message, who)
             request = {"model": event.model, "messages": shown}
-            yield (
-                number,
-                {
-                    "task": f"{sample.id}#{sample.epoch}",
-                    "request": request,
-                    "response": {"model": event.model, "choices": [{"message": said}]},
-                },
-            )
+            response = {"model": event.model, "choices": [{"message": said}]}
+            yield number, {"task": f"{sample.id}#{sample.epoch}", "request": request, "response": response} | about
+
+
+def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """The calls that were answered, each with what the log tells of it beside the call itself.
+
+    ``purpose``: of one that is no reply of the agent, ``compaction`` or ``scoring``; ``compactions``: those since the call before in the
+    same span (``compactions_after``: since the last one); ``attempt_id``: which conversation, where a tool holds one of its own.
+    """
+    calls = [event for event in events if event.event == "model" and event.output.choices]
+    spans = {event.id: event for event in events if event.event == "span_begin"}
+    compactors = _compactors(events, {message.id for call in calls for message in call.input})
+    waiting: dict[str | None, list[dict[str, str]]] = {}
+    told: list[tuple[Any, dict[str, Any]]] = []
+    tools: dict[str, str] = {}
+    for event in events:
+        if event.event == "compaction":
+            waiting.setdefault(event.span_id, []).append({"type": event.type, "strategy": _strategy(event)})
+        elif event.event == "model" and event.output.choices:
+            inside = list(_inside(event.span_id, spans))
+            about: dict[str, Any] = {}
+            tool = next((span for span in inside if span.type == "tool"), None)
+            if tool is not None:
+                about["attempt_id"] = tools.setdefault(tool.id, f"{tool.name}-{len(tools) + 1}")
+            if event.role == "grader" or any("scorers" in (span.type, span.name) for span in inside):
+                about["purpose"] = "scoring"
+            elif id(event) in compactors:
+                about["purpose"] = "compaction"
+            elif event.span_id in waiting:
+                about["compactions"] = waiting.pop(event.span_id)
+            told.append((event, about))
+    agents = [about for _, about in told if "purpose" not in about]
+    if agents and waiting:
+        agents[-1]["compactions_after"] = [one for some in waiting.values() for one in some]
+    return told
+
+
+def _compactors(events: Sequence[Any], shown: Set[str]) -> set[int]:
+    """The calls that a compaction asked: in its span, right before it, of which no later call holds the reply as it was."""
+    found: set[int] = set()
+    recent: dict[str | None, list[Any]] = {}
+    for event in events:
+        if event.event == "model" and event.output.choices:
+            recent.setdefault(event.span_id, []).append(event)
+        elif event.event == "compaction":
+            asked = recent.pop(event.span_id, [])
+            while event.type == "summary" and _strategy(event) != "CompactionNative" and asked:
+                said = (call := asked.pop()).output.choices[0].message
+                if said.id in shown or said.tool_calls:
+                    break
+                found.add(id(call))
+    return found
+
+
+def _strategy(event: Any) -> str:
+    about = event.metadata or {}
+    return str(about.get("strategy_applied") or about.get("strategy") or event.type)
+
+
+def _inside(span: str | None, spans: Mapping[str, Any]) -> Iterator[Any]:
+    """The spans that hold what happened in ``span``, innermost first."""
+    while span is not None and span in spans:
+        yield spans[span]
+        span = spans[span].parent_id
 
 
 def _sample(raw: dict[str, Any], form: Any) -> Any:
@@ -60,7 +116,10 @@ def _sample(raw: dict[str, Any], form: Any) -> Any:
 def _openai(said: Any, who: str) -> dict[str, Any]:
     data = logs.message_data(said, who)
     kept = {name: data[name] for name in ("tool_calls", "tool_call_id", "name") if name in data}
-    return {"role": said.role, "content": content_of(data.get("content", said.content), who)[0]} | kept
+    text, parts = content_of(data.get("content", said.content), who)
+    native = [part for part in parts or () if isinstance(part, dict) and compacted(part) is not None]
+    texts = [part for part in parts or () if isinstance(part, dict) and part.get("type") == "text"]
+    return {"role": said.role, "content": [*texts, *native] if native else text} | kept
 
 
 def _never(path: Path, first: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from ramify.integrations.inspect_out import require_inspect
@@ -10,6 +11,7 @@ from ramify.integrations.inspect_scorer import as_openai
 from ramify.integrations.pinning import Rules, recorded, registry
 from ramify.rollout.pins import without_blocks
 from ramify.rollout.views import Compaction
+from ramify.trace.messages import compacted
 
 
 def keep_rules(strategy: Any, rules: Rules, **options: Any) -> Any:
@@ -56,15 +58,32 @@ def compactor(
     It compacts at every call. ``model`` is the one that the strategy asks, as inspect names it, or one of inspect's.
     """
     require_inspect()
-    from inspect_ai.model import get_model, messages_from_openai, messages_to_openai
+    from inspect_ai.model import ChatMessage, get_model, messages_from_openai, messages_to_openai
+    from pydantic import TypeAdapter
+
+    form: TypeAdapter[Any] = TypeAdapter(ChatMessage)
 
     async def compact(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        given = await messages_from_openai([dict(value) for value in messages])
+        given: list[Any] = []
+        for native, some in groupby(
+            messages, _native
+        ):  # what a provider compacted is no content of OpenAI's chats: it passes as it is
+            values = [dict(value) for value in some]
+            given += map(form.validate_python, values) if native else await messages_from_openai(values)
         shown, _ = await strategy.compact(get_model(model), given, [])
-        return [dict(value) for value in await messages_to_openai(shown)]
+        out: list[dict[str, Any]] = []
+        for native, some in groupby(shown, lambda message: _native(as_openai(message))):
+            found = list(some)
+            out += map(as_openai, found) if native else [dict(value) for value in await messages_to_openai(found)]
+        return out
 
     compact.__qualname__ = type(strategy).__name__
     return compact
+
+
+def _native(value: Mapping[str, Any]) -> bool:
+    parts = value.get("content")
+    return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) is not None for part in parts)
 
 
 def _stripped(messages: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from ramify.env.protocol import Task
 from ramify.integrations.inspect_out import require_inspect
 from ramify.integrations.trl_trainer import path_of
 from ramify.score.protocol import Scorer, score_path
-from ramify.trace.messages import plain
+from ramify.trace.messages import compacted, plain
 from ramify.trace.node import Verdict
 
 
@@ -42,9 +42,14 @@ def inspect_scorer(scorer: Scorer) -> Any:
 
 
 def as_openai(message: Any) -> dict[str, Any]:
-    """A message of inspect in OpenAI's form: role, text, tool calls."""
+    """A message of inspect in OpenAI's form: role, text, tool calls; a provider's own compaction in it stays a part of its content."""
     calls = [
         {"type": "function", "id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
         for call in getattr(message, "tool_calls", None) or ()
     ]
-    return {"role": message.role, "content": message.text} | ({"tool_calls": calls} if calls else {})
+    parts = (
+        [] if isinstance(message.content, str) else [part.model_dump(mode="json", exclude_none=True) for part in message.content]
+    )
+    native = [part for part in parts if compacted(part) is not None]
+    content = [{"type": "text", "text": message.text}, *native] if native else message.text
+    return {"role": message.role, "content": content} | ({"tool_calls": calls} if calls else {})

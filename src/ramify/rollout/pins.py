@@ -19,8 +19,8 @@ from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, leading
-from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, said, text_of
-from ramify.trace.rules import Survival, contradicts, survival
+from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, said, text_of, words_of
+from ramify.trace.rules import Survival, contradicts, disputes, survival
 
 _OPEN, _CLOSE = "[pinned ", "[/pinned]"
 _BLOCK = re.compile(r"\[pinned ([0-9a-f]{8})([^\n\]]*)\]\n(.*?)\n\[/pinned\]", re.DOTALL)
@@ -177,9 +177,12 @@ class Pins:
         return self.insert(messages)
 
     def watch(self, messages: Chat) -> None:
-        """Note messages that claim to change a pin: forged blocks, and texts that say a pinned rule changed or is over. They change nothing."""
+        """Note messages that claim to change a pin: forged blocks, and texts that say a pinned rule changed or is over. They change nothing.
+
+        Calls claim nothing: whether one is allowed is the gate's question.
+        """
         for value in messages:
-            text = text_of(value) if readable(value) and not is_block(value) else ""
+            text = words_of(value) if readable(value) and not is_block(value) else ""
             key = stable_hash(text)
             if key in self._watched:
                 continue
@@ -190,7 +193,7 @@ class Pins:
     def claims(self, text: str) -> bool:
         """Whether a text claims to change a pin: it forges a block, or says that a pinned rule changed or is over."""
         forged = _OPEN in text or _CLOSE in text
-        return forged or any(survival(pin.text, text).kind in ("mutated", "contradicted") for pin in self.active())
+        return forged or any(disputes(pin.text, text) for pin in self.active())
 
     def gate(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Ask every active pin about a call before it is made. Raises RuleBrokenError on the first that forbids it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +18,12 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
 from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, called, faults
-from ramify.trace.messages import message, plain, spoken
+from ramify.trace.messages import message, opaque, plain, spoken
 from ramify.trace.rules import Survival
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's form."""
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def approximate_tokens(text: str) -> int:
@@ -81,8 +83,14 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
     return spoken(text, data)
 
 
+def words_of(value: Mapping[str, Any]) -> str:
+    """What a message says apart from the calls it makes, also those that are written into its text."""
+    _, text, _ = message(value, "a message")
+    return _CALL.sub("", text)
+
+
 def readable(value: Mapping[str, Any]) -> bool:
-    """Whether a message is text and calls; a provider's own item (an encrypted summary) has no role and is not.
+    """Whether a message is text and calls, all of it; a provider's own item (an encrypted compaction) is not.
 
     Raises UserError on a message whose role or content is none.
     """
@@ -95,12 +103,14 @@ def readable(value: Mapping[str, Any]) -> bool:
     if "role" not in value:
         return False
     _, text, data = message(value, "a message")
+    if opaque(data):
+        return False
     return bool(text or data.get("tool_calls")) or not (value.keys() - {"role", "content", "tool_call_id", "name", "tool_calls"})
 
 
 def said(messages: Chat) -> str:
-    """The text of all messages that can be read: what a rule is looked for in."""
-    return "\n\n".join(text_of(value) for value in messages if readable(value))
+    """The text of all messages, as far as it can be read: what a rule is looked for in."""
+    return "\n\n".join(text_of(value) for value in messages if "role" in value)
 
 
 async def compact_chat(

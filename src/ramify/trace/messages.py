@@ -22,10 +22,13 @@ _ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "ass
 def message(value: Any, spot: str) -> tuple[str, str, dict[str, Any]]:
     """(role, text, everything else) of a message in OpenAI's form or near it. Raises UserError naming ``spot``.
 
-    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest.
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. A provider's
+    own compaction that stands among messages as an item without a role is the only part of a user's message.
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{spot} is no object")
+    if "role" not in value and compacted(value) is not None:
+        value = {"role": "user", "content": [dict(value)]}
     role = value.get("role")
     if not isinstance(role, str):
         raise UserError(f"{spot}: 'role' must be text" + (", and it is missing" if role is None else ""))
@@ -46,13 +49,35 @@ def content_of(content: Any, spot: str) -> tuple[str, list[Any] | None]:
     if content is None or isinstance(content, str):
         return content or "", None
     if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
-        texts = [part if isinstance(part, str) else part.get("text") or "" for part in content]
+        texts = [part if isinstance(part, str) else compacted(part) or part.get("text") or "" for part in content]
         if all(isinstance(text, str) for text in texts):
             told = all(
                 isinstance(part, str) or part.get("type", "text") in ("text", "input_text", "output_text") for part in content
             )
             return "".join(texts), None if told else content
     raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
+
+
+_COMPACTED = ("compaction", "compaction_summary", "openai_compact", "anthropic_compact")
+
+
+def compacted(part: Mapping[str, Any]) -> str | None:
+    """What a provider's own (native) compaction says: its text, "" where it is encrypted; None where ``part`` is no compaction.
+
+    Known are the items of OpenAI's Responses interface and of what speaks it, Anthropic's blocks, and both as inspect keeps them.
+    """
+    data = part.get("data") if part.get("type") == "data" else None
+    about = data.get("compaction_metadata") if isinstance(data, Mapping) else part
+    if not isinstance(about, Mapping) or about.get("type") not in _COMPACTED:
+        return None
+    text = about.get("content")
+    return text if isinstance(text, str) else ""
+
+
+def opaque(data: Mapping[str, Any]) -> bool:
+    """Whether the data of a message hold a provider's own compaction that cannot be read: nobody can say what survived there."""
+    parts = data.get("content")
+    return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) == "" for part in parts)
 
 
 def calls_of(calls: Any, spot: str) -> list[Any]:

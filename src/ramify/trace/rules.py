@@ -47,6 +47,11 @@ _RESCINDED = re.compile(
     r"supersed|revoked|withdrawn|ya no|derogad|sin efecto|no se aplica|不再|作废|取消|失效|已废止|可以忽略",
     re.IGNORECASE,
 )
+_DEMANDS = re.compile(
+    r"\b(?:only|never|always|must|mustn't|forbid\w*|prohibit\w*|exclusively|rules?|polic(?:y|ies)|solo|sólo|únicamente|exclusivamente|nunca|jamás"
+    r"|debe|deben|prohib\w+|reglas?|normas?)\b|不得|禁止|只能|只可|必须|仅|一律|严禁|规定|规则",
+    re.IGNORECASE,
+)
 _HEDGE = re.compile(
     r"\b(?:prefer\w*|ideally|usually|generally|if possible|where possible|try to|should probably|mostly|recommended|preferiblemente|"
     r"normalmente|si es posible|a ser posible)\b|尽量|最好|通常|一般",
@@ -104,6 +109,23 @@ def contradicts(left: str, right: str) -> bool:
     others = kinds[0] == kinds[1] and values(left) != values(right)
     strict = [bool(_STRICT.search(rule)) and not _RESCINDED.search(rule) for rule in (left, right)]
     return bool(first) and alike and (others or strict[0] != strict[1])
+
+
+def disputes(rule: str, text: str) -> bool:
+    """Whether ``text`` says that ``rule`` is over, or demands another value in its place.
+
+    A text that only names another value (a request, a result, a call) demands nothing: it may follow the rule or break it, but does not
+    change it.
+    """
+    plain, quoted = _plain(text), _plain(rule).rstrip(".!。！")
+    if quoted in plain:  # what is said of it stands in the sentence around the quotation
+        around = re.split(r"(?<=[.!?;。！？])\s+", plain.replace(quoted, "\ufffc"))
+        return any("\ufffc" in said and _RESCINDED.search(said) for said in around)
+    kind = _best(rule, text).kind
+    if kind != "mutated" or not _STRICT.search(rule):
+        return kind in ("mutated", "contradicted")
+    said = _around(text, keywords(rule))
+    return bool(_DEMANDS.search(said) or _RESCINDED.search(said))
 
 
 def _best(rule: str, text: str) -> Survival:

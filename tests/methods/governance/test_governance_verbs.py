@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramify.cli.main import main
+from ramify.env.filler import filler, opening
+from ramify.model.protocol import Message
+from ramify.rollout.compactors import Hierarchical, LlmSummarize
+from ramify.rollout.pins import Pins
 from tests.model.model_server import ModelServer, serving
 
 RULE = "Only send email to recipients at acme.com."
@@ -59,6 +65,98 @@ def test_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| rule |" in (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert run("audit", log, "--rules", rules, "--strict", "--json") == 1
     assert json.loads(capsys.readouterr().out)["rules"][0]["replies_without"] == 1
+
+
+def logged(path: Path, calls: Sequence[tuple[list[dict[str, Any]], dict[str, Any]]]) -> Path:
+    rows = [{"request": {"messages": shown}, "response": {"choices": [{"message": said}]}} for shown, said in calls]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def strict(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    rules = path.with_suffix(".txt")
+    rules.write_text(RULE, encoding="utf-8")
+    code = run("audit", path, "--rules", rules, "--strict", "--json")
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, found
+
+
+@pytest.mark.parametrize("name", ["llm-summarize", "hierarchical"])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_whoever_compacts_is_told_from_the_agent_in_a_log_of_all_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, pinned: bool
+) -> None:
+    """The log of an endpoint that both ask: nothing in it says which call is whose."""
+    calls: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+    asked = 0
+
+    async def ask(messages: Sequence[Message], length: int) -> str:
+        nonlocal asked
+        asked += 1
+        text = f"So far part {asked} of the catalogue was read, and the work goes on with the next note. " + "It is long. " * 9
+        calls.append(([{"role": m.role, "content": m.text} for m in messages], {"role": "assistant", "content": text}))
+        return text
+
+    compactor = LlmSummarize(30) if name == "llm-summarize" else Hierarchical(30)
+    view = Pins([RULE] if pinned else []).wrap(compactor)
+    shown = [*opening("en"), {"role": "user", "content": RULE}]
+    for turn in range(11):
+        shown = view.compact([*shown, *filler("en", 4 if turn else 1, "log", turn)], 500, ask=ask)
+        reply = {"role": "assistant", "content": f"Note {turn} is filed; what next?"}
+        calls.append(([dict(value) for value in shown], reply))
+        shown = [*shown, reply, {"role": "user", "content": f"Go on with shelf {turn}."}]
+    fired = sum(record.fired for record in view.records)
+    assert asked >= fired > 1
+    code, found = strict(logged(tmp_path / "log.jsonl", calls), capsys)
+    assert (found["replies"], found["other_calls"], len(found["compactions"])) == (11, {"compaction": asked}, fired)
+    first = next((at for at, record in enumerate(view.records, 1) if record.fired), None)
+    assert (code, [loss["step"] for loss in found["rules"][0]["lost"]]) == ((0, []) if pinned else (1, [first]))
+
+
+def test_agents_that_hand_their_words_on_are_not_taken_for_whoever_compacts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan that the next agent is given, and a harness that lays all that was said out as one text."""
+    system = {"role": "system", "content": "You help."}
+    plan = "First sort the letters of the morning, then answer those of the bank."
+    roles = [("research", f"{RULE} What is there to do?", "There are letters of the morning."), ("plan", "Plan it.", plan)]
+    calls = [
+        (
+            [{"role": "system", "content": f"You {who}."}, {"role": "user", "content": asked}],
+            {"role": "assistant", "content": said},
+        )
+        for who, asked, said in [*roles, ("act", f"Do this: {plan}", "It is done, all of it.")]
+    ]
+    _, found = strict(logged(tmp_path / "roles.jsonl", calls), capsys)
+    assert (found["replies"], found["other_calls"]) == (3, {})
+    text, calls = f"Task: sort the letters. {RULE}", []
+    for turn in range(8):
+        said = f"I sorted letter number {turn} into the drawer."
+        calls.append(([system, {"role": "user", "content": text}], {"role": "assistant", "content": said}))
+        text += f"\nYou: {said}\nUser: go on with letter {turn + 1}."
+    code, found = strict(logged(tmp_path / "text.jsonl", calls), capsys)
+    assert (code, found["replies"], found["other_calls"], found["rules"][0]["lost"]) == (0, 8, {}, [])
+
+
+def test_an_endpoints_own_compaction_is_unknown_where_it_is_encrypted_and_read_where_it_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stated, ok = [{"role": "user", "content": RULE}], {"role": "assistant", "content": "Understood."}
+    more = {"role": "user", "content": "Go on."}
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}, "unknown"),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": None}]}, "unknown"),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": f"The user said: {RULE}"}]}, "kept"),
+        ({"role": "assistant", "content": [{"type": "compaction", "content": "One mail was sent."}]}, "lost"),
+    ]
+    for item, fate in forms:
+        calls = [(stated, ok), ([item, more], {"role": "assistant", "content": "Done."})]
+        code, found = strict(logged(tmp_path / "log.jsonl", calls), capsys)
+        (rule,) = found["rules"]
+        assert [compaction["strategy"] for compaction in found["compactions"]] == ["native"]
+        assert (code, len(rule["lost"]), rule["replies_unknown"]) == (fate == "lost", fate == "lost", fate == "unknown")
+    assert run("audit", tmp_path / "log.jsonl", "--rules", tmp_path / "log.txt") == 0
+    assert "1 compactions (1 by native)" in capsys.readouterr().out
 
 
 def test_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,9 +123,8 @@ def audit(
     """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
     found = lost_rules.audit(log, lost_rules.read_rules(rules), form)
     columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden"]
-    head = f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions"
-    rows, told = lost_rules.as_text(found), lost_rules.lines(found)
-    emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else [])]))
+    head, rows, told = lost_rules.head(found), lost_rules.as_text(found), lost_rules.lines(found)
+    emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else []), found["verdict"]]))
     if out is not None:
         write_whole(
             out,
@@ -133,7 +132,9 @@ def audit(
                 [
                     "# Rules in logged conversations",
                     "",
-                    head,
+                    f"{head}.",
+                    "",
+                    f"**{found['verdict']}**",
                     "",
                     *markdown(columns, rows),
                     "",
