@@ -59,8 +59,8 @@ def _phrases(rep: Repetition) -> bool:
 def _retractions(rep: Repetition) -> bool:
     """As :func:`_phrases`, but every third text takes one step back."""
     rng = generator(rep.seed, "retractions")
-    texts = [_text(rng, np.arange(5) == (rng.integers(1, 5) if n % 3 == 0 else 9)) for n in range(40)]
-    plain = [_text(rng, rng.random(5) < 0.01) for _ in range(40)]
+    texts = [_text(rng, np.arange(5) == (rng.integers(1, 5) if n % 3 == 0 else 9)) for n in range(60)]
+    plain = [_text(rng, rng.random(5) < 0.01) for _ in range(60)]
     return _stands_out(rep, texts, [[(s, "advance", None) for s in text] for text in plain])
 
 
@@ -172,8 +172,8 @@ CASES = (
         "The true share of successes is one half, and tasks differ; a finding is an interval of success_share that excludes it.",
         _attempts,
         wanted=0.05,
-        full=400,
-        quick=40,
+        full=200,
+        quick=20,
     ),
     Case(
         "steps of a task are alike",
@@ -181,8 +181,8 @@ CASES = (
         "The true share of steps that change nothing is known, and tasks differ; a finding is an interval of stalled_steps that excludes it.",
         _steps,
         wanted=0.05,
-        full=400,
-        quick=40,
+        full=200,
+        quick=20,
     ),
     Case(
         "phrases that take nothing back",
@@ -197,7 +197,7 @@ CASES = (
     Case(
         "steps taken back",
         "planted",
-        "Every third of 40 texts takes a step back, and false marks are rare in the labels; found where the audit says so.",
+        "Every third of 60 texts takes a step back, and false marks are rare in the labels; found where the audit says so.",
         _retractions,
         wanted=0.8,
         full=200,
