@@ -133,11 +133,10 @@ def known_agent(name: str) -> tuple[str, str]:
 
 def test_no_motive_is_named_where_no_lever_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
-    assert verb(capsys, "counterfactual", case, "clear", "seen")["moved"] == []
+    said = "nothing stands out: no rate moved (p < 0.05, corrected over the {} tests of the case so far)"
+    assert verb(capsys, "counterfactual", case, "clear", "seen")["verdict"] == said.format(2)
     assert main(["forensics", "vary", str(case), "errors"]) == 0
-    assert (
-        "Nothing stands out: no rate moved (p < 0.05, corrected over the 3 tests of the case so far)." in capsys.readouterr().out
-    )
+    assert said.format(3) in capsys.readouterr().out
     bare = verb(capsys, "ach", case)
     assert (bare["verdict"], len(bare["untested"])) == ("nothing stands out", 4)
     for test, known in (("clear", "unclear"), ("seen", "sly"), ("errors", "tedious")):
@@ -200,6 +199,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
     assert scores[1] == pytest.approx((1 - pi) * (cut - other), abs=0.2)
     assert sum(scores) == pytest.approx(found["rates"][-1] - found["rates"][0])
     assert found["rates"][-1] == 1.0
+    assert found["verdict"].endswith("of 3 sentences move the rate (p < 0.05, corrected over the 3 sentences of this reply)")
     parted = verb(capsys, "transplant", case, high.leaf, low.leaf, "--k", "20")["rates"]
     assert parted["high"][2] > parted["low"][2] + 0.4
     with Case(case) as opened, pytest.raises(UserError, match="has replies 0 to 0, not 3"):

@@ -44,6 +44,14 @@ def test_rates_by_field_with_each_run_once(tmp_path: Path, capsys: pytest.Captur
     assert main(["forensics", "log", str(file), "--behavior", "regex:refund", "--by", "queue", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rate"]["k"], told["rate"]["n"], told["invalid"]) == (89, 190, 1)
+    assert told["verdict"] == "differs: queue=short (not long) (p < 0.05, the only test of the log)"
+
+
+def test_a_log_in_which_nothing_differs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = [run(i, "REFUND" if i % 3 else "CHECK", queue="long" if i % 2 else "short", day=str(i % 5)) for i in range(60)]
+    words = ["--behavior", "regex:refund", "--by", "queue", "--by", "day"]
+    assert main(["forensics", "log", str(log(tmp_path, rows)), *words]) == 0
+    assert "nothing stands out: no rate differs (p < 0.05, corrected over the 5 tests of the log)." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,18 @@ def as_text(found: Mapping[str, Any]) -> str:
         rows = [trace["sentences"][i] for i in trace["order"][:5]]
         cells = [[short(r["sentence"], 60), f"{r['held_out']:+.2f}", f"{r['score']:+.2f}", f"{r['sd']:.2f}"] for r in rows]
         title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {trace['k']} forks at each place"
-        parts += [title, table(["sentence", "held-out score", "score", "sd"], cells)]
+        parts += [title, table(["sentence", "held-out score", "score", "sd"], cells), f"{sentences_text(trace)}."]
     if found["probes"]:
         rows = [[p["name"], short(p["question"], 60), _share(p["rate"])] for p in found["probes"]]
         parts += ["## Questions: what it says, which is no cause", table(["name", "question", "answers of the kind"], rows)]
     return "\n\n".join([*parts, *ach_text(found["ach"])]) + "\n"
+
+
+def sentences_text(trace: Mapping[str, Any]) -> str:
+    """How many sentences of a resampled reply move the rate."""
+    moving, n = sum(row["p"] < ALPHA for row in trace["sentences"]), len(trace["sentences"])
+    said = f"{moving} of {n} sentences move the rate" if moving else f"{NOTHING}: no sentence moves the rate"
+    return f"{said} (p < {ALPHA:g}, corrected over the {n} sentences of this reply)"
 
 
 def baseline_text(base: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,16 @@ from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
 from ramify.methods.forensics.logs import by_field, invalid, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
-from ramify.methods.forensics.report import ach_text, as_text, baseline_text, design, propose, table_of, tests_text
+from ramify.methods.forensics.report import (
+    ach_text,
+    as_text,
+    baseline_text,
+    design,
+    propose,
+    sentences_text,
+    table_of,
+    tests_text,
+)
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.render.terminal import emit, progress, table
@@ -26,7 +35,7 @@ from ramify.rollout.parts import find_model, find_world
 from ramify.score.classify import find_behaviour, transcript
 from ramify.stats.drops import Counts
 from ramify.stats.experiment import ALPHA, TestResult, corrected
-from ramify.stats.hypotheses import Hypothesis
+from ramify.stats.hypotheses import NOTHING, Hypothesis
 from ramify.stats.intervals import proportion
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
@@ -83,7 +92,8 @@ def plan(
     cells = [[r["test"], r["runs"], f"{r['power']:.2f}", r["n_for_80"] or "", r["finds"]] for r in rows]
     text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)
     text += (
-        f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}; the baseline's {n or config.n} runs come on top."
+        f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}, all tests of the case at one level of {ALPHA:g}; the baseline's "
+        f"{n or config.n} runs come on top."
     )
     emit({"tests": rows, "expect": config.expect, "instead": config.instead}, as_json, text)
 
@@ -153,14 +163,17 @@ def forbid(
 
 
 def _tested(found: list[TestResult], as_json: bool) -> None:
-    told = [r.to_json() for r in found]
-    moved = [r.name for r in found if r.fired]
-    looks = found[0].detail["looks"]
-    of_case = f"corrected over the {looks} tests of the case so far" if looks > 1 else "the only test of the case so far"
-    said = f"Moved: {', '.join(moved)}" if moved else "Nothing stands out: no rate moved"
+    told, said = [r.to_json() for r in found], _said(found, "moved", "of the case so far")
     diffs = [f"{r.name}:\n{r.detail['change']['diff']}" for r in found if r.detail.get("change")]
-    text = "\n\n".join([*tests_text(told), f"{said} (p < {ALPHA:g}, {of_case}).", *diffs])
-    emit({"tests": told, "moved": moved}, as_json, text)
+    emit({"tests": told, "verdict": said}, as_json, "\n\n".join([*tests_text(told), f"{said}.", *diffs]))
+
+
+def _said(found: Sequence[TestResult], what: str, where: str) -> str:
+    """The tests that moved, or that none did, and over how many they are corrected."""
+    moved, looks = [r.name for r in found if r.fired], found[0].detail["looks"]
+    over = f"corrected over the {looks} tests {where}" if looks > 1 else f"the only test {where}"
+    said = f"{what}: {'; '.join(moved)}" if moved else f"{NOTHING}: no rate {what}"
+    return f"{said} (p < {ALPHA:g}, {over})"
 
 
 @app.command()
@@ -176,12 +189,8 @@ def resample(
     found = _working(folder, as_json, lambda case: case.resample(_run(case, leaf), turn, k))
     rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
-    stand_out = sum(s["p"] < ALPHA for s in found["sentences"])
-    said = (
-        f"{stand_out} of {len(rows)} sentences move the rate" if stand_out else "Nothing stands out: no sentence moves the rate"
-    )
-    said += f" (p < {ALPHA:g}, corrected over the sentences of this reply)."
-    emit(found, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}")
+    said = sentences_text(found)
+    emit(found | {"verdict": said}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}.")
 
 
 @app.command()
@@ -284,6 +293,7 @@ def log_(
     runs = read_log(log, find_behaviour(behavior), form, scorer)
     counts = Counts.of(run.did for run in runs)
     found = corrected(one for name in by or [] for one in by_field(runs, name))
+    said = _said(found, "differs", "of the log") if found else None
     rate = proportion(counts.k, counts.n)
     text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
     why = invalid(runs)
@@ -291,11 +301,10 @@ def log_(
     if found:
         rows = [[r.name, f"{100 * r.value:+.1f}", f"{r.p:.2g}"] for r in found]
         text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
-        if not any(r.fired for r in found):
-            text += (
-                f"\n\nNothing stands out: no recorded value goes with another rate (p < {ALPHA:g}, corrected over all of them)."
-            )
-    emit({"rate": rate, "invalid": counts.missing, "why": why, "by": [r.to_json() for r in found]}, as_json, text)
+        text += f"\n\n{said}."
+    emit(
+        {"rate": rate, "invalid": counts.missing, "why": why, "by": [r.to_json() for r in found], "verdict": said}, as_json, text
+    )
 
 
 @app.command("propose")
