@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.protocol import Draw, Identity, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.thinking import Marks, NoRoomError, Thinker, cut_at, tokens_up_to
+from ramify.rollout.thinking import Marks, NoRoomError, Thinker, cut_at, split_text, tokens_up_to
 
 OPEN, CLOSE, END = 10, 11, 12
 MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))
@@ -190,3 +192,70 @@ def test_characters_to_tokens() -> None:
     assert [tokens_up_to(ends, at) for at in (1, 2, 3, 9, 20)] == [1, 1, 2, 3, 3]
     with pytest.raises(UserError, match="between 0 and 1"):
         cut_at(10, 1.2)
+
+
+class ChannelTokenizer(CharTokenizer):
+    """One token for each mark of the harmony format, and one a character."""
+
+    marks = ("<|channel|>", "<|message|>", "<|start|>", "<|return|>", "<|call|>")
+
+    def encode(self, text: str) -> list[int]:
+        pieces = re.split("(" + "|".join(map(re.escape, self.marks)) + ")", text)
+        return [
+            i for p in pieces for i in ([900 + self.marks.index(p)] if p in self.marks else super(type(self), self).encode(p))
+        ]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.marks[t - 900] if t >= 900 else super(type(self), self).decode([t]) for t in tokens)
+
+
+FINAL_HEAD = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def channels(*texts: str, think: int = 80) -> Thinker:
+    model: Any = Spelling(*texts)
+    model.tokenizer = ChannelTokenizer()
+    marks = Marks.of(model.tokenizer)
+    return Thinker(
+        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), eos=[], policy=FailurePolicy({})
+    )
+
+
+def test_channels_are_thought_and_answer() -> None:
+    found = channels(f"We weigh it.{FINAL_HEAD}never read", "Sorry, no.<|return|>never read")
+    thought = one(found, "Q<|start|>assistant")
+    assert (found.text(thought.thinking), thought.closed) == ("We weigh it.", "own")
+    assert (thought.answer.text, thought.answer.stop) == ("Sorry, no.", "stop")
+    assert found.model.seen == [
+        "Q<|start|>assistant<|channel|>analysis<|message|>",
+        f"Q<|start|>assistant<|channel|>analysis<|message|>We weigh it.{FINAL_HEAD}",
+    ]
+    again = f"a<|end|><|start|>assistant<|channel|>analysis<|message|>b{FINAL_HEAD}"
+    found = channels(again, "Yes<|end|>")
+    thought = one(found)
+    assert found.text(thought.thinking) == again.removesuffix(FINAL_HEAD)  # a second analysis is thinking too
+    assert thought.answer.text == "Yes"
+    tool = one(channels("a<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>"))
+    assert (tool.closed, tool.answer) == ("never", None)  # it called a tool and said nothing
+
+
+@pytest.mark.parametrize("drawn", [2, 3, 12])
+def test_a_mark_that_the_budget_cuts_in_two_is_written_once(drawn: int) -> None:
+    found = channels(f"a{FINAL_HEAD}", "Yes<|return|>", think=drawn)
+    thought = one(found, "")
+    assert (found.text(thought.thinking), thought.closed) == ("a", "forced")
+    assert found.model.seen[1] == f"<|channel|>analysis<|message|>a{FINAL_HEAD}"
+
+
+def test_a_kept_reply_is_taken_apart_at_its_marks() -> None:
+    head = "<|channel|>analysis<|message|>"
+    assert split_text(f"{head}hm{FINAL_HEAD}No.<|return|>") == ("hm", "No.")
+    assert split_text(f"{head}a<|end|><|start|>assistant{head}b{FINAL_HEAD}No.") == ("a\nb", "No.")
+    assert split_text(f"{head}hm, so I ref") == ("hm, so I ref", "")  # cut off: the scratchpad is no answer
+    constrained = "<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{}<|return|>"
+    assert split_text(f"{head}a{constrained}") == ("a", "{}")
+    assert split_text("<think>\nhm</think>No.") == ("\nhm", "No.")
+    assert split_text("hm</think>No.") == ("hm", "No.")  # the template opened it
+    assert split_text("<think>hm") == ("hm", "")
+    assert split_text("[[hm]]No.", "[[", "]]") == ("hm", "No.")
+    assert split_text("No.") is None

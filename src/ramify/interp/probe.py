@@ -46,6 +46,7 @@ TABLE = Recipe("table", pca=100, c=0.03, balanced=True)
 """The paper's tables: PCA to 100, C = 0.03, balanced classes."""
 STATE_A = Recipe("state-a")
 """The paper's prompt-only probe: C = 1, which is the penalty |w|^2 / 2n on the mean loss."""
+_WORDS = Recipe("words", balanced=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,11 @@ def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: Recipe | Non
         if recipe is None:
             vectors = _sklearn("feature_extraction.text").TfidfVectorizer(token_pattern=r"\S+", lowercase=False)
             seen, unseen = vectors.fit_transform(x[train]), vectors.transform(x[held])
-            fits = (_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=3000) for _ in rows)
-            found = np.stack([fit.fit(seen, one).decision_function(unseen) for fit, one in zip(fits, known, strict=True)])
+            if seen.shape[1] <= len(train):  # few words: as dense as states
+                found = _logits(seen.toarray(), unseen.toarray(), known, _WORDS)
+            else:
+                fits = (_sklearn("linear_model").LogisticRegression(class_weight="balanced", max_iter=3000) for _ in rows)
+                found = np.stack([fit.fit(seen, one).decision_function(unseen) for fit, one in zip(fits, known, strict=True)])
         else:
             steps = [_sklearn("preprocessing").StandardScaler()]
             if recipe.pca:

@@ -1,13 +1,15 @@
 """Thinking traces: draw the thinking, close it, draw the answer; cut the thinking anywhere and go on, at once or thinking further.
 
 Cuts are on the token ids that were drawn, never on text. The answer is what follows the closing marker; a trace that was never closed has
-none, and nothing may be read off its thinking instead.
+none, and nothing may be read off its thinking instead. Models that write channels (GPT-OSS, the harmony format) think in ``analysis`` and
+answer in ``final``; what is between these, a second analysis or a tool call's commentary, belongs to the thinking.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,6 +23,13 @@ from ramify.rollout.failures import FailurePolicy
 
 Closed = Literal["own", "forced", "never"]
 Place = tuple[str | int, ...]
+THINK = "<think>\n", "</think>"
+"""What opens and closes thinking in most models."""
+CHANNELS = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+"""What opens and closes it in models that write channels."""
+_MESSAGE = re.compile(
+    r"<\|channel\|>\s*(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)(?=<\|(?:end|return|call|start|channel)\|>|\Z)", re.S
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +43,24 @@ class Marks:
     """Ends of a prompt by which thinking is open already, as some templates leave it."""
     primer: tuple[int, ...] = ()
     """Tokens every thinking starts with: a sentence on safety makes this the defence SafePath-ZS."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end an answer whatever the model says of itself: a channel's."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, open_text: str = "<think>\n", close_text: str = "</think>", primer: str = "") -> Marks:
-        """Markers as this tokenizer writes them. Raises UserError where one is empty."""
+    def of(cls, tokenizer: Tokenizer, open_text: str = "", close_text: str = "", primer: str = "") -> Marks:
+        """Markers as this tokenizer writes them; where a text is "", the model's own: channels where it has such tokens, else THINK.
+
+        Raises UserError where one is blank.
+        """
+        own = CHANNELS if all(_single(tokenizer, token) for token in ("<|channel|>", "<|message|>")) else THINK
+        open_text, close_text = open_text or own[0], close_text or own[1]
         if not open_text.strip() or not close_text.strip():
             raise UserError("the markers that open and close thinking must not be empty")
         known = {tuple(tokenizer.encode(text)) for text in (open_text, open_text.strip(), open_text.strip() + "\n")}
         started, close, mark = (tuple(tokenizer.encode(text)) for text in (open_text, close_text, close_text.strip()))
-        return cls(started, close, mark, tuple(sorted(known)), tuple(tokenizer.encode(primer)))
+        spoken = ("<|end|>", "<|return|>", "<|call|>") if close_text == CHANNELS[1] else ()
+        ends = tuple(tokenizer.encode(token)[0] for token in spoken if _single(tokenizer, token))
+        return cls(started, close, mark, tuple(sorted(known)), tuple(tokenizer.encode(primer)), ends)
 
     def start(self, prompt: Sequence[int]) -> np.ndarray:
         """The prompt with thinking opened, int32 (T,)."""
@@ -97,7 +115,7 @@ class Thinker:
     ) -> None:
         require(model, ("tokens", "continue"), "continuing a trace from inside its thinking")
         self.model, self.tokenizer, self.marks, self.seed, self.force = model, tokenizer, marks, seed, force
-        self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens))
+        self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens, *marks.ends))
         self.answer_settings = replace(answer, stop_tokens=tuple(sorted(self.eos)))
         mark = np.array(marks.mark, np.int32)
         if len(mark) == 1:
@@ -191,9 +209,12 @@ class Thinker:
         tokens, mark = _ids(draw), self.marks.mark
         if tokens[-len(mark) :] == mark:
             return tokens[: -len(mark)], "own"
-        if tokens and tokens[-1] in self.eos:
+        if tokens and tokens[-1] in self.eos.difference(mark):
             return tokens[:-1], "never"
-        return tokens, "forced" if self.force and draw.stop == "length" else "never"
+        if not self.force or draw.stop != "length":
+            return tokens, "never"
+        part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
+        return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
     def _answer(self, draw: Draw) -> Answer:
         tokens = _ids(draw)
@@ -206,6 +227,29 @@ def cut_at(length: int, share: float) -> int:
     if not 0 <= share <= 1:
         raise UserError(f"a share of the thinking lies between 0 and 1, not {share:g}")
     return min(length, max(1, math.floor(share * length + 1e-9))) if share else 0
+
+
+def split_text(text: str, open_text: str = "", close_text: str = "") -> tuple[str, str] | None:
+    """(thinking, answer) of a reply that was kept as it was written, "" where it has none; None where it has no marks of either.
+
+    The marks are channels where the text has such (thinking is all of ``analysis``, the answer the last ``final``), else the two given, which
+    are those of THINK where they are "".
+    """
+    if "<|channel|>" in text:
+        said = _MESSAGE.findall(text)
+        final = [content for channel, content in said if channel == "final"]
+        return "\n".join(content for channel, content in said if channel == "analysis"), final[-1] if final else ""
+    opens, closes = (given.strip() or own.strip() for given, own in zip((open_text, close_text), THINK, strict=True))
+    before, closed, after = text.partition(closes)
+    if not closed and opens not in text:
+        return None
+    return before.partition(opens)[2] if opens in before else before, after
+
+
+def _single(tokenizer: Tokenizer, token: str) -> bool:
+    """Whether a tokenizer has one token for this text (and not merely one for what it does not know)."""
+    ids = tokenizer.encode(token)
+    return len(ids) == 1 and tokenizer.decode(list(ids)) == token
 
 
 def tokens_up_to(ends: np.ndarray, character: int) -> int:

@@ -258,6 +258,31 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
         assert f"other settings ({other[0].replace('--no-', '--')})" in capsys.readouterr().err
 
 
+def test_lines_are_chunks_and_one_chunk_is_refused(prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    """Models think in lines without full stops too; where all is one chunk nothing can turn, and a rate would be a lie."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*WORDS, "\n"])}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    raw.add_tokens([AddedToken("\n", normalized=False)])
+    TinyLM(TinyConfig(len(WORDS) + 1, 24, 2, 2, 1, 12, 24, 96), seed=3).save(tmp_path / "model", HfTokenizer(raw))
+    for name, between in (("lines", "\n"), ("whole", " ")):
+        file = tmp_path / f"{name}.jsonl"
+        row = {"thinking": "word11 word12 " * 4 + between + "word13 word12 " * 4, "response": "sure"}
+        file.write_text("".join(json.dumps({"prompt_id": f"p{i}"} | row) + "\n" for i in range(3)))
+        assert main(arguments(tmp_path / "model", prompts, tmp_path / name, "--traces", str(file), "--modes", "thinking")) == 0
+    capsys.readouterr()
+    settings = ["--judges", f"factory:{__name__}:make_judge", "--answers", "4", "--limit", "70", "--json"]
+    assert main(["early-decision", "oscillate", str(tmp_path / "lines"), *settings]) == 0
+    record = said(capsys)
+    assert (record["oscillation"]["with_any"], record["oscillation"]["cuts"]) == (1.0, 3)
+    assert record["stands_out"] is False  # four answers a cut show nothing
+    assert record["verdict"].startswith("nothing stands out: no turn of stance is shown to move the answer")
+    assert main(["early-decision", "oscillate", str(tmp_path / "whole"), *settings]) == 2
+    assert "no stance can turn: each of 3 traces is one chunk or none" in capsys.readouterr().err
+    assert not (tmp_path / "whole" / "oscillate.json").exists()  # so that the next call may take another --limit
+
+
 def broken(*given: Any) -> Any:
     raise OSError("the endpoint is down")
 
@@ -410,6 +435,29 @@ def test_traces_drawn_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path,
         assert says in capsys.readouterr().err
 
 
+def test_replies_with_their_marks_are_taken_apart(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    """The label is of the answer: in these the pattern stands in the thinking only, or in the answer only."""
+    file, out = tmp_path / "traces.jsonl", tmp_path / "x"
+    channel = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}<|return|>"
+    rows = [
+        {"prompt_id": "p0", "response": channel.format("sorry never so.", "sure")},
+        {"prompt_id": "p1", "response": channel.format("gladly so.", "sorry")},
+        {"prompt_id": "p2", "response": "<|channel|>analysis<|message|>well sorry then."},
+        {"prompt_id": "p3", "response": "<think>\nsorry never</think>sure"},
+        {"prompt_id": "p4", "thinking": "gladly so.", "response": "<|channel|>final<|message|>sorry<|return|>"},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
+    assert said(capsys)["traces"] == {"labelled": 4, "truncated": 1}
+    found = Study.open(out).traces.rows.values()
+    assert [row["outcome"] for row in found] == [False, True, None, False, True]
+    assert [row.get("answer") for row in found] == ["sure", "sorry", None, "sure", "sorry"]
+    assert [len(row["thinking"]) for row in found] == [3, 2, 3, 2, 2]
+    file.write_text(json.dumps(rows[0] | {"thinking": "well"}) + "\n")
+    assert main(arguments(checkpoint, prompts, tmp_path / "y", "--traces", str(file))) == 2
+    assert ":1: the trace: 'response' holds thinking too" in capsys.readouterr().err
+
+
 def test_what_cannot_work_is_refused_in_a_sentence(
     study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -423,6 +471,11 @@ def test_what_cannot_work_is_refused_in_a_sentence(
         (["early-decision", "probe", str(study), "--layers", "7"], 2, "layer 7 does not exist"),
         (["early-decision", "continue", str(study), "--shares", "-0.5"], 2, "--shares lie at 0 or above"),
         (["early-decision", "oscillate", str(study)], 2, "--judges names who rates stances"),
+        (
+            ["early-decision", "probe", str(study), "--shuffles", "20"],
+            2,
+            "--shuffles 20 is too few for a null: take at least 199",
+        ),
         (["early-decision", "report", str(tmp_path / "none")], 2, "holds no study"),
     ]:
         assert main(words) == code, words

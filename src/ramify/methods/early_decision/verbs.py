@@ -38,7 +38,7 @@ from ramify.methods.early_decision.run import (
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.guards import Reminder, SelfCheck
-from ramify.rollout.thinking import Marks, Thinker
+from ramify.rollout.thinking import Marks, Thinker, split_text
 from ramify.rollout.token_forks import read_problems
 from ramify.score.votes import Panel, find_panel, find_stance_judge
 from ramify.trace.lines import at_place, field, read_lines
@@ -83,7 +83,11 @@ def run_(
     prompts: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to make, or to go on with.")],
     traces: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Traces drawn elsewhere, JSON lines: prompt_id, thinking, response.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Traces drawn elsewhere, JSON lines: prompt_id, thinking, response; or a response with its marks.",
+        ),
     ] = None,
     config: Files = None,
     dry_run: DryRun = False,
@@ -94,7 +98,7 @@ def run_(
     panel = _panel(options)
     thinker, template = _thinker(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
-    given = [] if traces is None else _given(traces, {problem.id for problem in problems})
+    given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
     total = len(problems) * len(options.modes) * options.k
     source = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights, "voters": panel.names}
     if dry_run:  # a bill decides nothing
@@ -118,16 +122,21 @@ def run_(
         raise RamifyError(f"no trace could be drawn: {thinker.first_failure or 'all voters failed'}")
 
 
-def _given(path: Path, known: set[str]) -> list[dict[str, Any]]:
-    """Traces drawn elsewhere. Raises UserError naming file, line and field."""
+def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str, Any]]:
+    """Traces drawn elsewhere; a reply as the model wrote it, marks and all, is taken apart. Raises UserError naming file, line and field."""
     rows = []
     for number, record in read_lines(path):
         with at_place(f"{path}:{number}"):
-            row = {
-                "prompt": field(record, "prompt_id", str, "the trace"),
-                "thinking": field(record, "thinking", str, "the trace"),
-                "response": field(record, "response", str, "the trace", ""),
-            }
+            prompt, response = field(record, "prompt_id", str, "the trace"), field(record, "response", str, "the trace", "")
+            both = split_text(response, options.open, options.close)  # None where the response is the answer alone
+            thinking = field(record, "thinking", str, "the trace", *(() if both is None else ("",)))
+            if both is not None:
+                if thinking and both[0].strip():
+                    raise UserError(
+                        "the trace: 'response' holds thinking too; leave 'thinking' out, or take it out of 'response'"
+                    )
+                thinking, response = thinking or both[0], both[1]
+            row = {"prompt": prompt, "thinking": thinking, "response": response}
             if row["prompt"] not in known:
                 raise UserError(f"'prompt_id' names no prompt '{row['prompt']}' ({nearest(row['prompt'], known)})")
             rows.append(row)
