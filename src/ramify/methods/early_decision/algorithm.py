@@ -19,7 +19,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.stats.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
 from ramify.stats.evidence import holm
-from ramify.stats.intervals import Interval, clustered_mean, wilson
+from ramify.stats.intervals import Interval, clustered_mean, clustered_proportion, wilson
 from ramify.stats.tests import fisher
 
 Locked = Literal["pre", "both"]
@@ -302,7 +302,7 @@ def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0, w
 
     n, having = len(judged), len({j.cut.trace for j in judged})
     meaningful = [j for j in judged if j.significant]
-    play = [float(j.performative) for j in judged]
+    play = clustered_proportion([j.performative for j in judged], [j.cut.prompt or j.cut.trace for j in judged])
     return {
         "traces": traces,
         "loops": loops,
@@ -313,7 +313,7 @@ def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0, w
         "per_trace": share(n, traces),
         "meaningful_per_trace": share(len(meaningful), traces),
         "performative": share(n - len(meaningful), n),
-        "performative_interval": clustered_mean(play, [j.cut.prompt or j.cut.trace for j in judged])[1] if n else None,
+        "performative_interval": play and play["interval"],
         "equality": {kind: sum(j.equality == kind for j in judged) for kind in ("equivalent", "different", "undecided")},
         "table": {
             f"{'locked' if at else 'wavering'}, {'meaningful' if hit else 'performative'}": sum(

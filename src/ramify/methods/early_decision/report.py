@@ -29,7 +29,7 @@ from ramify.methods.early_decision.run import Mode, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
 from ramify.render.page import html_table, page
-from ramify.stats.intervals import clustered_mean, proportion, wilson
+from ramify.stats.intervals import clustered_mean, clustered_proportion
 from ramify.trace.growing import Growing
 
 LEVEL = 0.05
@@ -82,27 +82,20 @@ def _pools(study: Study) -> dict[str, Any]:
     """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are told apart."""
     found: dict[str, Any] = {}
     for mode in study.config.modes:
-        rows = [(row["prompt"], row["outcome"]) for row in study.labelled(mode)]
-        of = {pool: _share([row for row in rows if study.pool(row[0]) == pool]) for pool in study.pools}
+        rows = study.labelled(mode)
+        of = {
+            pool: _share([row for row in rows if study.pool(row["prompt"]) == pool], lambda row: row["outcome"])
+            for pool in study.pools
+        }
         found[mode] = {pool or "all": share for pool, share in of.items()}
         if {"harmful", "benign"} <= of.keys() and all(of.values()):
             found[mode] |= told_apart(*((share["k"], share["n"]) for pool in ("harmful", "benign") if (share := of[pool])))
     return found
 
 
-def _share(ends: Sequence[tuple[str, bool]]) -> dict[str, Any] | None:
-    """Share of yes among traces, (prompt, yes) each; the interval resamples prompts, as traces of one prompt are alike.
-
-    Where all are the same a resample shows no spread, and the interval is Wilson's of as many prompts.
-    """
-    prompts, said = [prompt for prompt, _ in ends], [float(yes) for _, yes in ends]
-    record, count = proportion(int(sum(said)), len(said)), len(set(prompts))
-    if record is None:
-        return None
-    if len(set(said)) == 1:
-        return record | {"interval": list(wilson(count * int(said[0]), count))}
-    interval = clustered_mean(said, prompts)[1]
-    return record | {"interval": interval and list(interval)}
+def _share(rows: Sequence[dict[str, Any]], hit: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Share of traces that are a ``hit``; prompts were sampled, and traces of one prompt are alike."""
+    return clustered_proportion([hit(row) for row in rows], [row["prompt"] for row in rows])
 
 
 def compare(base: Study, treated: Study) -> dict[str, Any]:
@@ -236,7 +229,7 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         loops, whole = sum(row["loop"] for row in inside), sum(row["chunks"] < 2 for row in inside)
         mine = [j for j in judged if pool in (None, j.cut.pool)]
         turned = {j.cut.trace for j in mine}
-        share = _share([(row["prompt"], row["key"] in turned) for row in inside if not row["loop"] and row["chunks"] > 1])
+        share = _share([row for row in inside if not row["loop"] and row["chunks"] > 1], lambda row: row["key"] in turned)
         found = oscillation_summary(mine, len(inside) - loops - whole, loops, whole)
         return found | {"with_any_interval": share and share["interval"]}
 
