@@ -14,6 +14,8 @@ from ramify.interp.probe import (
     STATE_A,
     TABLE,
     Recipe,
+    bar,
+    corrected,
     folds_of,
     near_duplicates,
     out_of_fold,
@@ -156,6 +158,79 @@ def test_controls_by_pool() -> None:
         assert (one.controls["words"] or 0) < 0.55  # pooled over folds it lies below one half
         assert one.null is not None
     assert (every.controls["words"] or 0) > 0.65
+
+
+def test_many_labellings_are_fitted_at_once_as_one_by_one_and_as_by_scikit_learn() -> None:
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    for n, width, recipe in [(200, 12, TABLE), (200, 12, STATE_A), (90, 150, STATE_A), (90, 150, Recipe("pca", 20, 0.3, True))]:
+        x, y = data(n, width, gap=1.0)
+        y &= x[:, 1] > -0.5  # a rarer outcome, so that balancing weighs
+        split = folds_of(y, np.arange(n))
+        labels = np.stack([y, *(generator(1, "mixed", i).permutation(y) for i in range(4))])
+        together = out_of_fold(x, labels, split, recipe)
+        np.testing.assert_allclose(together, [out_of_fold(x, one, split, recipe) for one in labels], atol=2e-4)
+        wanted = np.zeros(n)
+        for train, held in split:
+            steps = [StandardScaler(), *([PCA(recipe.pca, random_state=0)] if 0 < recipe.pca < width else [])]
+            fit = LogisticRegression(C=recipe.c, class_weight="balanced" if recipe.balanced else None, max_iter=3000, tol=1e-8)
+            wanted[held] = make_pipeline(*steps, fit).fit(x[train], y[train]).decision_function(x[held])
+        np.testing.assert_allclose(together[0], wanted, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_p_is_uniform_where_there_is_nothing_and_the_bar_is_its_level() -> None:
+    """Prompts of two traces that are alike, in states and in outcomes. Of 20 shuffles, the bar was passed twice as often as it said."""
+    ps, above = [], 0
+    for seed in range(80):
+        rng = generator(seed, "nothing")
+        groups = np.repeat(np.arange(40), 2)
+        x = rng.normal(size=(40, 6))[groups] + 0.3 * rng.normal(size=(80, 6))
+        y = rng.random(80) < rng.beta(1, 1, 40)[groups]
+        found = probe(x, y, groups, recipe=PLAIN, shuffles=199).pools[0]
+        if found.p is not None:
+            assert found.auroc is not None
+            assert found.null is not None
+            assert (found.auroc > found.null) == (found.p <= 0.05)
+            ps.append(found.p)
+            above += found.auroc > found.null
+    assert len(ps) > 60
+    assert above / len(ps) < 0.15
+    assert np.mean(ps) == pytest.approx(0.5, abs=0.12)
+    assert bar(range(1, 200)) == 190
+    assert bar(range(18)) is None  # the least p of 18 shuffles is 1 / 19
+
+
+def test_a_state_that_knows_its_pool_alone_does_not_beat_shuffled_labels() -> None:
+    rng = generator(5, "pools")
+    harmful = np.arange(400) % 2 == 0
+    y = rng.random(400) < np.where(harmful, 0.8, 0.2)
+    x = rng.normal(size=(400, 8))
+    x[:, 0] += 3 * harmful
+    named = np.where(harmful, "harmful", "benign").tolist()
+    alone, beside = (probe(x, y, np.arange(400), recipe=PLAIN, pools=pools).pools[0] for pools in (None, named))
+    assert alone.p == 0.005
+    assert beside.p is not None
+    assert beside.p > 0.05
+    assert beside.auroc == alone.auroc
+
+
+def test_looking_in_many_places_is_corrected_for_how_alike_they_are() -> None:
+    x, y = data(120, 4, gap=0.5)
+    noise = generator(3, "noise").normal(size=(20, 120, 4))
+    one = probe(x, y, np.arange(120), recipe=PLAIN)
+    assert one.pools[0].p is not None
+    assert corrected([one]) == [{"all": one.pools[0].p}]
+    assert corrected([one] * 9) == [{"all": one.pools[0].p}] * 9  # the same place nine times is one place
+    among = corrected([one, *(probe(z, y, np.arange(120), recipe=PLAIN) for z in noise)])
+    assert among[0]["all"] > one.pools[0].p
+    assert all(p["all"] > 0.05 for p in among[1:])
+    assert corrected([probe(x, y, np.arange(120), recipe=PLAIN, shuffles=0)]) == [{}]
+    with pytest.raises(UserError, match="the same number of shuffles"):
+        corrected([one, probe(x, y, np.arange(120), recipe=PLAIN, shuffles=19)])
 
 
 def test_near_duplicates_share_a_group() -> None:

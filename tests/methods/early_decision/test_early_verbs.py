@@ -167,7 +167,12 @@ CONTINUE = ["--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
 def test_probe_and_valley(study: Path, capsys: Any) -> None:
     pytest.importorskip("sklearn")
     assert main(["early-decision", "probe", str(study), "--layers", "0,-1", "--json"]) == 0
-    found = said(capsys)["probes"]
+    record = said(capsys)
+    found = record["probes"]
+    ps = [pool["p_corrected"] for one in found for pool in one["pools"] if pool["auroc"] is not None]
+    assert record["stands_out"] is (min(ps) <= 0.05)
+    assert record["verdict"].startswith("nothing stands out" if min(ps) > 0.05 else "the outcome can be read at ")
+    assert all(p >= pool["p"] for one in found for pool in one["pools"] if (p := pool["p_corrected"]) is not None)
     assert [(one["at"], one["layer"]) for one in found] == [("h0", 0), ("h0", -1), ("state_a", 0), ("state_a", -1)]
     pools = {pool["pool"]: pool for pool in found[0]["pools"]}
     assert set(pools) == {"all", "harmful", "benign"}
@@ -178,9 +183,10 @@ def test_probe_and_valley(study: Path, capsys: Any) -> None:
     before = (study / "states-h0.safetensors").stat().st_mtime_ns
     assert main(["early-decision", "probe", str(study), "--shuffles", "0", "--layers", "0,-1", "--at", "h0"]) == 0
     assert (study / "states-h0.safetensors").stat().st_mtime_ns == before  # read back, not collected again
-    capsys.readouterr()
+    assert "nothing stands out: no probe was compared with shuffled labels" in capsys.readouterr().out
     assert main(["early-decision", "valley", str(study), *VALLEY, "--json"]) == 0
     record = said(capsys)
+    assert record["stands_out"] is ((record["valley"]["depth_interval"] or [0])[0] > 0)
     assert len(record["valley"]["j"]) == len(record["probe"]["auroc"]) == 6
     a, b = record["valley"]["n"]
     assert all(0.25 * (1 / a + 1 / b) < f < 0.5 for f in record["valley"]["floor"])  # prompts are shuffled whole
@@ -335,6 +341,8 @@ def test_the_report_shows_both_curves_together(study: Path, capsys: Any) -> None
     assert "J minus its floor" in page
     assert record["thinking"]["harmful"]["prompts"] == 12
     assert {"asr", "orr", "d", "c"} <= record["pools"]["thinking"].keys()
+    assert {"valley", "continuation"} <= record["verdicts"].keys()
+    assert all(one["verdict"] in page for one in record["verdicts"].values())
     assert json.loads((study / "report.json").read_text()) == record
 
 
