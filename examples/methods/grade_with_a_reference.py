@@ -12,7 +12,7 @@ from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.pairs import open_pair, pair_template
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.implicit_advantage import AdvantageScorer, Monitor
-from ramify.methods.implicit_advantage.report import blame_steps, report, select
+from ramify.methods.implicit_advantage.report import blame, report, select
 from ramify.score.trajectories import chat_layout, read_trajectories, run_trajectories
 from ramify.trace.db import Run
 
@@ -42,6 +42,7 @@ def main(policy=None, reference=None, source=None):
     scored = AdvantageScorer(pair, token="sum", step="mean").score_many(attempts)
     records = [one.to_json("policy", "reference") for one in scored]
     found = report(records)
+    print(found["verdict"])
     print(
         f"{found['attempts']} attempts at {found['tasks']} tasks, {found['positives']} succeeded, ceiling {found['luck_ceiling']}"
     )
@@ -49,7 +50,9 @@ def main(policy=None, reference=None, source=None):
         print(f"  {row['scorer']}: AUROC {row['auroc']}, 95 % {row['interval']}")
     worth = select(records, n=8)
     print(f"best of 8: {worth['best_of']}, mean of 8: {worth['mean']}, at best {worth['oracle']}")
-    for row in blame_steps(records)[:3]:
+    suspects = blame(records)  # the steps that stand out from those of successful attempts
+    print(suspects["verdict"])
+    for row in suspects["blamed"][:3]:
         print(f"  attempt {row['trajectory_id'][:8]}, step {row['step']} ({row['action']}): {row['grade']:+.2f}")
     monitor = Monitor(load_model(Path(policy))[0], load_model(Path(reference))[0], on_step=print)
     first = attempts[0]  # the same grades, one by one while the agent acts

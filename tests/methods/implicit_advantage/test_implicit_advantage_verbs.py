@@ -109,15 +109,131 @@ def test_select_takes_the_highest_and_says_what_it_was_worth(
     assert any("tuned" in name for name in found["by"])
 
 
-def test_blame_names_steps_of_failed_attempts(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([METHOD, "blame", "--scores", str(scores[0]), "--top", "2", "--json"]) == 0
+def test_blame_without_a_floor_names_the_lowest_steps_of_failed_attempts(
+    scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([METHOD, "blame", "--scores", str(scores[0]), "--top", "2", "--level", "1", "--json"]) == 0
     blamed = json.loads(capsys.readouterr().out)["blamed"]
-    rows = {row["trajectory_id"]: row for row in read_scores(scores[0])}
-    assert {b["trajectory_id"] for b in blamed} == {name for name, row in rows.items() if not row["success"]}
+    rows = {
+        row["trajectory_id"]: [step["A_sum"] for step in row["steps"]] for row in read_scores(scores[0]) if not row["success"]
+    }
+    assert {b["trajectory_id"] for b in blamed} == {name for name, grades in rows.items() if min(grades) < 0}
     for b in blamed:
-        if b["rank"] == 1:
-            grades = [step["A_sum"] for step in rows[b["trajectory_id"]]["steps"]]
-            assert b["step"] == (int(np.argmin(grades)) if min(grades) < 0 else 0)
+        assert b["grade"] == sorted(rows[b["trajectory_id"]])[b["rank"] - 1] < 0
+
+
+def graded(
+    capsys: pytest.CaptureFixture[str],
+    path: Path,
+    rows: dict[str, tuple[bool, list[float]]],
+    logp: tuple[float, float] = (-5, -5),
+) -> Path:
+    """Score records of attempts (TASK or TASK/TRIAL) whose steps have these grades, made of a trainer's rows; ``logp`` is the reference's
+    of each step of an attempt that failed, and of one that succeeded."""
+    with (path.parent / "rows.jsonl").open("w", encoding="utf-8") as file:
+        for name, (won, grades) in rows.items():
+            task, _, trial = name.partition("/")
+            row: dict[str, Any] = {"task_id": task, "trial": int(trial or 0), "prompt_ids": [1], "reward": float(won)}
+            row |= {"completion_ids": [2, 3] * len(grades), "env_mask": [1, 0] * len(grades)}
+            row["old_log_probs"] = [value for grade in grades for value in (logp[won] + grade, 0.0)]
+            row["ref_log_prob"] = [logp[won], 0.0] * len(grades)
+            file.write(json.dumps(row) + "\n")
+    assert main([METHOD, "score", "--trajectories", str(path.parent / "rows.jsonl"), "--out", str(path)]) == 0
+    capsys.readouterr()
+    return path
+
+
+def ordinary(n: int, name: str = "won") -> dict[str, tuple[bool, list[float]]]:
+    rng = np.random.default_rng(n)
+    return {f"{name}-{i}": (True, rng.normal(0, 0.3, 3).tolist()) for i in range(n)}
+
+
+def blamed(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    assert main([METHOD, "blame", "--scores", str(path), *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    named: dict[str, list[int]] = {}
+    for row in found["blamed"]:
+        named.setdefault(row["trajectory_id"].partition("/")[0], []).append(row["step"])
+    return named, found
+
+
+def test_blame_names_only_what_lies_below_the_noise_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"bad-0": (False, [0.1, -6.0, 0.05]), "bad-1": (False, [0.05, 0.2, -7.0])}
+    luck = {"luck-0": (False, [0.05, -0.0005, 0.1]), "luck-1": (False, [0.3, 0.2, 0.1])}
+    path = graded(capsys, tmp_path / "s.jsonl", ordinary(60) | wrong | luck)
+    for rule in ("sharpest-drop", "sharpest-change", "min-cumulative"):
+        named, found = blamed(capsys, path, "--rule", rule, "--top", "2")
+        assert named == {"bad-0": [1], "bad-1": [2]}, rule  # neither -0.0005 nor, as a second, +0.05
+    assert found["floor"] == {
+        "grade": pytest.approx(-6.0),
+        "level": 0.05,
+        "attempts": 4,
+        "steps": 12,
+        "ordinary": 60,
+        "fewest": 2,
+    }
+    assert found["verdict"].startswith("steps stand out in 2 of 4 attempts: noise floor -6, held against 60 successful attempts")
+    assert main([METHOD, "blame", "--scores", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(found["verdict"])
+
+
+def test_a_model_against_itself_has_no_step_to_blame(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = attempts(tmp_path / "t.jsonl", range(15)), tmp_path / "s.jsonl"
+    assert (
+        main([METHOD, "score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[0], "--out", str(out)])
+        == 0
+    )
+    capsys.readouterr()
+    for level in ("0.05", "1"):
+        assert blamed(capsys, out, "--top", "2", "--level", level)[0] == {}
+    assert main([METHOD, "blame", "--scores", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("nothing stands out")
+
+
+def test_successes_of_other_tasks_show_the_noise_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "more").mkdir()
+    lost = graded(capsys, tmp_path / "s.jsonl", {"bad": (False, [0.1, -6.0]), "won-0": (True, [0.1, 0.1])})
+    named, found = blamed(capsys, lost)
+    assert named == {}
+    assert found["verdict"].startswith("nothing can stand out: 1 successful attempts show no noise floor at level 0.05")
+    assert "takes 19 or more" in found["verdict"]
+    more = graded(capsys, tmp_path / "more" / "s.jsonl", ordinary(18, "more"))
+    assert blamed(capsys, lost, "--against", str(more))[0] == {"bad": [1]}
+    assert main([METHOD, "blame", "--scores", str(lost), "--against", str(lost)]) == 2
+    assert "'bad/0' is in both files" in capsys.readouterr().err
+    other = tmp_path / "other.jsonl"
+    other.write_text(more.read_text().replace('"beta": 1.0', '"beta": 0.5'))
+    assert main([METHOD, "blame", "--scores", str(lost), "--against", str(other)]) == 2
+    assert "graded with 'beta' 0.5, these with 1.0" in capsys.readouterr().err
+    assert main([METHOD, "blame", "--scores", str(lost), "--level", "5"]) == 2
+    assert "--level is a share" in capsys.readouterr().err
+
+
+def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)  # the log-prob tells how an attempt ends, the grade does not
+    rows = {f"task-{i // 2}/{i % 2}": (bool(i % 2), rng.normal(0, 0.3, 2).tolist()) for i in range(60)}
+    path = graded(capsys, tmp_path / "s.jsonl", rows, (-8, -4))
+    assert main([METHOD, "report", "--scores", str(path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("the policy's own log-prob ranks better than the grade, by 0.")
+    assert first.endswith("choose with select --by policy-log-prob")
+    assert main([METHOD, "report", "--scores", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["better"] == "policy log-prob"
+    found = {}
+    for by in ("advantage", "policy-log-prob", "policy log-prob"):
+        assert main([METHOD, "select", "--scores", str(path), "--by", by, "--json"]) == 0
+        found[by] = json.loads(capsys.readouterr().out)
+    won = {row["trajectory_id"] for row in read_scores(path) if row["success"]}
+    assert {pick["trajectory_id"] for pick in found["policy-log-prob"]["chosen"]} == won
+    assert found["policy-log-prob"]["verdict"].startswith("choosing by policy-log-prob gained success: +0.500")
+    assert found["policy log-prob"]["chosen"] == found["policy-log-prob"]["chosen"] != found["advantage"]["chosen"]
+    assert found["advantage"]["verdict"].startswith("nothing stands out: choosing by advantage")
+    assert main([METHOD, "select", "--scores", str(path), "--by", "policy-logprob"]) == 2
+    assert "no scorer 'policy-logprob' to choose by; did you mean 'policy-log-prob'?" in capsys.readouterr().err
 
 
 def test_a_partly_scored_file_is_exit_code_4(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,11 +365,13 @@ def test_the_cell_fixed_in_advance_is_always_shown(scores: tuple[Path, Path], ca
 
 
 def test_blame_names_only_graded_steps_of_attempts_that_failed() -> None:
-    steps = [STEP | {"i": i, "n_tokens": n, "A_sum": a} for i, (n, a) in enumerate(((2, 5.0), (0, 0.0), (3, 4.0)))]
+    steps = [STEP | {"i": i, "n_tokens": n, "A_sum": a} for i, (n, a) in enumerate(((2, -5.0), (0, -9.0), (3, -8.0)))]
     record = {"trajectory_id": "a", "task_id": "t", "success": False, "steps": steps}
-    assert [row["step"] for row in reports.blame_steps([record], "sharpest-change", 3)] == [2, 0]
-    assert reports.blame_steps([record | {"success": None}, record | {"success": True}]) == []
-    assert len(reports.blame_steps([record | {"success": None}], every=True)) == 1
+    assert [row["step"] for row in reports.blame([record], "sharpest-change", 3, level=1.0)["blamed"]] == [2, 0]
+    nobody = reports.blame([record | {"success": None}, record | {"success": True}], level=1.0)
+    assert nobody["blamed"] == []
+    assert nobody["verdict"].startswith("no attempt is known to have failed")
+    assert len(reports.blame([record | {"success": None}], every=True, level=1.0)["blamed"]) == 1
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,6 +8,7 @@ Axis legend: T tokens of an attempt, n its actions ("steps").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -129,6 +130,29 @@ def blame(values: np.ndarray, rule: Rule = "sharpest-drop", top: int = 1) -> lis
         steady = n < 2 or change.min() > 0
         blamed = np.arange(n, dtype=np.float64) if steady else np.concatenate(([np.inf], change))
     return [int(i) for i in np.argsort(blamed, kind="stable")[:top]]
+
+
+def floor_of(failed: Sequence[np.ndarray], ordinary: Sequence[np.ndarray], level: float) -> float | None:
+    """The grade at or below which a step of a failed attempt stands out from those of ``ordinary`` attempts; None where none does.
+
+    Each attempt is the grades of its steps, (n,). A grade's p-value is conformal: one more than the ordinary attempts that are expected to
+    hold a step as low, had they as many steps as the failed ones have on average, over one more than there are. The lowest steps of all
+    ``failed`` attempts are then tested together (Benjamini and Hochberg 1995): where failed attempts are like ordinary ones, any step at
+    all is named with a chance of at most ``level``; else at most that share of the attempts in which one is named.
+    """
+    failed, ordinary = ([grades for grades in side if len(grades)] for side in (failed, ordinary))
+    if not failed or not ordinary:
+        return None
+    lowest = np.sort([grades.min() for grades in failed])
+    length = float(np.mean([len(grades) for grades in failed]))
+    steps = np.concatenate(ordinary)
+    order = np.argsort(steps)
+    below = np.cumsum([0.0, *np.concatenate([np.full(len(grades), length / len(grades)) for grades in ordinary])[order]])
+    p = (1 + below[np.searchsorted(steps[order], lowest, side="right")]) / (1 + len(ordinary))
+    rank = np.searchsorted(lowest, lowest, side="right")
+    # the tolerance keeps a bound that is met exactly, 1 / 20 at a level of .05, whatever the last bit says
+    out = np.flatnonzero((lowest < 0) & (len(failed) * p <= level * rank * (1 + 1e-9)))
+    return float(lowest[out[-1]]) if len(out) else None
 
 
 def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:

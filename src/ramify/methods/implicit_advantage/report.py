@@ -6,17 +6,23 @@ always reported beside one that was chosen on data, and the choice is made on ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.methods.implicit_advantage import algorithm
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, STEP_AGGS, TOKEN_AGGS, Rule, StepAgg, TokenAgg
 from ramify.score.confidence import bottom10, tail
 from ramify.stats import ranking
 from ramify.stats.intervals import bootstrap
+
+LEVEL = 0.05
+"""What a verdict may say wrongly where there is nothing to say: its share of all verdicts."""
+OWN = "policy log-prob"
+"""The baseline that a grade must beat to be worth a second model."""
 
 Record = Mapping[str, Any]
 Cell = tuple[TokenAgg, StepAgg]
@@ -103,6 +109,7 @@ def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequen
         )
     ceiling, repeated = ranking.luck_ceiling([record.get("decisions", i) for i, record in enumerate(known)], labels)
     out: dict[str, Any] = {
+        **_verdict_on_ranks(first, baselines(known)[OWN], labels, tasks),
         "attempts": len(records),
         "unlabelled": len(records) - len(known),
         "tasks": len(set(tasks)),
@@ -114,6 +121,36 @@ def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequen
     if tuned is not None:
         out |= {"tuned": list(tuned), "tuned_on_calibration": value, "tuned_here": _auroc(known, tuned)}
     return out
+
+
+def _verdict_on_ranks(grade: np.ndarray, own: np.ndarray, labels: np.ndarray, tasks: list[Any]) -> dict[str, Any]:
+    """Whether the grade or the policy's own log-prob ranks ``better``, and the grade other than by chance. Two looks share ``LEVEL``."""
+    on = ~np.isnan(grade) & ~np.isnan(own)
+    grade, own, labels, tasks = grade[on], own[on], labels[on], [t for t, o in zip(tasks, on, strict=True) if o]
+    area, other = ranking.auroc(grade, labels), ranking.auroc(own, labels)
+    level = 1 - LEVEL / 2
+    span, apart = (ranking.auroc_interval(grade, labels, tasks, minus=minus, level=level) for minus in (None, own))
+    if area is None or other is None or span is None or apart is None:
+        return {
+            "verdict": "nothing was ranked: it takes attempts at two tasks and both ends",
+            "better": None,
+            "beyond_chance": None,
+        }
+    gap, beyond, better = area - other, not span[0] <= 0.5 <= span[1], None
+    by = f"by {abs(gap):.3f} of AUROC ({{:.3f}} to {{:.3f}})"
+    ranks = f"AUROC {area:.3f} ({span[0]:.3f} to {span[1]:.3f})"
+    between = f"it and the policy's own log-prob cannot be told apart ({gap:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
+    if apart[1] < 0:
+        better = OWN
+        said = f"the policy's own log-prob ranks better than the grade, {by.format(-apart[1], -apart[0])}: "
+        said += f"choose with select --by {_written(OWN)}"
+    elif apart[0] > 0:
+        better, said = "advantage", f"the grade ranks better than the policy's own log-prob, {by.format(*apart)}"
+    elif beyond:
+        said = f"the grade ranks {'better' if area > 0.5 else 'worse'} than chance, {ranks}; {between}"
+    else:
+        said = f"nothing stands out: the grade ranks as chance may, {ranks}, and {between}"
+    return {"verdict": said, "better": better, "beyond_chance": beyond}
 
 
 def _ranked(scores: np.ndarray, labels: np.ndarray, tasks: list[Any], first: np.ndarray) -> dict[str, Any]:
@@ -184,6 +221,7 @@ def select(
     oracle = np.array([float(any(row)) for row in ends])[known]
     out: dict[str, Any] = {
         "tasks": len(groups),
+        "best_of_n": n,
         "counted": len(won),
         "attempts": len(kept),
         "chosen": [
@@ -197,24 +235,125 @@ def select(
     return out
 
 
-def blame_steps(
-    records: Sequence[Record], rule: Rule = "sharpest-drop", top: int = 1, token: TokenAgg = "sum", every: bool = False
-) -> list[dict[str, Any]]:
-    """For each attempt known to have failed (``every``: each) the steps most to blame, worst first, with grade, action and node.
+def blame(
+    records: Sequence[Record],
+    rule: Rule = "sharpest-drop",
+    top: int = 1,
+    token: TokenAgg = "sum",
+    every: bool = False,
+    level: float = LEVEL,
+    against: Sequence[Record] = (),
+) -> dict[str, Any]:
+    """For each attempt known to have failed (``every``: each) the steps most to blame, worst first, of those that stand out.
 
-    A step without a graded token cannot be named: nothing is known of it.
+    A step stands out where its grade is at or below the noise floor that successful attempts show, those of ``against`` included: see
+    :func:`ramify.methods.implicit_advantage.algorithm.floor_of`. ``level`` 1 asks for no floor: the lowest steps below 0, whatever the
+    noise. A step without a graded token cannot be named: nothing is known of it. Returned: ``verdict``, a sentence; ``floor`` with its
+    ``grade`` (None where nothing stands out), ``level``, how many ``attempts`` and ``steps`` were looked at, how many ``ordinary``
+    attempts they were held against, and ``fewest``, in how many failed attempts a step lower than all of theirs would be seen (None:
+    in no number of them); and ``blamed``. Raises UserError where ``against`` was graded by other models or settings, or holds an
+    attempt of ``records``.
     """
+    _comparable(records, against)
+    looked = [record for record in records if every or record.get("success") is False]
+    grades = [np.array([step[f"A_{token}"] for step in _graded(record)], np.float64) for record in looked]
+    grades = [row for row in grades if len(row)]
+    ordinary = [record for record in (*records, *against) if record.get("success")]
+    held = [np.array([step[f"A_{token}"] for step in _graded(record)], np.float64) for record in ordinary]
+    held = [row for row in held if len(row)]
+    floor = 0.0 if level >= 1 else algorithm.floor_of(grades, held, level)
+    blamed = [] if floor is None else [row for record in looked for row in _blamed(record, rule, top, token, floor)]
+    fewest = math.ceil(len(grades) / (level * (1 + len(held))) - 1e-9)
+    found = {
+        "grade": floor,
+        "level": level,
+        "attempts": len(grades),
+        "steps": sum(len(row) for row in grades),
+        "ordinary": len(held),
+        "fewest": fewest if 0 < fewest <= len(grades) else None,
+    }
+    return {"verdict": _verdict_on_steps(found, blamed), "floor": found, "blamed": blamed}
+
+
+def _graded(record: Record) -> list[Mapping[str, Any]]:
+    return [step for step in counted(record) if step["n_tokens"]]
+
+
+def _blamed(record: Record, rule: Rule, top: int, token: TokenAgg, floor: float) -> list[dict[str, Any]]:
+    """The steps of one attempt at or below ``floor``, in the order of the rule."""
+    steps = _graded(record)
+    order = algorithm.blame(np.array([step[f"A_{token}"] for step in steps], np.float64), rule, len(steps))
+    worst = [steps[at] for at in order if steps[at][f"A_{token}"] < 0 and steps[at][f"A_{token}"] <= floor]
     rows = []
-    for record in records:
-        if record.get("success") is not False and not every:
-            continue
-        steps = [step for step in counted(record) if step["n_tokens"]]
-        grades = np.array([step[f"A_{token}"] for step in steps], np.float64)
-        for rank, at in enumerate(algorithm.blame(grades, rule, top), 1):
-            step = steps[at]
-            row = {"trajectory_id": record["trajectory_id"], "rank": rank, "step": step["i"], "of": len(record["steps"])}
-            rows.append(row | {"grade": step[f"A_{token}"], "action": step.get("action"), "node": step.get("node")})
+    for rank, step in enumerate(worst[:top], 1):
+        row = {"trajectory_id": record["trajectory_id"], "rank": rank, "step": step["i"], "of": len(record["steps"])}
+        rows.append(row | {"grade": step[f"A_{token}"], "action": step.get("action"), "node": step.get("node")})
     return rows
+
+
+def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, Any]]) -> str:
+    level, attempts, ordinary = found["level"], found["attempts"], found["ordinary"]
+    if not attempts:
+        return "no attempt is known to have failed, so no step was looked at"
+    named = len({row["trajectory_id"] for row in blamed})
+    if level >= 1:
+        return f"no noise floor was asked for (level 1): the lowest steps below 0 in {named} of {attempts} attempts, whatever the noise"
+    looked = f"the {found['steps']} steps of {attempts} attempts"
+    if named:
+        return (
+            f"steps stand out in {named} of {attempts} attempts: noise floor {found['grade']:.4g}, held against {ordinary} successful "
+            f"attempts (level {level:g} over {looked})"
+        )
+    if found["fewest"] is None:
+        return (
+            f"nothing can stand out: {ordinary} successful attempts show no noise floor at level {level:g}, "
+            f"which takes {math.ceil(1 / level - 1e-9) - 1} or more"
+        )
+    return (
+        f"nothing stands out in {looked}, held against {ordinary} successful attempts at level {level:g} "
+        f"(a step lower than all of theirs would be seen in {found['fewest']} or more attempts)"
+    )
+
+
+def _comparable(records: Sequence[Record], against: Sequence[Record]) -> None:
+    """Raises UserError where the grades of ``against`` are not on the scale of ``records``, or one attempt is in both."""
+    for name in ("policy", "reference", "beta", "order"):
+        ours, theirs = ({str(record.get(name)) for record in side} for side in (records, against))
+        if other := sorted(theirs - ours):
+            raise UserError(
+                f"attempts to hold against were graded with '{name}' {other[0]}, these with {', '.join(sorted(ours))}"
+            )
+    if both := {record["trajectory_id"] for record in records} & {record["trajectory_id"] for record in against}:
+        raise UserError(f"attempt '{min(both)}' is in both files of scores ({len(both)} are): it cannot be held against itself")
+
+
+def chooser(records: Sequence[Record], by: str) -> np.ndarray | None:
+    """Scores to choose by, (N,): those of the baseline ``by``, blanks or hyphens between its words; None for the advantage itself.
+
+    Raises UserError on a name that there is no scorer of.
+    """
+    if by == "advantage":
+        return None
+    known = baselines(records)
+    written = {_written(name): name for name in known}
+    if _written(by) not in written:
+        raise UserError(f"these records hold no scorer '{by}' to choose by; {nearest(_written(by), ['advantage', *written])}")
+    return known[written[_written(by)]]
+
+
+def verdict_on_choice(row: Mapping[str, Any], by: str) -> str:
+    """What choosing ``by`` a scorer gained over the mean attempt, from its row of :func:`select`."""
+    if not row["counted"]:
+        return f"chosen by {by}; what that gained is unknown: the ends of no task are all known"
+    low, high = row["gain_interval"]
+    gain = f"{row['gain']:+.3f} ({low:+.3f} to {high:+.3f}) over the mean of {row['best_of_n']} at {row['counted']} tasks"
+    if low > 0 or high < 0:
+        return f"choosing by {by} {'gained' if low > 0 else 'lost'} success: {gain}"
+    return f"nothing stands out: choosing by {by} changed success by no more than chance may, {gain}"
+
+
+def _written(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def _scores(values: Sequence[float | None]) -> np.ndarray:

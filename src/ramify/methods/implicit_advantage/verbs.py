@@ -134,6 +134,9 @@ def select(
     calibrate: Calibrate = None,
     token: Token = None,
     step: Step = None,
+    by: Annotated[
+        str, typer.Option(help="Choose by another scorer of `report` than the grade: policy-log-prob, or a judge's name.")
+    ] = "advantage",
     out: Annotated[Path | None, typer.Option(help="Chosen attempts to write (.jsonl).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -142,18 +145,20 @@ def select(
     cell = reports.own_cell(records, token, step)
     tuned = None if calibrate is None else reports.calibrate(_apart(records, calibrate), "best_of", best_of)[0]
     rows = {name: reports.select(records, one, best_of, group) for name, one in reports.cells(cell, tuned).items()}
-    chosen = next(iter(rows.values()))["chosen"]
-    if any(row["counted"] for row in rows.values()):
+    scores_by = reports.chooser(records, by)
+    picked = next(iter(rows.values())) if scores_by is None else reports.select(records, cell, best_of, group, scores_by)
+    chosen, verdict = picked["chosen"], reports.verdict_on_choice(picked, by)
+    if picked["counted"]:
         for name, values in reports.baselines(records).items():
             rows[name] = reports.select(records, cell, best_of, group, values)
     if out is not None:
         write_rows(out, chosen)
     columns = ("best_of", "mean", "oracle", "gain", "gain_interval", "counted")
     lines = [[name, *(_text(row[c]) for c in columns)] for name, row in rows.items()]
-    text = table(["chosen by", *columns], lines) + "\n\n"
+    text = f"{verdict}\n\n{table(['chosen by', *columns], lines)}\n\n"
     text += table([group, "chosen", "score"], [[c[group], c["trajectory_id"], c["score"]] for c in chosen[:20]])
     shown = {name: {k: v for k, v in row.items() if k != "chosen"} for name, row in rows.items()}
-    emit({"chosen": chosen, "by": shown}, as_json, text)
+    emit({"verdict": verdict, "chosen_by": by, "chosen": chosen, "by": shown}, as_json, text)
 
 
 @app.command()
@@ -163,13 +168,24 @@ def blame(
     top: Annotated[int, typer.Option(min=1, help="Name this many steps, worst first.")] = 1,
     token: Token = None,
     every: Annotated[bool, typer.Option("--every", help="Successful attempts, too.")] = False,
+    level: Annotated[
+        float,
+        typer.Option(help="Share of attempts that may be blamed wrongly (0 to 1); 1 names the lowest steps, whatever the noise."),
+    ] = reports.LEVEL,
+    against: Annotated[
+        Path | None, typer.Option(help="Score records by the same models whose successful attempts show the noise, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Name the steps of failed attempts that are most to blame."""
+    """Name the steps of failed attempts that are most to blame, where they stand out from the steps of successful ones."""
+    if not 0 < level <= 1:
+        raise UserError(f"--level is a share above 0 and at most 1, not {level:g}")
     records = read_scores(scores)
-    rows = reports.blame_steps(records, rule, top, reports.own_cell(records, token)[0], every)
-    cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in rows]
-    emit({"blamed": rows}, as_json, table(["attempt", "rank", "step", "of", "grade", "action"], cells))
+    held = [] if against is None else read_scores(against)
+    found = reports.blame(records, rule, top, reports.own_cell(records, token)[0], every, level, held)
+    cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in found["blamed"]]
+    text = table(["attempt", "rank", "step", "of", "grade", "action"], cells) if cells else ""
+    emit(found, as_json, f"{found['verdict']}\n\n{text}".strip())
 
 
 @app.command()
@@ -188,8 +204,8 @@ def report(
     )
     columns = [name for name in found["scorers"][0] if name not in ("scorer", "delong_p")]
     rows = [[row["scorer"], *(_text(row[c]) for c in columns)] for row in found["scorers"]]
-    shown = {k: v for k, v in found.items() if k != "scorers"}
-    text = table(["number", "value"], [[k, _text(v)] for k, v in shown.items()])
+    shown = {k: v for k, v in found.items() if k not in ("verdict", "scorers")}
+    text = f"{found['verdict']}\n\n" + table(["number", "value"], [[k, _text(v)] for k, v in shown.items()])
     emit(found, as_json, f"{text}\n\n{table(['scorer', *columns], rows)}")
 
 
