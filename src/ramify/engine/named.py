@@ -28,7 +28,7 @@ def find_model(
     """
     if own_path(spec) is not None:
         check_placed(spec, device, dtype)
-        own: Model = own_part(spec, Model, "identity, capabilities, sample and logprobs", _replying)
+        own = _own(spec)
         return own, template_of(own, given)
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
@@ -61,6 +61,11 @@ def check_model(spec: str) -> None:
         _registered(spec)
 
 
+def _own(spec: str) -> Model:
+    own: Model = own_part(spec, Model, "identity, capabilities, sample and logprobs", _replying)
+    return own
+
+
 def _replying(name: str, function: Callable[..., Any]) -> Model | None:
     """The model that a plain function is; None of one without arguments, which makes a model."""
     return None if takes(function, 0) or not (takes(function, 1) or takes(function, 2)) else FunctionModel(function, name)
@@ -77,7 +82,7 @@ def _registered(spec: str) -> Model:
 
 
 def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
-    """As :func:`find_model`, for work that continues token ids: a checkpoint or endpoint without a chat template will do, with None."""
+    """As :func:`find_model`, for work that continues token ids: a model without a chat template will do, with None."""
     kind, _, argument = spec.partition(":")
     if kind in ("builtin", "hf"):
         from ramify.engine.checkpoints import chat_template, model_folder
@@ -85,12 +90,14 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
 
         folder = model_folder(spec)
         model: Model = LocalModel.load(folder)
+    elif own_path(spec) is not None:
+        model = _own(spec)
     elif kind == "completions":
         model = registry.get("model", kind)(argument)
     else:
         return find_model(spec)
     try:
-        return model, template_of(model) if kind == "completions" else chat_template(folder)
+        return model, chat_template(folder) if kind in ("builtin", "hf") else template_of(model)
     except NeedsError:
         return model, None
 
