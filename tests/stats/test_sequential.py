@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ramify.stats.drops import ZTest
 from ramify.stats.passk import pass_at_k
 from ramify.stats.sequential import chance_of, final_count
 
@@ -37,3 +38,12 @@ def test_chance_of_by_simulation() -> None:
     p1, p2 = rng.beta(13, 5, 200_000), rng.beta(9, 9, 200_000)
     seen = np.mean(12 + rng.binomial(16, p1) - 8 - rng.binomial(16, p2) > 8)
     assert chance_of(table, 12, 16, 8, 16) == pytest.approx(seen, abs=0.005)
+
+
+def test_a_bound_on_what_a_token_can_lose() -> None:
+    table = ZTest().table(64)
+    free = chance_of(table, 14, 16, 10, 16)
+    assert chance_of(table, 14, 16, 10, 16, pi=0.001) == pytest.approx(free, abs=0.01)  # so rare a token may lose everything
+    assert chance_of(table, 14, 16, 10, 16, pi=0.85) < 0.25 * free
+    assert chance_of(table, 15, 16, 12, 16, pi=0.85) < 0.01
+    assert chance_of(table, 64, 64, 0, 64, pi=0.99) == 1.0  # counts that no token can explain are not explained away

@@ -50,29 +50,46 @@ async def count_staged(
     n: int,
     first: int,
     miss: float,
+    purpose: str = "scan",
+    pi: Sequence[float] | None = None,
+    slack: float = 0.0,
+    sure: float = 0.0,
 ) -> tuple[dict[int, Counts], list[tuple[int, int]]]:
     """Counts by position, and the pairs (start, t) tested: ``first`` forks at all ``positions``, twice as many up to ``n`` where needed.
 
     A pair stays open while the predictive chance that ``n`` forks of each would make the test fire is at least ``miss``. A start before
-    t - 1 is an estimate carried on; it serves the first look only, then the pair gets the position just before its token.
+    t - 1 is an estimate carried on; it serves the first look only, then the pair gets the position just before its token. ``pi`` are the
+    probabilities of the tokens, entry t - 1 that of token t: they bound what a token can lose (:func:`ramify.stats.sequential.chance_of`),
+    within ``slack`` for what was carried on. A pair is closed as well once the test's p-value is at most ``sure``.
     """
     counts: dict[int, Counts] = {}
     tested, live, size = {t: start for start, t in pairs}, list(pairs), min(first, n)
     wanted: Iterable[int] = positions
     while True:
         more = {t: size - (counts[t].forks if t in counts else 0) for t in wanted}
-        counts = await count_at(forks, trace, more, "scan", counts)
+        counts = await count_at(forks, trace, more, purpose, counts)
         if size == n and all(start == t - 1 for start, t in live):
             return counts, [(start, t) for t, start in tested.items()]
-        live = [(t - 1, t) for start, t in live if _open(counts[start], counts[t], test, n, miss)]
+        live = [
+            (t - 1, t)
+            for start, t in live
+            if not _sure(counts[start], counts[t], test, sure)
+            and _open(counts[start], counts[t], test, n, miss, None if pi is None else pi[t - 1], slack)
+        ]
         tested.update((t, start) for start, t in live)
         size = min(2 * size, n)
         wanted = sorted({t for pair in live for t in pair})
 
 
-def _open(prev: Counts, cur: Counts, test: ZTest, n: int, miss: float) -> bool:
+def _open(prev: Counts, cur: Counts, test: ZTest, n: int, miss: float, pi: float | None, slack: float) -> bool:
     ends = [c.n + max(0, n - c.forks) for c in (prev, cur)]
-    return chance_of(test.table(*ends), prev.k, prev.n, cur.k, cur.n) >= miss
+    bound = None if prev.truncated or cur.truncated else pi  # the chance among the forks that end is no martingale
+    return chance_of(test.table(*ends), prev.k, prev.n, cur.k, cur.n, bound, slack) >= miss
+
+
+def _sure(prev: Counts, cur: Counts, test: ZTest, sure: float) -> bool:
+    """With one right and one wrong fork more on either side, since a few forks all right, and none, have no error at all."""
+    return test.p_value(*(Counts(c.k + 1, c.n + 2) for c in (prev, cur))) <= sure
 
 
 async def count_until_lost(forks: Forks, trace: Any, n: int, zeros: int) -> tuple[dict[int, Counts], int | None]:
