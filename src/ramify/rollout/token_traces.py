@@ -15,7 +15,9 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
+from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
+from ramify.model.rendered import laid_out
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
@@ -126,17 +128,19 @@ _COLUMNS = tuple(f.name for f in fields(Counts))
 _KNOWN = {f.name for f in fields(TokenTrace)} - {"potentials"} | {*_COLUMNS, "prompt", "response"}
 
 
-def read_traces(path: Path, retokenise: Tokenizer | None = None) -> list[TokenTrace]:
+def read_traces(path: Path, retokenise: Tokenizer | None = None, template: ChatTemplate | None = None) -> list[TokenTrace]:
     """Traces of a file of JSON lines, in its order.
 
     A record with the texts ``prompt`` and ``response`` in place of token ids is encoded with ``retokenise``; without one it is
-    refused, since encoding a text again may not give the tokens that were drawn. Raises UserError naming file, line and field.
+    refused, since encoding a text again may not give the tokens that were drawn. The prompt becomes one user message of ``template``, with
+    the header of the reply behind it, as that of a problem does; without a template it is encoded as it stands. Raises UserError naming
+    file, line and field.
     """
     traces: dict[str, TokenTrace] = {}
     for number, record in read_lines(path):
         place = f"{path}:{number}"
         with at_place(place):
-            trace = trace_of(record, retokenise)
+            trace = trace_of(record, retokenise, template)
             if trace.id in traces:
                 raise UserError(f"trace '{trace.id}' is there twice")
         traces[trace.id] = trace
@@ -150,7 +154,7 @@ def write_traces(path: Path, traces: Iterable[TokenTrace]) -> None:
     write_whole(path, "".join(json.dumps(trace.to_json()) + "\n" for trace in traces))
 
 
-def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None) -> TokenTrace:
+def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, template: ChatTemplate | None = None) -> TokenTrace:
     """Inverse of :meth:`TokenTrace.to_json`. Raises UserError naming the field, KeyError, TypeError or ValueError."""
     raw = dict(record)
     for name in raw:
@@ -161,8 +165,9 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None) -> 
             raise UserError(
                 "a trace of text only; the tokens that were drawn are needed ('prompt_ids', 'response_ids'), or --retokenise encodes the text anew"
             )
-        for name in ("prompt", "response"):
-            raw[f"{name}_ids"] = retokenise.encode(read_field(raw, name, str, "the trace"))
+        prompt, response = (read_field(raw, name, str, "the trace") for name in ("prompt", "response"))
+        raw["prompt_ids"] = retokenise.encode(prompt) if template is None else laid_out(template, [("user", prompt)])
+        raw["response_ids"] = retokenise.encode(response)
     given = {name: read_field(raw, name, str, "the trace", "") for name in ("verifier", "stop", "model", "tokenizer")}
     given["stop"] = given["stop"] or "eos"
     trace = TokenTrace(
