@@ -20,6 +20,7 @@ from ramify.methods.cliffs.algorithm import (
     ZTest,
     cliff_mass,
     confirm,
+    correct,
     critical_cut,
     detect,
     screen,
@@ -112,15 +113,15 @@ def test_detection_is_by_position_and_honest_about_gaps() -> None:
 def test_confirmation_and_the_bound() -> None:
     found = detect("a", curve(0.6, 0.3, 0.6, 0.3), TEST, facts=[TokenFacts(0.995, 0.995, 0.03, True)] * 3)
     fresh = [(Counts(77, 128), Counts(76, 128)), (Counts(80, 128), Counts(30, 128))]
-    first, second = confirm(found, fresh, TEST)
+    first, second = correct(confirm(found, fresh, TEST), 0.05)
     assert (first.status, second.status) == ("refuted", "confirmed")
     assert not first.suspect
     assert second.suspect  # 0.39 cannot be lost at a token of probability 0.995
     assert second.fresh_drop == pytest.approx(50 / 128)
-    assert confirm([found[0]], [fresh[1]], TEST, fdr=0.05)[0].status == "confirmed"
     assert Cliff.from_json(second.to_json(TEST)) == second
-    assert confirm([], [], TEST, 0.05) == []
-    (unknown,) = confirm(found[:1], [(Counts(0, 0, missing=128), Counts(3, 128))], TEST, 0.05)
+    assert correct([], 0.05) == []
+    assert correct(found, 0.05) == found  # not checked: nothing is decided
+    (unknown,) = correct(confirm(found[:1], [(Counts(0, 0, missing=128), Counts(3, 128))], TEST), 0.05)
     assert (unknown.status, unknown.fresh_drop) == ("found", None)
     assert Cliff.from_json(json.loads(json.dumps(unknown.to_json(TEST), allow_nan=False))).status == "found"
 
@@ -130,8 +131,8 @@ def test_many_candidates_are_corrected() -> None:
     edge = (Counts(77, 128), Counts(43, 128))  # p just below 0.05 alone
     assert TEST.fires(*edge)
     rest = [(Counts(64, 128), Counts(64, 128))] * (len(found) - 1)
-    assert confirm(found, [edge, *rest], TEST)[0].status == "confirmed"
-    assert confirm(found, [edge, *rest], TEST, fdr=0.05)[0].status == "refuted"
+    assert correct(confirm(found[:1], [edge], TEST), 0.05)[0].status == "confirmed"
+    assert correct(confirm(found, [edge, *rest], TEST), 0.05)[0].status == "refuted"
 
 
 def test_the_screen() -> None:
@@ -177,6 +178,17 @@ def test_a_drop_from_all_to_none_is_suspect_only_where_the_token_forbids_it() ->
     assert not fall(1e-4, 8)
     assert not fall(1e-4, 128)
     assert fall(0.5, 64)
+
+
+def test_what_a_token_can_lose_depends_on_the_potential() -> None:
+    """V - W is at most (1 - pi)(1 - V) / pi: a coin's flip that fails four times in ten cannot come after nine of ten right ones."""
+
+    def fall(v: float, w: float, n: int = 400) -> bool:
+        return Cliff("a", 1, 5, 0, False, Counts(round(v * n), n), Counts(round(w * n), n), TokenFacts(0.5)).suspect
+
+    assert fall(0.9, 0.6)  # less than 1 - pi, and more than (1 - V) (1 - pi) / pi = 0.1
+    assert not fall(0.9, 0.8)
+    assert not fall(0.5, 0.05)
 
 
 def test_truncated_forks_make_no_drop_suspect() -> None:

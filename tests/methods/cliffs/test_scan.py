@@ -16,7 +16,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import generator, place_key, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.cliffs.algorithm import ZTest
+from ramify.methods.cliffs.algorithm import ZTest, correct
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
@@ -87,8 +87,8 @@ def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
     budgeted = run(traces, cheap)
     reference, found = places(faithful, "confirmed"), places(budgeted, "confirmed")
     assert len(reference) > 5
-    assert len(reference & found) >= 0.95 * len(reference)
-    assert cheap.drawn <= 0.25 * whole
+    assert len(reference - found) <= 1
+    assert cheap.drawn <= 0.2 * whole
     assert cheap.drawn == budgeted.spent["forks"] == sum(one.forks for one in budgeted.scanned)
     assert not places(budgeted, "found")
 
@@ -108,6 +108,44 @@ def test_false_cliffs_are_refuted() -> None:
     found = places(result, "confirmed", "refuted")
     assert 1 <= len(found) <= 25  # 0.003 a token, 3,000 tokens
     assert len(places(result, "confirmed")) <= 1
+
+
+def test_false_discoveries_are_bounded_over_the_whole_scan() -> None:
+    """Three hundred replies, each with a token that loses exactly a tenth: corrected one by one, some of them would be confirmed."""
+    names = [str(i) for i in range(300)]
+    forks = Simulated({name: np.array([0.5, 0.4]) for name in names}, {name: np.array([0.5]) for name in names})
+    scanned = run([of(name, 1) for name in names], forks).scanned
+    assert sum(len(one.cliffs) for one in scanned) > 30
+    assert not any(one.of("confirmed") for one in scanned)
+    assert sum(cliff.status == "confirmed" for one in scanned for cliff in correct(one.cliffs, 0.05)) > 0
+
+
+def test_candidates_are_looked_for_at_a_level_of_their_own() -> None:
+    """Drops of a quarter: the test that has the last word finds half of them on 64 forks, and fresh forks confirm most."""
+    names = [str(i) for i in range(60)]
+    forks = Simulated({name: np.array([0.6, 0.35]) for name in names}, {name: np.array([0.4]) for name in names})
+    traces = [of(name, 1) for name in names]
+    loose, strict = (len(places(run(traces, forks, candidate=level), "confirmed")) for level in (ScanConfig().candidate, 0.05))
+    assert loose >= strict + 9
+    unchecked = run(traces, forks, confirm=0)  # what nothing checks is found at the test's own level
+    assert places(unchecked, "found") == {
+        key for key in places(run(traces, forks), "confirmed", "refuted") if _fires(unchecked, key)
+    }
+
+
+def _fires(result: ScanResult, key: tuple[str, int]) -> bool:
+    potentials = next(one.trace.potentials for one in result.scanned if one.trace.id == key[0])
+    return ZTest().fires(potentials[key[1] - 1], potentials[key[1]])
+
+
+def test_forks_are_saved_where_the_bound_leaves_no_drop() -> None:
+    """At a potential of .9 a token of probability .8 can lose .025 at most; at .3 it can lose .175."""
+    spent = {}
+    for v in (0.9, 0.3):
+        names = [str(i) for i in range(20)]
+        spent[v] = Simulated({name: np.full(2, v) for name in names}, {name: np.array([0.8]) for name in names})
+        run([of(name, 1) for name in names], spent[v])
+    assert spent[0.9].drawn < 1.1 * 20 * 2 * 16 < spent[0.3].drawn
 
 
 def test_v0_makes_the_first_token_testable() -> None:
@@ -141,7 +179,8 @@ def test_a_budget_ends_a_scan_between_traces() -> None:
     assert 0 < len(result.scanned) < 6
     assert [*(one.trace.id for one in result.scanned), *(t.id for t in result.left)] == [t.id for t in traces]
     whole = run(traces, Simulated(forks.v, forks.pi))
-    assert [one.cliffs for one in result.scanned] == [one.cliffs for one in whole.scanned[: len(result.scanned)]]
+    fresh = [[[(c.t, c.fresh) for c in one.cliffs] for one in found.scanned] for found in (result, whole)]
+    assert fresh[0] == fresh[1][: len(result.scanned)]
     assert not run(traces, forks, budget_rollouts=1).scanned
 
 

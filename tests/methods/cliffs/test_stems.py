@@ -28,9 +28,13 @@ def scan(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
 def test_a_run_is_scanned_by_its_folder_or_its_name(here: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["rollout", "--env", "chain", "--panel", "2", "--out", "runs/mine", "--json"]) == 0
     code, out, err = scan(capsys, "--traces", "runs/mine", "--json")
-    assert (code, err) == (0, "")
+    assert code == 0
     found = json.loads(out)
     assert found["wrong"]["traces"] + found["right"]["traces"] == 2
+    assert found["solved"] == {"none": 0, "all": 2}  # every digit is in some fork: the verifier is told of, and nothing else
+    assert err.startswith("warning: V_0 is 1 for 2 of 2 traces")
+    assert err.count("\n") == 1
+    assert found["verdict"] == "nothing stands out: no token was shown to lose more than 0.1"
     assert found["gap"] == pytest.approx(0, abs=1e-3)  # the same model drew them: its own tokens, under the stored settings
     code, out, _ = scan(capsys, "--traces", "mine", "--json")  # goes on with the scan that is there
     assert (code, json.loads(out)["forks"]) == (0, found["forks"])

@@ -157,6 +157,45 @@ def test_traces_of_text_are_read_only_when_asked(checkpoint: Path, tmp_path: Pat
     assert "3 of 2 tokens" not in out
 
 
+def test_a_prompt_of_text_is_laid_out_as_that_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the model's chat template, or every fork answers another question."""
+    problems, traces = tmp_path / "problems.jsonl", tmp_path / "traces.jsonl"
+    problems.write_text(json.dumps({"id": "p", "prompt": "You are in the hall.", "answer": "go"}) + "\n")
+    model = ["--model", "builtin", "--verifier", f"python:{__name__}:never", "--n", 16, "--max-tokens", 12]
+    assert run(capsys, "scan", *model, "--problems", problems, "--out", tmp_path / "one.jsonl")[0] == 0
+    drawn = json.loads((tmp_path / "one.jsonl").read_text())
+    traces.write_text(json.dumps({"id": "p#0", "prompt": "You are in the hall.", "response": "go hall", "sampler": {}}))
+    code, out, err = run(
+        capsys, "scan", *model[:6], "--traces", traces, "--retokenise", "--out", tmp_path / "two.jsonl", "--json"
+    )
+    assert code == 0
+    assert json.loads((tmp_path / "two.jsonl").read_text())["prompt_ids"] == drawn["prompt_ids"]
+    assert json.loads(out)["solved"] == {"none": 1, "all": 0}
+    assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is laid out" in err
+
+
+def never(text: str, trace: TokenTrace) -> bool:
+    return False
+
+
+def test_an_interrupted_scan_is_decided_as_a_whole_one(
+    checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """False discoveries are bounded over all traces, so what the first call wrote is not the last word."""
+    draw = [*base(checkpoint), "--problems", problems, "--samples", 6, "--max-tokens", 6]
+    files = [tmp_path / name for name in ("whole.jsonl", "parts.jsonl")]
+    assert run(capsys, "scan", *draw, "--out", files[0])[0] == 0
+    assert run(capsys, "scan", *draw, "--out", files[1], "--budget-rollouts", 500)[0] == 3
+    assert len(files[1].read_bytes().splitlines()) < 6
+    assert run(capsys, "scan", *draw, "--out", files[1])[0] == 0
+    found = [[json.loads(line)["cliffs"] for line in file.read_text().splitlines()] for file in files]
+    assert found[0] == found[1]
+    assert {cliff["status"] for cliffs in found[0] for cliff in cliffs} == {"confirmed"}
+    checks = [cliff["confirm"] for cliffs in found[0] for cliff in cliffs]
+    assert len(checks) > 1
+    assert max(check["p_fdr"] for check in checks) == max(check["p"] for check in checks)  # the largest of all stays as it is
+
+
 def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan, torn = tmp_path / "scan.jsonl", tmp_path / "torn.jsonl"
     model, draw = base(checkpoint), ["--problems", problems, "--max-tokens", 6]

@@ -70,9 +70,9 @@ class Cliff:
     p: float | None = None
     """Of the confirmation."""
     p_fdr: float | None = None
-    """The same after Benjamini and Hochberg over the trace's candidates."""
+    """The same after Benjamini and Hochberg over the candidates of the whole scan."""
     status: str = "found"
-    """found, confirmed or refuted."""
+    """found (not decided yet, or not checked), confirmed or refuted."""
 
     @property
     def drop(self) -> float:
@@ -86,16 +86,19 @@ class Cliff:
 
     @property
     def suspect(self) -> bool:
-        """The drop exceeds 1 - pi(token) by more than 3 SE, which no true one can: noise, re-encoded text or another sampler (8).
+        """The drop exceeds what the token can lose by more than 3 SE: noise, re-encoded text or another sampler (8).
 
-        Truncated forks count as not right here: the chance to end, and right, is a martingale; that of the ones that end is none.
+        V is the mean over the tokens that could stand here, so this one alone fails in at most all of 1 - V: pi (1 - W) <= 1 - V for the
+        potential W behind it, or V - W <= (1 - pi) (1 - V) / pi, never more than 1 - pi. Truncated forks count as not right here: the
+        chance to end, and right, is a martingale; that of the ones that end is none.
         """
         prev, cur = (Counts(c.k, c.n + c.truncated) for c in self.fresh or (self.prev, self.cur))
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
         # with one right and one wrong fork more: all right before and none behind would have no error at all
-        se = standard_error(*(Counts(c.k + 1, c.n + 2) for c in (prev, cur)))
-        return prev.rate - cur.rate > 1 - self.facts.pi + 3 * se + TIE
+        before, behind = (rate * (1 - rate) / n for rate, n in (((c.k + 1) / (c.n + 2), c.n + 2) for c in (prev, cur)))
+        se = math.sqrt(before + self.facts.pi**2 * behind)
+        return self.facts.pi * (1 - cur.rate) - (1 - prev.rate) > 3 * se + TIE
 
     def to_json(self, test: ZTest) -> dict[str, Any]:
         """The record of 3.8. ``threshold`` is what d had to exceed."""
@@ -173,22 +176,34 @@ def detect(
     return sorted(out, key=lambda cliff: cliff.t)
 
 
-def confirm(
-    cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, fdr: float | None = None
-) -> list[Cliff]:
-    """Cliffs of one trace after the same test on fresh forks, (before, after) each: status ``confirmed`` or ``refuted``, or still
-    ``found`` where no fresh fork could be graded.
+def confirm(cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, sure: float = 0.0) -> list[Cliff]:
+    """Cliffs of one trace with the p-value of the same test on fresh forks, (before, after) each. :func:`correct` decides.
 
-    ``fdr`` bounds the share of false ones among the confirmed (Benjamini and Hochberg over ``cliffs``); without it each is tested at
-    the test's own level. With one cliff and fdr = alpha both are the same.
+    Where the forks were drawn in up to three looks and no more once p was at most ``sure``, the p-value of the last look is raised to pay
+    for those before: p + min(2 p, 2 sure), which is below x with a chance of at most x.
     """
     p = [test.p_value(*pair) for pair in fresh]
-    corrected = benjamini_hochberg(p) if p else []
+    return [
+        replace(cliff, fresh=pair, p=min(1.0, one + min(2 * one, 2 * sure)))
+        for cliff, pair, one in zip(cliffs, fresh, p, strict=True)
+    ]
+
+
+def correct(cliffs: Sequence[Cliff], fdr: float) -> list[Cliff]:
+    """Cliffs of a whole scan, decided: ``confirmed`` or ``refuted``, or still ``found`` where no fresh fork could be graded.
+
+    ``fdr`` bounds the expected share of false ones (a true drop of at most delta0) among the confirmed: Benjamini and Hochberg over all of
+    ``cliffs``. Over one trace at a time it would not: a scan has many traces, and each would bring its own share.
+    """
+    p = [cliff.p for cliff in cliffs if cliff.p is not None]
+    corrected = iter(benjamini_hochberg(p) if p else ())
     out = []
-    for cliff, pair, one, many in zip(cliffs, fresh, p, corrected, strict=True):
-        holds = test.fires(*pair) if fdr is None else many < fdr
-        status = ("confirmed" if holds else "refuted") if all(c.n for c in pair) else "found"
-        out.append(replace(cliff, fresh=pair, p=one, p_fdr=many, status=status))
+    for cliff in cliffs:
+        if cliff.fresh is not None and cliff.p is not None:
+            p_fdr = next(corrected)
+            status = ("confirmed" if p_fdr < fdr else "refuted") if all(c.n for c in cliff.fresh) else "found"
+            cliff = replace(cliff, p_fdr=p_fdr, status=status)
+        out.append(cliff)
     return out
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from ramify.base.config import check
 from ramify.base.errors import UserError
+from ramify.base.files import write_whole
 from ramify.methods.cliffs.algorithm import KINDS, Cliff
-from ramify.methods.cliffs.run import ScanConfig, Scanned
+from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
 from ramify.model.protocol import Tokenizer
 from ramify.render.potential import Estimate, Potential, Spot
 from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
@@ -28,11 +29,11 @@ _COUNTED = ("forks", "tested", "gap", "entropy_of")
 
 def to_record(scanned: Scanned, config: ScanConfig, source: dict[str, Any]) -> dict[str, Any]:
     """One line of a scan file: the trace with its potentials, cliffs, rebounds, the settings of the scan and whose forks it is of."""
-    test = config.test
+    test = config.finding
     record: dict[str, Any] = scanned.trace.to_json()
     return record | {
         "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
-        "rebounds": [rise.to_json(test) for rise in scanned.rebounds],
+        "rebounds": [rise.to_json(config.test) for rise in scanned.rebounds],
         "scan": {"config": config.to_json(), "source": source} | {name: getattr(scanned, name) for name in _COUNTED},
     }
 
@@ -40,6 +41,7 @@ def to_record(scanned: Scanned, config: ScanConfig, source: dict[str, Any]) -> d
 def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
     """Settings, source of the forks and traces of a whole scan file; ``ended`` leaves out a line that a kill cut off.
 
+    Cliffs are confirmed or refuted over the traces that are there, whatever the lines of an interrupted scan say.
     Raises UserError naming file, line and field.
     """
     config: ScanConfig | None = None
@@ -60,7 +62,7 @@ def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, An
             found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: scan[name] for name in _COUNTED})
     if config is None:
         raise UserError(f"{path} holds no scanned trace")
-    return config, source, list(found.values())
+    return config, source, corrected(list(found.values()), config)
 
 
 class ScanFile:
@@ -98,7 +100,14 @@ class ScanFile:
 
     def add(self, scanned: Scanned) -> None:
         """Append one trace; it is on the disk when this returns."""
-        self._tail.add(json.dumps(to_record(scanned, self.config, self._source or {})))
+        self._tail.add(self._line(scanned))
+
+    def end(self, scanned: Sequence[Scanned]) -> None:
+        """Write the whole file anew: what was confirmed is known once every trace was scanned."""
+        write_whole(self.path, "".join(self._line(one) + "\n" for one in scanned))
+
+    def _line(self, scanned: Scanned) -> str:
+        return json.dumps(to_record(scanned, self.config, self._source or {}))
 
 
 def _same(config: ScanConfig) -> dict[str, Any]:
@@ -109,20 +118,25 @@ def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
     """Cliffs of wrong and right traces, cliffs by class before and after confirmation, what was measured and what it took.
 
     ``wrong`` and ``right`` hold traces, the share with a cliff that was kept (its Wilson interval) and cliffs a trace; ``ratio`` is that
-    of cliffs a trace. ``share_of_forks`` is the cost against all positions with all forks.
+    of cliffs a trace. ``solved`` counts the traces whose forks of the bare prompt end right never, or always. ``share_of_forks`` is the
+    cost against all positions with all forks.
     """
     sides = {name: _side([s for s in scanned if s.trace.correct is want]) for name, want in (("wrong", False), ("right", True))}
     counts = [c for s in scanned for c in (s.trace.potentials or ()) if c is not None]
     whole = sum(config.n * (s.trace.length + 1) for s in scanned)
     forks = sum(s.forks for s in scanned)
+    v_0 = [s.trace.potentials[0].rate for s in scanned if s.trace.potentials and s.trace.potentials[0]]
     wrong, right = (sides[name]["cliffs_per_trace"] for name in ("wrong", "right"))
     return {
+        "verdict": said(scanned, config),
+        "cliffs": sum(len(s.kept) for s in scanned),
         "traces": len(scanned),
         "unjudged": sum(s.trace.correct is None for s in scanned),
         **sides,
         "ratio": wrong / right if wrong is not None and right else None,
         "classes": [_class(scanned, kind) for kind in (*KINDS, None)],
-        "solve_rate": _mean([s.trace.potentials[0].rate for s in scanned if s.trace.potentials and s.trace.potentials[0]]),
+        "solve_rate": _mean(v_0),
+        "solved": {"none": v_0.count(0.0), "all": v_0.count(1.0)},
         "tokens": sum(s.trace.length for s in scanned),
         "tested": sum(s.tested for s in scanned),
         "positions": len(counts),
@@ -132,6 +146,15 @@ def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
         "truncated": sum(c.truncated for c in counts),
         "gap": max((s.gap for s in scanned), default=0.0),
     }
+
+
+def said(scanned: Sequence[Scanned], config: ScanConfig) -> str:
+    """What a scan comes to, in one sentence."""
+    cliffs, having = sum(len(s.kept) for s in scanned), sum(bool(s.kept) for s in scanned)
+    if not cliffs:
+        return f"nothing stands out: no token was shown to lose more than {config.delta0:g}"
+    checked = "confirmed on fresh forks" if config.fresh else "found, none of them checked on fresh forks"
+    return f"{cliffs} cliffs in {having} of {len(scanned)} traces, {checked}"
 
 
 def _side(scanned: Sequence[Scanned]) -> dict[str, Any]:
@@ -227,7 +250,8 @@ def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
         Estimate(t, c.rate, *wilson(c.k, c.n)) for t, c in enumerate(scanned.trace.potentials or ()) if c is not None and c.n
     ]
     outcome = {True: "right", False: "wrong", None: "not judged"}[scanned.trace.correct]
-    return Potential(tokens, estimates, spots(scanned), f"{scanned.trace.id}: ended {outcome}")
+    found = "" if scanned.kept else "; nothing stands out"
+    return Potential(tokens, estimates, spots(scanned), f"{scanned.trace.id}: ended {outcome}{found}")
 
 
 def to_run(folder: Path, scanned: Sequence[Scanned], tokenizer: Tokenizer) -> None:

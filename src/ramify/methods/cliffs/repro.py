@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import generator, place_key, uniforms
 from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
-from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, screen
-from ramify.methods.cliffs.run import ScanConfig, Scanned, ablate, examine, pairs, scan
+from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
+from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.token_forks import Problem, TokenForks
+from ramify.rollout.token_forks import Chances, Problem, TokenForks
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.checks import Cells, Check
 from ramify.stats.drops import Counts
@@ -31,8 +33,11 @@ ARMS = ("del", "keep", "random", "critical", "tangent")
 # -- item 1: a martingale whose every true drop is known
 
 
-def process_cell(traces: int, seed: int) -> dict[str, Any]:
-    """Test every token on 64 forks a position, again on 128 fresh ones; delete and keep the first cliff of each wrong reply."""
+def process_cell(traces: int, seed: int, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Test every token on 64 forks a position, again on 128 fresh ones; delete and keep the first cliff of each wrong reply.
+
+    ``budgeted`` counts what a budgeted scan finds again on forks of its own; ``settings`` are its options.
+    """
     made, test, rng = simulate(traces, TOKENS, seed), ZTest(), generator(seed, "cliffs-process", "forks")
     v, right, sure = made["v"], made["right"], made["entropy"] <= H_STAR
     kind = np.where(made["greedy"], np.where(sure, 0, 1), np.where(sure, 3, 2))
@@ -42,7 +47,17 @@ def process_cell(traces: int, seed: int) -> dict[str, Any]:
     drop, true = (k[:, :-1] - k[:, 1:]) / FORKS, v[:, :-1] - v[:, 1:]
     rows = np.flatnonzero(found.any(axis=1) & ~right)
     at = found[rows].argmax(axis=1)
+    known, forks = _known(v, made["pi"], seed)
+    budgeted = asyncio.run(scan(known, forks, ScanConfig(**settings or {}))).scanned
+    again = [(int(one.trace.id), cliff.t - 1) for one in budgeted for cliff in one.of("confirmed")]
     return {
+        "budgeted": {
+            "reference": int((found & held).sum()),
+            "hits": sum(bool(found[place] and held[place]) for place in again),
+            "confirmed": len(again),
+            "false": sum(bool(true[place] <= DELTA) for place in again),
+            "forks": sum(one.forks for one in budgeted),
+        },
         "cliffs": found.sum(axis=1).tolist(),
         "right": right.tolist(),
         "del": rng.binomial(FORKS, v[rows, at]).tolist(),
@@ -51,7 +66,52 @@ def process_cell(traces: int, seed: int) -> dict[str, Any]:
     }
 
 
+class KnownForks:
+    """Forks of replies whose potentials ``v`` (R, T + 1) and probabilities of tokens ``pi`` (R, T) are known; trace ids are the rows."""
+
+    def __init__(self, v: np.ndarray, pi: np.ndarray, seed: int) -> None:
+        self.v, self.pi, self.seed = v, pi, seed
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks."""
+        key = place_key(self.seed, "known", trace.id, t, purpose)
+        return Counts(int((uniforms(np.full(n, key), np.arange(start, start + n)) < self.v[int(trace.id), t]).sum()), n)
+
+    async def chances(self, trace: Any) -> Chances:
+        """Probabilities of the tokens."""
+        return Chances(self.pi[int(trace.id)])
+
+    def spent(self) -> dict[str, Any]:
+        """Nothing is counted."""
+        return {}
+
+
+def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], KnownForks]:
+    ids = tuple(range(pi.shape[1]))
+    return [TokenTrace(str(i), str(i), (0,), ids, Sampling(), stop="length") for i in range(len(v))], KnownForks(v, pi, seed)
+
+
 # -- item 2: a model
+
+
+class Kept:
+    """The forks of ``inner``, each drawn once however often it is counted, sixteen together: scans of one seed share theirs."""
+
+    SIZE = 16
+
+    def __init__(self, inner: TokenForks) -> None:
+        self.inner, self.known = inner, dict[tuple[str, int, str, int], Counts]()
+        self.chances, self.spent = inner.chances, inner.spent
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks, drawn or known."""
+        places = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
+        assert not append
+        assert not n % self.SIZE
+        missing = [place for place in places if place not in self.known]
+        drawn = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
+        self.known.update(zip(missing, drawn, strict=True))
+        return sum((self.known[place] for place in places[1:]), self.known[places[0]])
 
 
 class Lab:
@@ -104,15 +164,17 @@ def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop
 
 
 async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
-    forks = lab.forks(0)
+    forks, test = lab.forks(0), ZTest()
     traces = await forks.draw(problems)
-    faithful = await scan(traces, forks, ScanConfig(faithful=True, confirm=FRESH))
-    budgeted = await scan(traces, lab.forks(1), ScanConfig(confirm=FRESH))
+    kept = Kept(forks)
+    faithful = await scan(traces, kept, ScanConfig(faithful=True, confirm=FRESH))
+    other = Kept(lab.forks(1))
+    budgeted = await scan(traces, other, ScanConfig())
+    same = await scan(traces, kept, ScanConfig())
     # first cliffs as they were found, before any confirmation, which would choose among them
     unconfirmed = [replace(one, cliffs=tuple(replace(cliff, status="found") for cliff in one.cliffs)) for one in faithful.scanned]
-    examined = await examine(unconfirmed, forks, ZTest(), classes=("deterministic",))
     rows = []
-    for one, two in zip(faithful.scanned, budgeted.scanned, strict=True):
+    for one, two, three in zip(faithful.scanned, budgeted.scanned, same.scanned, strict=True):
         pi = (await forks.chances(one.trace)).pi
         assert pi is not None
         rows.append(
@@ -123,14 +185,16 @@ async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
                 "likely": int((pi >= 1 - DELTA).sum()),
                 "screened": len(screen(pi.tolist(), DELTA, ScanConfig().carry)[0]),
                 "k": [None if c is None else c.k for c in one.trace.potentials],
-                "faithful": [cliff.to_json(ZTest()) for cliff in one.cliffs],
-                "budgeted": [cliff.to_json(ZTest()) for cliff in two.cliffs],
+                "again": [await _again(one.trace, cliff.t, other, test) for cliff in one.cliffs],
+                **{
+                    name: [cliff.to_json(test) for cliff in cliffs]
+                    for name, cliffs in (("faithful", one.cliffs), ("budgeted", two.cliffs), ("same", three.cliffs))
+                },
             }
         )
     return {
         "traces": rows,
         "ablation": await ablate(unconfirmed, forks, FORKS),
-        "deterministic": pairs(examined),
         "spent": {"faithful": _bill(faithful.spent), "budgeted": _bill(budgeted.spent)},
     }
 
@@ -145,35 +209,22 @@ def _bill(spent: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def repeat_cell(recipe: dict[str, Any], seed: int, problems: int, cliffs: list[tuple[str, int]]) -> dict[str, list[bool]]:
-    """Whether the ``cliffs`` (trace, token) of the faithful scan are found and confirmed again.
-
-    ``same``: by the budgeted scan on forks that are among those of the faithful one, which shows what the budget alone loses.
-    ``again``: by the faithful scan on the other forks, those of the budgeted scan in :func:`scan_cell`.
-    """
-    return asyncio.run(_repeat(Lab(recipe, seed), problems, [(name, t) for name, t in cliffs]))
-
-
-async def _repeat(lab: Lab, problems: int, cliffs: Sequence[tuple[str, int]]) -> dict[str, list[bool]]:
-    forks, test = lab.forks(0), ZTest()
-    traces = {trace.id: trace for trace in await forks.draw(lab.problems("eval", problems))}
-    result = await scan([trace for name, trace in traces.items() if name in dict(cliffs)], forks, ScanConfig(confirm=FRESH))
-    same = {(one.trace.id, cliff.t) for one in result.scanned for cliff in one.of("confirmed")}
-    other, again = lab.forks(1), []
-    for name, t in cliffs:
-        found, held = [
-            test.fires(*[await other.count(traces[name], at, n, purpose) for at in (t - 1, t)])
+async def _again(trace: TokenTrace, t: int, forks: Kept, test: ZTest) -> bool:
+    """Whether a faithful scan on these other forks finds and confirms the cliff at token ``t``."""
+    return all(
+        [
+            test.fires(*[await forks.count(trace, at, n, purpose) for at in (t - 1, t)])
             for n, purpose in ((FORKS, "scan"), (FRESH, "confirm"))
         ]
-        again.append(found and held)
-    return {"same": [cliff in same for cliff in cliffs], "again": again}
+    )
 
 
 # -- item 3: preference training
 
 
 def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
-    """Pairs from the budgeted scan of training problems ``start`` to ``stop``: at confirmed cliffs, and at as many random positions."""
+    """From the budgeted scan of training problems ``start`` to ``stop``: pairs at confirmed cliffs, pairs at half as many random positions,
+    and every potential that was measured, as advantages."""
     lab = Lab(recipe, seed)
     return asyncio.run(_pairs(lab, lab.problems("demo", problems)[start:stop]))
 
@@ -181,17 +232,47 @@ def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, sto
 async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
     forks = lab.forks(2)
     traces = await forks.draw(problems)
-    result = await scan(traces, forks, ScanConfig(confirm=FRESH))
+    result = await scan(traces, forks, ScanConfig())
     cliffs = [replace(one, cliffs=tuple(one.of("confirmed"))) for one in result.scanned]
     at_cliffs = await examine(cliffs, forks, ZTest(), classes=("uncertain", "sampled_off"))
     tokens = forks.spent()["forward_tokens"]
     at_random = await examine([_at_random(one, lab.seed) for one in cliffs], forks, ZTest())
-    return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "tokens": tokens}
+    dense = [await _advantages(one, forks) for one in result.scanned] + [row for one in at_cliffs for row in _tried(one)]
+    return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "dense": dense, "tokens": tokens}
+
+
+async def _advantages(one: Scanned, forks: TokenForks) -> dict[str, Any]:
+    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out."""
+    trace, pi = one.trace, (await forks.chances(one.trace)).pi
+    assert pi is not None
+    known = [(t, c.rate) for t, c in enumerate(trace.potentials) if c is not None and c.n]
+    moved = {t: now - before for (_, before), (t, now) in itertools.pairwise(known) if pi[t - 1] < 1 - DELTA}
+    return {
+        "prompt": list(trace.prompt_ids),
+        "reply": list(trace.response_ids),
+        "logprobs": list(trace.logprobs),
+        "moved": sorted(moved.items()),
+    }
+
+
+def _tried(one: Examined) -> list[dict[str, Any]]:
+    """The other tokens tried at a cliff, each by the probability with which the sampler would have drawn it."""
+    prompt, token = one.trace.prefix(one.cliff.t - 1).tolist(), one.trace.response_ids[one.cliff.t - 1]
+    return [
+        {
+            "prompt": prompt,
+            "reply": [c.token_id],
+            "logprobs": [math.log(c.q)],
+            "moved": [[1, c.q * (c.counts.rate - one.prev.rate)]],
+        }
+        for c in one.candidates
+        if c.token_id != token and c.counts.n and one.prev.n
+    ]
 
 
 def _at_random(one: Scanned, seed: int) -> Scanned:
-    """The trace with as many positions as it has cliffs, drawn at random, in the cliffs' places."""
-    picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, len(one.cliffs))
+    """The trace with half as many positions as it has cliffs, drawn at random, in the cliffs' places: each gives more pairs than a cliff."""
+    picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, -(-len(one.cliffs) // 2))
     nothing = Counts(0, 0)
     return replace(
         one, cliffs=tuple(Cliff(one.trace.id, int(t), None, int(t) - 1, False, nothing, nothing, TokenFacts()) for t in picks)
@@ -211,6 +292,28 @@ def training_cell(
     order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))]
     for at in range(0, shown, 16):
         trainer.update(order[at : min(shown, at + 16)], {"preference": 1.0})
+    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+
+
+def dense_cell(
+    recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], passes: int, lr: float, problems: int
+) -> dict[str, Any]:
+    """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``, 64 an update; accuracy afterwards."""
+    from ramify.train.batch import Row
+    from ramify.train.loop import TrainConfig, Trainer
+
+    lab, made = Lab(recipe, seed), []
+    size = np.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]]))
+    for row in rows:
+        start, tokens = len(row["prompt"]), np.array([*row["prompt"], *row["reply"]], np.int32)
+        streams = {"advantage": np.zeros(len(tokens), np.float32), "logprobs": np.zeros(len(tokens), np.float32)}
+        mask = np.zeros(len(tokens), bool)
+        streams["logprobs"][start:] = row["logprobs"]
+        for t, value in row["moved"]:
+            streams["advantage"][start + t - 1], mask[start + t - 1] = value / size, True
+        made.append(Row(tokens, mask, streams))
+    trainer = Trainer(lab.module, TrainConfig(lr=lr, epochs=passes, minibatches=max(1, len(made) // 64)), seed)
+    trainer.update(made, {"policy_gradient": 1.0})
     return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
 
 
@@ -257,6 +360,8 @@ class _Size:
     block: int
     answers: int
     train_seeds: tuple[int, ...]
+    train_recipe: dict[str, Any]
+    """Of the model that is trained on: stopped earlier, so that its greedy answers leave room."""
     train_problems: int
     train_block: int
     gap: float
@@ -270,13 +375,15 @@ class _Size:
 _SIZES = {
     "quick": _Size(
         {"mod": 11, "operand": 3, "hops": 3, "rows": 24, "demonstrations": 400, "held_out": 100, "below": 0.3, "lr": 2e-3},
-        (0,), 400, 8, 8, 100, (), 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
+        (0,), 400, 8, 8, 100, (), {}, 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
     ),
-    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), 40, 10, 0.25, 5.0, 0.95, 0.25, 60),
+    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), {"accuracy": 0.15, "every": 5}, 30, 10, 0.25, 5.0, 0.95, 0.25, 60),
 }  # fmt: skip
 #: shown pairs per pair of the largest set; learning rates of the preference and of the policy gradient
 EPOCHS, RATE, POLICY_RATE = 4, 1e-5, 3e-4
 GREEDY = "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and there are few pairs: see docs/methods/cliffs.md"
+DENSE = "few replies, each potential measured on a few forks: see docs/methods/cliffs.md"
+NEAR = "a quarter of these drops lie near the least detectable one, where chance decides: see docs/methods/cliffs.md"
 OTHER = (
     "a cliff whose true drop is near the least detectable one is found by half of all scans, faithful ones too (next row): "
     "see docs/methods/cliffs.md"
@@ -301,20 +408,17 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
         for seed in plan.seeds
     }  # fmt: skip
     scans = cells.map(scan_cell, keys)
-    done, keys = list(scans.values()), {}
     for seed in plan.seeds:
-        traces = [trace for key, cell in scans.items() if f"seed {seed}," in key for trace in cell["traces"]]
-        known = [(trace["id"], cliff["t"]) for trace in traces for cliff in _of(trace, "confirmed")]
-        keys[f"repeat, seed {seed}"] = {"recipe": plan.recipe, "seed": seed, "problems": plan.problems, "cliffs": known}
-    repeats = list(cells.map(repeat_cell, keys).values())
+        _decide([trace for key, cell in scans.items() if f"seed {seed}," in key for trace in cell["traces"]])
+    done = list(scans.values())
     checks = [
         *_process(plan, process),
         *_rates(plan, base, done),
         *_deletion(plan, done),
         *_classes(plan, done),
-        *_budget(plan, done, repeats),
+        *_budget(plan, done),
     ]
-    return checks + (_training(plan, cells, base, scans) if plan.train_seeds else [])
+    return checks + (_training(plan, cells) if plan.train_seeds else [])
 
 
 def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
@@ -335,7 +439,20 @@ def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
         checks.append(
             Check(f"exact process: {kind}, share confirmed", float(held.mean()), interval, n, plan.seeds, op, threshold)
         )
-    return checks
+    return checks + _process_budget(plan, [cell["budgeted"] for cell in cells])
+
+
+def _process_budget(plan: _Size, cells: Sequence[Mapping[str, int]]) -> list[Check]:
+    """The budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop too small."""
+    total = {name: sum(cell[name] for cell in cells) for name in cells[0]}
+    n, confirmed, whole = total["reference"], total["confirmed"], FORKS * (TOKENS + 1) * plan.traces * len(cells)
+    found, false = clopper_pearson(total["hits"], n), clopper_pearson(total["false"], confirmed)
+    name = "exact process: budgeted scan"
+    return [
+        Check(f"{name}: share found of the cliffs found and confirmed", total["hits"] / n, found, n, plan.seeds, ">=", 0.95, NEAR),
+        Check(f"{name}: share of its confirmed cliffs that lose no tenth", total["false"] / confirmed, false, confirmed, plan.seeds, "<=", 0.05),
+        Check(f"{name}: share of the faithful scan's forks", total["forks"] / whole, None, whole, plan.seeds, "report"),
+    ]  # fmt: skip
 
 
 def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, ...], threshold: float) -> Check:
@@ -369,6 +486,17 @@ def _rates(plan: _Size, base: Mapping[int, Mapping[str, float]], scans: Sequence
     tokens = sum(trace["tokens"] for trace in traces)
     likely = sum(trace["likely"] for trace in traces) / tokens
     return [*checks, Check("model: tokens of probability 0.9 or more", likely, None, tokens, plan.seeds, "report")]
+
+
+def _decide(traces: Sequence[dict[str, Any]]) -> None:
+    """Confirm or refute the cliffs of one model: over its whole scan where it is budgeted, each at the test's own level where faithful."""
+    for name in ("budgeted", "same"):
+        decided = iter(correct([Cliff.from_json(cliff) for trace in traces for cliff in trace[name]], ScanConfig().fdr))
+        for trace in traces:
+            trace[name] = [next(decided).to_json(ZTest()) for _ in trace[name]]
+    for trace in traces:
+        for cliff in trace["faithful"]:
+            cliff["status"] = "confirmed" if cliff["confirm"]["p"] < ZTest().alpha else "refuted"
 
 
 def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> list[dict[str, Any]]:
@@ -421,12 +549,16 @@ def _classes(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
     ]
 
 
-def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]], repeats: Sequence[Mapping[str, Any]]) -> list[Check]:
+def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
     traces = [trace for cell in scans for trace in cell["traces"]]
     confirmed = {(trace["id"], c["t"]): c["pi_token"] for trace in traces for c in _of(trace, "confirmed")}
-    found = {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan="budgeted")}
-    n, hits = len(confirmed), len(found & confirmed.keys())
-    same, again = (sum(sum(cell[name]) for cell in repeats) for name in ("same", "again"))
+    found, kept = (
+        {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan=name)} for name in ("budgeted", "same")
+    )
+    n, hits, same = len(confirmed), len(found & confirmed.keys()), len(kept & confirmed.keys())
+    again = sum(
+        a for trace in traces for c, a in zip(trace["faithful"], trace["again"], strict=True) if c["status"] == "confirmed"
+    )
     spent = {name: {key: sum(cell["spent"][name][key] for cell in scans) for key in ("scan", "confirm", "forward_tokens")}
              for name in ("faithful", "budgeted")}  # fmt: skip
     whole, part = spent["faithful"], spent["budgeted"]
@@ -451,40 +583,42 @@ def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]], repeats: Sequence[M
     ]  # fmt: skip
 
 
-def _training(plan: _Size, cells: Cells, base: Mapping[int, Mapping[str, float]], scans: Mapping[str, Any]) -> list[Check]:
+def _training(plan: _Size, cells: Cells) -> list[Check]:
+    """What the same scans give to training: pairs at cliffs and at random positions, dense advantages, and plain policy gradient."""
+    recipe = plan.recipe | plan.train_recipe
+    common = {seed: {"recipe": recipe, "seed": seed, "problems": plan.answers} for seed in plan.train_seeds}
+    base = {seed: cells.get(f"model for training, seed {seed}", model_cell, **arguments) for seed, arguments in common.items()}
     keys = {
         f"pairs, seed {seed}, from {start}": {
-            "recipe": plan.recipe, "seed": seed, "problems": plan.train_problems, "start": start, "stop": start + plan.train_block,
+            "recipe": recipe, "seed": seed, "problems": plan.train_problems, "start": start, "stop": start + plan.train_block,
         }
         for start in range(0, plan.train_problems, plan.train_block)
         for seed in plan.train_seeds
     }  # fmt: skip
     blocks = cells.map(pairs_cell, keys)
     jobs: dict[str, dict[str, Any]] = {}
-    policy: dict[str, dict[str, Any]] = {}
-    sets: dict[str, list[int]] = {"cliffs": [], "random": [], "deterministic": []}
+    dense, policy = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    sets: dict[str, list[int]] = {"cliffs": [], "random": []}
     for seed in plan.train_seeds:
         own = [block for key, block in blocks.items() if f"seed {seed}," in key]
-        rows = {name: [row for block in own for row in block[name]] for name in ("cliffs", "random")}
-        rows["deterministic"] = [row for key, cell in scans.items() if f"seed {seed}," in key for row in cell["deterministic"]]
-        common = {"recipe": plan.recipe, "seed": seed, "problems": plan.answers}
-        for arm, pairs_of in rows.items():
-            sets[arm].append(len(pairs_of))
-            if pairs_of:
+        rows = {name: [row for block in own for row in block[name]] for name in ("cliffs", "random", "dense")}
+        for arm in sets:
+            sets[arm].append(len(rows[arm]))
+            if rows[arm]:
                 shown = EPOCHS * len(rows["cliffs"])
-                jobs[f"train {arm}, seed {seed}"] = {**common, "rows": pairs_of, "shown": shown, "lr": RATE}
+                jobs[f"{arm}, seed {seed}"] = {**common[seed], "rows": rows[arm], "shown": shown, "lr": RATE}
+        dense[f"dense advantages, seed {seed}"] = {**common[seed], "rows": rows["dense"], "passes": EPOCHS, "lr": POLICY_RATE}
         tokens = sum(block["tokens"] for block in own) / 10
-        policy[f"policy gradient, seed {seed}"] = {**common, "tokens": tokens, "lr": POLICY_RATE, "known": 800}
-    done = cells.map(training_cell, jobs)
-    rival = cells.map(policy_cell, policy)
+        policy[f"policy gradient, seed {seed}"] = {**common[seed], "tokens": tokens, "lr": POLICY_RATE, "known": 800}
+    done = cells.map(training_cell, jobs) | cells.map(dense_cell, dense) | cells.map(policy_cell, policy)
+    greedy = max(cell["greedy"] for cell in base.values())
     checks = [Check(f"training: pairs, {arm}", sum(n), None, len(n), plan.train_seeds, "report") for arm, n in sets.items()]
-    for arm in ("cliffs", "random", "deterministic", "policy gradient at a tenth of the tokens"):
+    checks.append(Check("training: greedy accuracy before, the highest", greedy, None, len(base), plan.train_seeds, "<=", 0.8))
+    judged = {("cliffs", "greedy"): (">=", 0.02, GREEDY), ("dense advantages", "sampled"): (">=", 0.02, DENSE)}
+    for arm in ("cliffs", "random", "dense advantages", "policy gradient"):
         for how in ("greedy", "sampled"):
-            found = {seed: rival[f"policy gradient, seed {seed}"] if "policy" in arm else done.get(f"train {arm}, seed {seed}")
-                     for seed in plan.train_seeds}  # fmt: skip
-            gains = [cell[how] - base[seed][how] for seed, cell in found.items() if cell]
-            if not gains:  # no seed gave such pairs
-                continue
-            judged = (">=", 0.02, GREEDY) if (arm, how) == ("cliffs", "greedy") else ("report",)
-            checks.append(Check.mean(f"training: gain in {how} accuracy, {arm}", gains, plan.train_seeds, *judged))
+            gains = [done[key][how] - base[seed][how] for seed in plan.train_seeds if (key := f"{arm}, seed {seed}") in done]
+            name = f"training: gain in {how} accuracy, {arm}{' at a tenth of the tokens' if 'policy' in arm else ''}"
+            if gains:  # else no seed gave such pairs
+                checks.append(Check.mean(name, gains, plan.train_seeds, *judged.get((arm, how), ("report",))))
     return checks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from ramify.methods.cliffs.algorithm import (
     ZTest,
     cliff_mass,
     confirm,
+    correct,
     critical_cut,
     detect,
     screen,
@@ -33,6 +34,8 @@ from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 
 CONTROLS: tuple[Literal["random", "critical", "tangent"], ...] = ("random", "critical", "tangent")
+HOPELESS, SURE = 0.01, 0.0005
+"""Budgeted: a candidate gets no further fresh forks once the chance that they confirm it is below the one, or its p-value the other."""
 
 
 class ScanConfig(Config):
@@ -43,7 +46,9 @@ class ScanConfig(Config):
     delta0: float = Field(0.1, ge=0, lt=1)
     """smallest drop that counts"""
     alpha: float = Field(0.05, gt=0, lt=1)
-    """one-sided level of the test"""
+    """one-sided level of the test: of a faithful scan, of rebounds and of other tokens tried in a cliff's place"""
+    candidate: float = Field(0.2, gt=0, lt=1)
+    """budgeted: one-sided level at which a drop is checked on fresh forks; alpha where nothing is checked"""
     faithful: bool = False
     """every position with all forks, as in the paper; else the budgeted scan"""
     screen: Literal["prob", "none"] = "prob"
@@ -52,12 +57,12 @@ class ScanConfig(Config):
     """budgeted: carry an estimate over left-out tokens while their summed 1 - probability is below this"""
     first: int = Field(16, ge=1)
     """budgeted: forks before the first look; doubled until n"""
-    miss: float = Field(0.01, ge=0, lt=1)
-    """budgeted: stop at a pair of positions once the chance that all n forks would make it a cliff is below this"""
+    miss: float = Field(0.1, ge=0, lt=1)
+    """budgeted: stop at a pair of positions once the chance that all its forks would make it a cliff is below this"""
     confirm: int | None = Field(None, ge=0)
-    """fresh forks before and after each candidate; 0 is no confirmation; none is 128, and 0 with faithful"""
+    """fresh forks before and after each candidate, at most where budgeted; 0 is no confirmation; none is 256, and 0 with faithful"""
     fdr: float = Field(0.05, gt=0, lt=1)
-    """budgeted: bound on the share of false cliffs among the confirmed ones of a trace"""
+    """bound on the expected share of false cliffs among the confirmed ones of the whole scan"""
     early_stop: int = Field(0, ge=0)
     """faithful: stop after so many positions in a row without a right fork (the reference: 20); 0 never does"""
     budget_rollouts: int | None = Field(None, ge=1)
@@ -65,13 +70,18 @@ class ScanConfig(Config):
 
     @property
     def test(self) -> ZTest:
-        """The test."""
+        """The test at its own level."""
         return ZTest(self.delta0, self.alpha)
 
     @property
+    def finding(self) -> ZTest:
+        """The test that finds cliffs: looser where fresh forks check them afterwards."""
+        return ZTest(self.delta0, self.alpha if self.faithful or not self.fresh else self.candidate)
+
+    @property
     def fresh(self) -> int:
-        """Forks of the confirmation, before and after each candidate."""
-        return (0 if self.faithful else 128) if self.confirm is None else self.confirm
+        """Forks of the confirmation, before and after each candidate, at most."""
+        return (0 if self.faithful else 256) if self.confirm is None else self.confirm
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,8 @@ async def scan(
 ) -> ScanResult:
     """Scan every trace, one after the other, all positions of one together; ``on_trace`` is told of each when it is done.
 
+    Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those that ``on_trace`` is told of are undecided.
+
     Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
     what the budget loses, and not what other draws would have changed.
 
@@ -141,13 +153,20 @@ async def scan(
         result.scanned.append(one)
         if on_trace is not None:
             on_trace(one)
+    result.scanned = corrected(result.scanned, config)
     result.spent = forks.spent()
     return result
 
 
+def corrected(scanned: Sequence[Scanned], config: ScanConfig) -> list[Scanned]:
+    """The traces of one whole scan with their checked cliffs confirmed or refuted, false discoveries bounded over all of them."""
+    decided = iter(correct([cliff for one in scanned for cliff in one.cliffs], config.fdr))
+    return [replace(one, cliffs=tuple(itertools.islice(decided, len(one.cliffs)))) for one in scanned]
+
+
 async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | None = None) -> Scanned | None:
     """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
-    test, chances = config.test, await forks.chances(trace)
+    test, chances = config.finding, await forks.chances(trace)
     facts = _facts(chances, trace.length)
     early, counts = None, dict[int, Counts]()
     positions, pairs = _plan(trace, chances, config)
@@ -158,23 +177,59 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     elif pairs is None:
         counts = await count_at(forks, trace, dict.fromkeys(positions, config.n), "scan")
     else:
-        counts, pairs = await count_staged(forks, trace, positions, pairs, test, config.n, config.first, config.miss)
+        counts, pairs = await count_staged(
+            forks,
+            trace,
+            positions,
+            pairs,
+            test,
+            config.n,
+            config.first,
+            config.miss,
+            pi=_bound(chances, config),
+            slack=config.carry,
+        )
     _complete(forks, trace, counts)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
     cliffs = detect(trace.id, found.potentials, test, **known)
-    rebounds = detect(trace.id, found.potentials, test, **known, rises=True)
+    rebounds = detect(trace.id, found.potentials, config.test, **known, rises=True)
     total = sum(c.forks for c in counts.values())
     if config.fresh and cliffs:
-        before = [cliff.start if cliff.interval else cliff.t - 1 for cliff in cliffs]
-        places = {*before, *(cliff.t for cliff in cliffs)}
-        fresh = await count_at(forks, trace, dict.fromkeys(sorted(places), config.fresh), "confirm")
-        _complete(forks, trace, fresh)
-        total += sum(c.forks for c in fresh.values())
-        drawn = [(fresh[start], fresh[cliff.t]) for start, cliff in zip(before, cliffs, strict=True)]
-        cliffs = confirm(cliffs, drawn, test, None if config.faithful else config.fdr)
+        cliffs = await _checked(trace, forks, cliffs, chances, config)
+        total += sum({t: c.forks for cliff in cliffs for t, c in _fresh(cliff)}.values())
     tested = len(counts) - 1 if pairs is None else len(pairs)
     return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
+
+
+async def _checked(trace: Any, forks: Forks, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig) -> list[Cliff]:
+    """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they confirm it
+    beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
+    pairs = [(_before(cliff), cliff.t) for cliff in cliffs]
+    places = sorted({t for pair in pairs for t in pair})
+    if config.faithful:
+        sure, fresh = 0.0, await count_at(forks, trace, dict.fromkeys(places, config.fresh), "confirm")
+    else:
+        test, first, sure = ZTest(config.delta0, config.fdr), -(-config.fresh // 4), SURE
+        bound = _bound(chances, config)
+        fresh, _ = await count_staged(
+            forks, trace, places, pairs, test, config.fresh, first, HOPELESS, "confirm", bound, sure=sure
+        )
+    _complete(forks, trace, fresh)
+    return confirm(cliffs, [(fresh[start], fresh[t]) for start, t in pairs], config.test, sure)
+
+
+def _before(cliff: Cliff) -> int:
+    return cliff.start if cliff.interval else cliff.t - 1
+
+
+def _fresh(cliff: Cliff) -> list[tuple[int, Counts]]:
+    return list(zip((_before(cliff), cliff.t), cliff.fresh or (), strict=False))
+
+
+def _bound(chances: Chances, config: ScanConfig) -> list[float] | None:
+    """Probabilities of the tokens where they bound what a token can lose."""
+    return None if config.screen == "none" or chances.pi is None else chances.pi.tolist()
 
 
 def _complete(forks: Forks, trace: Any, counts: Mapping[int, Counts]) -> None:
@@ -269,7 +324,7 @@ async def ablate(
 
 
 def _cuts(trace: Any, cliff: Cliff, controls: Sequence[str], seed: int) -> dict[str, int | None]:
-    cuts: dict[str, int | None] = {"del": cliff.start if cliff.interval else cliff.t - 1, "keep": cliff.t}
+    cuts: dict[str, int | None] = {"del": _before(cliff), "keep": cliff.t}
     if "random" in controls:
         high = max(2, trace.length)
         cuts["random"] = int(generator(seed, "random-del", trace.id).integers(1, high))

@@ -20,8 +20,8 @@ from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
-from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, summary, to_run
-from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, examine, mass_under, pairs, scan
+from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, said, summary, to_run
+from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
 from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling
 from ramify.render.potential import potential_svg, potential_text
@@ -173,14 +173,17 @@ def scan_(
     def keep(one: Scanned) -> None:
         file.add(one)
         done[one.trace.id] = one
-        bar.at(len(done), f"{sum(len(s.kept) for s in done.values())} cliffs")
+        bar.at(len(done), f"{sum(len(s.kept) for s in corrected(list(done.values()), config))} cliffs")
 
     kept, total = lambda: f"{len(done)} traces are in {out}: the same command goes on", len(done) + len(stems)
     with progress("scan", total, "traces", as_json, len(done), kept) as bar:
         stems = complete(forks.judged(stems))
         result = complete(scan(stems, forks, config, keep))
+        scanned = corrected(list(done.values()), config)
+        if scanned:
+            file.end(scanned)
     outcome = {"left": len(result.left), "failed": result.failed, "spent": result.spent, "out": str(out)}
-    report = summary(list(done.values()), config) | outcome
+    report = summary(scanned, config) | outcome
     emit(report, as_json, _report(report))
     for name, why in result.failed.items():
         say(f"warning: trace '{name}' was not scanned: {why}")
@@ -196,6 +199,14 @@ def scan_(
         say(
             f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings drew them"
         )
+    for name, what, check in (
+        ("none", "no fork of the bare prompt ends right", "the prompt is laid out as the model knows it, and that the verifier accepts a right reply"),
+        ("all", "every fork of the bare prompt ends right", "the verifier refuses a wrong reply"),
+    ):  # fmt: skip
+        if report["solved"][name]:
+            say(
+                f"warning: V_0 is {'01'[name == 'all']} for {report['solved'][name]} of {report['traces']} traces, {what}: check that {check}"
+            )
     if result.left:
         raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
 
@@ -206,7 +217,7 @@ def _retold(
     """Stems of a run or log, or of texts; says what was left out of it, and where texts were encoded."""
     assert forks.tokenizer is not None
     if own:
-        stems = read_traces(traces, forks.tokenizer)
+        stems = read_traces(traces, forks.tokenizer, template)
     else:
         sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens)
         stems, left_out = read_stems(traces, form, forks.tokenizer, template, sampling, retokenise)
@@ -233,7 +244,7 @@ def _report(report: dict[str, Any]) -> str:
     for name in ("wrong", "right"):
         side, (low, high) = report[name], report[name]["interval"]
         sides.append([name, side["traces"], side["with_cliff"], f"[{low:.0%}, {high:.0%}]", side["cliffs_per_trace"]])
-    text = table(["ended", "traces", "with a cliff", "95 % interval", "cliffs a trace"], sides)
+    text = f"{report['verdict']}\n\n" + table(["ended", "traces", "with a cliff", "95 % interval", "cliffs a trace"], sides)
     classes = [list(row.values()) for row in report["classes"] if row["found"]]
     if classes:
         text += "\n\n" + table(["class", "found", "confirmed", "refuted", "suspect", "drop found", "fresh drop"], classes)
@@ -319,14 +330,15 @@ def show(
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
-    _, _, scanned = read_scan(path)
+    config, _, scanned = read_scan(path)
     if run is not None:
         to_run(run, scanned, _tokenizer([one.trace for one in scanned], tokenizer))
     if not trace:
         columns = ["trace", "right", "tokens", "cliffs", "found", "forks"]
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
         listed = [dict(zip(columns, row, strict=True)) for row in rows]
-        emit({"traces": listed}, as_json, table(columns, rows))
+        verdict = said(scanned, config)
+        emit({"verdict": verdict, "traces": listed}, as_json, f"{table(columns, rows)}\n\n{verdict}")
         return
     known = {one.trace.id: one for one in scanned}
     if trace not in known:
@@ -340,10 +352,10 @@ def show(
         for c in one.cliffs
     ]  # fmt: skip
     columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
-    text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No cliff was found.")
+    text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No token is a candidate.")
     written = {"svg": None if svg is None else str(svg), "run": None if run is None else str(run)}
     listed = [dict(zip(columns, row, strict=True)) for row in rows]
-    record = {"trace": trace, "right": one.trace.correct, **written, "cliffs": listed}
+    record = {"trace": trace, "verdict": said([one], config), "right": one.trace.correct, **written, "cliffs": listed}
     emit(record, as_json, text)
 
 
