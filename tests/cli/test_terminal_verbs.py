@@ -87,7 +87,7 @@ VERBS = {
     "early-decision probe": Verb("early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision valley": Verb("early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "early-decision continue": Verb("early-decision continue study --m 1 --n 2 --shares 0,0.5", "prefixes", "early-decision continue study --m 2 --n 900", AGAIN, (STUDY.replace("{}", "12"),)),
-    "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),)),
+    "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
     "forensics run": Verb("forensics run case", "baseline .* runs.* did it", "forensics run case --n 90000", AGAIN),
     "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", CELL),
     "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), CELL),

@@ -374,8 +374,8 @@ async def oscillations(
     pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
     if chosen and max(map(len, pieces.values())) < 2 and study.load("oscillate.json") is None:
         raise UserError(
-            f"no stance can turn: each of {len(chosen)} traces is one chunk or none (sentences and lines packed up to --limit "
-            f"{config.limit} characters, those of at most --least {config.least} dropped); lower --limit or --least"
+            f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up to "
+            f"--limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower these"
         )
     study.keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}}, "other settings")
     rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
