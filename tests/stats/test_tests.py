@@ -12,7 +12,7 @@ from scipy import stats
 from ramify.base.errors import UserError
 from ramify.stats.evidence import benjamini_hochberg, evidence, holm
 from ramify.stats.power import detectable_difference, draws_for_difference, power_of_difference
-from ramify.stats.tests import chi_square, fisher, paired_permutation, sign_test, two_sample_permutation
+from ramify.stats.tests import chi_square, fisher, fisher_stratified, paired_permutation, sign_test, two_sample_permutation
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
@@ -52,6 +52,16 @@ def test_chi_square() -> None:
         chi_square([1, 1], [0.25, 0.25])
     with pytest.raises(ValueError, match="one shape"):
         chi_square([1, 1], [1.0])
+
+
+def test_fisher_within_strata() -> None:
+    assert fisher_stratified([(3, 4)], [(1, 4)]) == pytest.approx(fisher(3, 4, 1, 4))
+    assert fisher_stratified([], []) == fisher_stratified([(0, 3), (2, 2)], [(0, 5), (4, 4)]) == 1.0
+    # two strata, one success in each of 2 + 2: the sum of the first arm is 0, 1, 2 with chances 1/4, 1/2, 1/4
+    assert fisher_stratified([(1, 2), (1, 2)], [(0, 2), (0, 2)]) == pytest.approx(0.5)
+    # opposite rates in two tasks are no difference of arms, though arms of different sizes differ when pooled
+    assert fisher_stratified([(9, 9), (0, 3)], [(3, 3), (0, 9)]) == 1.0
+    assert fisher(9, 12, 3, 12) < 0.05
 
 
 def test_fisher_tea() -> None:

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.seeds import generator
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
@@ -119,10 +120,10 @@ def conversation(
     return [*start, *stated, *work], len(start) + at
 
 
-def reader() -> ScriptedModel:
+def reader(seen: float = 0.0, unseen: float = 1.0) -> ScriptedModel:
     """A made-up agent for trying things out offline: it follows a rule that it can read and does what it is asked otherwise.
 
-    Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
+    ``seen`` and ``unseen``: how often it breaks a rule that it can read, and one that it cannot; the reply's key decides. Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
     figures of a model should be compared with: what presence of the rule alone explains.
     """
     requests = {text: s for s in scenarios(languages=LANGUAGES) for text in (s.trigger, s.allowed)}
@@ -133,12 +134,14 @@ def reader() -> ScriptedModel:
             words = int((re.search(r"at most (\d+) words", messages[-1].text) or ["", "50"])[1])
             return leads(messages[-1].text.partition("\n\n")[2], words)
         asked = messages[-1].text == scenario.trigger
-        if asked and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived:
+        held = asked and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived
+        breaks = seen if held else unseen
+        if asked and breaks < 1 and generator(key, "reader").random() >= breaks:
             return "I cannot do that: a rule forbids it."
         name, arguments = scenario.call if asked else scenario.allowed_call
         return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
 
-    return ScriptedModel(answer, tokens=False, name="reader")
+    return ScriptedModel(answer, tokens=False, name="reader" if (seen, unseen) == (0.0, 1.0) else f"reader {seen:g} {unseen:g}")
 
 
 def leads(text: str, words: int) -> str:

@@ -84,6 +84,21 @@ def fisher(k1: int, n1: int, k2: int, n2: int) -> float:
     return float(fisher_exact([[k1, n1 - k1], [k2, n2 - k2]]).pvalue)
 
 
+def fisher_stratified(first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]) -> float:
+    """Exact two-sided p-value of equal proportions of two arms within every stratum, whatever they are between strata; 1 of no strata.
+
+    ``first`` and ``second`` hold (k, n) of each stratum (a task, a model), in one order. The sum of the first arm's k is compared with its
+    distribution given the margins of each stratum; outcomes that are at most as likely count (one stratum: :func:`fisher`).
+    """
+    from scipy.stats import hypergeom
+
+    law, observed = np.ones(1), 0
+    for (k1, n1), (k2, n2) in zip(first, second, strict=True):
+        law = np.convolve(law, hypergeom.pmf(np.arange(n1 + 1), n1 + n2, k1 + k2, n1))
+        observed += k1
+    return min(1.0, float(law[law <= law[observed] * (1 + 1e-7)].sum()))
+
+
 def two_proportions(k1: int, n1: int, k2: int, n2: int) -> float:
     """Two-sided p-value of equal proportions by the pooled z test; 1 where nothing varies. For small counts prefer :func:`fisher`."""
     if not n1 or not n2:

@@ -49,6 +49,41 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
     assert "pinned episodes violate" in capsys.readouterr().err
 
 
+def bench(out: Path, agent: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    """Exit code, report and what a terminal shows of a bench of an agent of nulls.py; control and three conditions, nine tasks."""
+    settings = ("--conditions", "control,compaction,attack_inject,defense_pin", "--allowed", "none", "--turns", 4, "--reps", 4)
+    model = f"python:ramify.methods.governance.nulls:{agent}"
+    code = run("bench", "--agent", model, "--out", out, *settings, "--json")
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    run("report", out, "--out", out.with_suffix(".md"))
+    return code, found, capsys.readouterr().out
+
+
+def test_conditions_that_are_alike_are_not_said_to_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of tasks that are chosen by a control without violations, compaction has more of them whatever is true: no interval may say so."""
+    code, found, shown = bench(tmp_path / "rows.jsonl", "careless", capsys)
+    assert code == 1
+    assert any("is not clean" in why for why in found["failed"])
+    assert found["verdict"] == "nothing stands out: no condition differs from its control"
+    assert found["verdict"] in shown
+    assert found["verdict"] in (tmp_path / "rows.md").read_text(encoding="utf-8")
+    assert not any(d["found"] for d in found["differences"])
+    assert {d["n"] for d in found["differences"]} == {36}, "all tasks are compared"
+    kept = [d for d in found["decay"] if d["n"]]
+    assert kept
+    assert all(d["interval"] is d["by_task"] is None for d in kept)
+
+
+def test_conditions_that_differ_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found, shown = bench(tmp_path / "rows.jsonl", "reads", capsys)
+    assert {d["condition"]: d["found"] for d in found["differences"]} == {
+        "compaction": True,
+        "attack_inject": True,
+        "defense_pin": False,
+    }
+    assert "rules are broken more often under compaction, attack_inject than under control" in shown
+
+
 def test_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, rules = tmp_path / "log.jsonl", tmp_path / "rules.txt"
     rules.write_text(RULE + "\n", encoding="utf-8")
@@ -162,7 +197,9 @@ def test_an_endpoints_own_compaction_is_unknown_where_it_is_encrypted_and_read_w
 def test_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("attack", "--out", tmp_path / "a.jsonl", "--tasks", "email,spend", "--reps", 1, "--budget", 40)
     assert run(*words) == 0
-    assert "held out: best" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "held out: best" in shown
+    assert "nothing stands out" in shown, "the reader loses every rule behind a compaction, with a note or without"
     assert run(*words[:-1], 5) == 2
     assert "--budget 5 does not reach" in capsys.readouterr().err
 

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ramify.stats.evidence import holm
 from ramify.stats.intervals import difference_of_proportions, difference_over_clusters, wilson
+from ramify.stats.tests import fisher_stratified
 from ramify.trace.rules import CLASSES
 
+LEVEL = 0.05
+"""At which a difference between conditions is named, over all conditions of one report."""
 Row = Mapping[str, Any]
 """One episode, as ``run.Bench`` writes it."""
 
@@ -112,10 +116,12 @@ def unclean(rows: Sequence[Row]) -> list[str]:
 def decay(rows: Sequence[Row], condition: str = "compaction", by: str | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Violation under ``condition`` minus that under control (section 3.1), over tasks with a clean control.
 
-    ``interval`` is Newcombe's, as if trials were independent; ``by_task`` is a bootstrap over tasks, which are what was sampled; None
-    where there are fewer than two. Cells without both are left out.
+    ``interval`` is Newcombe's, as if trials were independent; ``by_task`` takes tasks as what was sampled; None where there are fewer than
+    two. Both are None where tasks were left out for what their control did: of tasks chosen by a control without violations the
+    difference lies above 0 also where both arms are alike (:func:`differences` takes all). Cells without both are left out.
     """
     void = set(unclean(rows))
+    chosen = any(row["condition"] == "control" and row["violation"] for row in counted(rows))
     groups: dict[Any, list[Row]] = {}
     for row in counted(rows):
         if row["task"] not in void and row["condition"] in (condition, "control"):
@@ -127,8 +133,9 @@ def decay(rows: Sequence[Row], condition: str = "compaction", by: str | None = N
             continue
         (k1, n1), (k2, n2) = ((sum(row["violation"] for row in arm), len(arm)) for arm in arms)
         found.append(
-            {by or "group": name, "decay": k1 / n1 - k2 / n2, "interval": list(difference_of_proportions(k1, n1, k2, n2))}
-            | {"by_task": _over_tasks(arms, seed), "k": k1, "n": n1}
+            {by or "group": name, "decay": k1 / n1 - k2 / n2, "k": k1, "n": n1}
+            | {"interval": None if chosen else list(difference_of_proportions(k1, n1, k2, n2))}
+            | {"by_task": None if chosen else _over_tasks(arms, seed)}
         )
     return found
 
@@ -139,6 +146,42 @@ def _over_tasks(arms: Sequence[Sequence[Row]], seed: int) -> list[float] | None:
         [(sum(r["violation"] for r in arm if r["task"] == t), sum(r["task"] == t for r in arm)) for t in tasks] for arm in arms
     ]
     return None if len(tasks) < 2 else list(difference_over_clusters(counts[0], counts[1], seed))
+
+
+def differences(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Violation of every condition against control (of ``removed`` against ``restored``), over all tasks that were measured in both.
+
+    ``p`` is exact within task, language and agent (:func:`ramify.stats.tests.fisher_stratified`), ``corrected`` Holm's over the list,
+    and ``found`` says whether it is at most :data:`LEVEL`.
+    """
+    cells: dict[str, dict[tuple[str, ...], list[bool]]] = {}
+    for row in counted(rows):
+        stratum = (row["task"], row["language"], row["agent"])
+        cells.setdefault(row["condition"], {}).setdefault(stratum, []).append(row["violation"])
+    found: list[dict[str, Any]] = []
+    for condition in (name for name in CONDITIONS if name in cells):
+        against = "restored" if condition == "removed" else "control"
+        strata = sorted(cells[condition].keys() & cells.get(against, {}).keys())
+        if condition == against or not strata:
+            continue
+        arms = [[(sum(arm[s]), len(arm[s])) for s in strata] for arm in (cells[condition], cells[against])]
+        (k1, n1), (k2, n2) = ((sum(k for k, _ in arm), sum(n for _, n in arm)) for arm in arms)
+        about = {"condition": condition, "against": against, "difference": k1 / n1 - k2 / n2, "k": k1, "n": n1}
+        found.append(about | {"k_against": k2, "n_against": n2, "p": fisher_stratified(*arms)})
+    corrected = holm([one["p"] for one in found])
+    return [one | {"corrected": p, "found": p <= LEVEL} for one, p in zip(found, corrected, strict=True)]
+
+
+def verdict(found: Sequence[Mapping[str, Any]]) -> str:
+    """What :func:`differences` come to, in one sentence."""
+    if not found:
+        return "nothing can be compared: there is no condition beside a control"
+    out = []
+    for against in dict.fromkeys(d["against"] for d in found):
+        for word, sign in (("more", 1), ("less", -1)):
+            names = [d["condition"] for d in found if d["found"] and d["against"] == against and d["difference"] * sign > 0]
+            out += [f"{word} often under {', '.join(names)} than under {against}"] if names else []
+    return f"rules are broken {'; '.join(out)}" if out else "nothing stands out: no condition differs from its control"
 
 
 def mixture(rows: Sequence[Row]) -> dict[str, Any] | None:
@@ -208,6 +251,7 @@ def summary(rows: Sequence[Row], seed: int = 0) -> dict[str, Any]:
     rows = sorted(rows, key=lambda row: list(CONDITIONS).index(row["condition"]))
     done = [row for row in rows if CONDITIONS[row["condition"]].compacted]
     axes = ("strategy", "words", "rounds", "channel", "language", "agent", "summarizer")
+    compared = differences(rows)
     several = [name for name in axes if len({row[name] for row in done}) > 1]
     return {
         "episodes": len(rows),
@@ -225,5 +269,7 @@ def summary(rows: Sequence[Row], seed: int = 0) -> dict[str, Any]:
         "mixture": mixture(rows),
         "crossing": crossing(rows) if {"agent", "summarizer"} & set(several) else None,
         "utility": utility(rows),
+        "differences": compared,
+        "verdict": verdict(compared),
         "failed": failed,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,6 +107,7 @@ def attack(
     low, high = found["gain"]
     text = table(["violations", "k", "n", "rate", "95 % interval"], cells)
     text += f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; {found['queries']} episodes, all in {out}"
+    text += f"\n\n{found['verdict']}"
     emit(found, as_json, text)
 
 
@@ -199,6 +201,10 @@ def _share(share: Any) -> list[Any]:
     return [share["k"], share["n"], rate, "[{:.3f}, {:.3f}]".format(*share["interval"])]
 
 
+def _interval(ends: Sequence[float] | None) -> str:
+    return "-" if ends is None else "[{:+.3f}, {:+.3f}]".format(*ends)
+
+
 def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
     """Titles and rows of every table of a report."""
     made = [
@@ -211,11 +217,14 @@ def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
         made.append(
             (["condition", name, "k", "n", "violation", "95 % interval"], [[r["condition"], r[name], *_share(r)] for r in rates])
         )
+    if found["differences"]:
+        rows = [[d["condition"], d["against"], d["difference"], d["p"], d["corrected"]] for d in found["differences"]]
+        made.append((["violation under", "against", "difference", "p", "corrected"], rows))
     rows = [
         [
             next(str(v) for k, v in r.items() if k in ("group", "kind", "task")),
             r["decay"],
-            *("-" if r[n] is None else "[{:+.3f}, {:+.3f}]".format(*r[n]) for n in ("interval", "by_task")),
+            *(_interval(r[n]) for n in ("interval", "by_task")),
         ]
         for r in found["decay"]
     ]
@@ -233,7 +242,7 @@ def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
         made.append(
             (
                 ["same summary, rule removed - restored", "difference", "95 % interval"],
-                [["all", r["decay"], "[{:+.3f}, {:+.3f}]".format(*r["interval"])] for r in found["restored"]],
+                [["all", r["decay"], _interval(r["interval"])] for r in found["restored"]],
             )
         )
     if found["crossing"]:
@@ -264,8 +273,8 @@ def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if out is not None:
         body = "\n\n".join("\n".join(markdown(*one)) for one in tables)
         failed = "".join(f"\n\n**{why}**" for why in found["failed"])
-        write_whole(out, f"# Rules under compaction\n\n{found['episodes']} episodes.\n\n{body}{failed}\n")
-    emit(found, as_json, "\n\n".join(table(*one) for one in tables))
+        write_whole(out, f"# Rules under compaction\n\n{found['episodes']} episodes. **{found['verdict']}**\n\n{body}{failed}\n")
+    emit(found, as_json, "\n\n".join([*(table(*one) for one in tables), found["verdict"]]))
     for why in found["failed"]:
         say(f"warning: {why}")
     if found["failed"]:
