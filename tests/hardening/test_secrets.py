@@ -19,6 +19,7 @@ from ramify.env.protocol import Observation
 from ramify.env.worlds.household import HouseholdWorld
 
 KEY = "sk-canary-51f2c7d09ab34e68"
+ESCAPED = "".join(f"\\u{ord(c):04x}" for c in KEY)
 PASSWORD = "canary-hunter2-51f2c7d0"
 TINY = ["--panel", "1", "--attempts", "2", "--max-reply", "8"]
 
@@ -27,7 +28,7 @@ class Echo(BaseHTTPRequestHandler):
     """Answers with everything that was sent: after a few good answers, as the refusals that real servers and proxies make of it."""
 
     protocol_version = "HTTP/1.1"
-    good, seen = 3, list[str]()
+    good, seen, escapes = 3, list[str](), False
 
     def do_GET(self) -> None:
         self._answer(200, {"object": "list", "data": [{"id": "tiny"}]})
@@ -49,7 +50,7 @@ class Echo(BaseHTTPRequestHandler):
             self._answer(307, {"detail": sent}, sent)
 
     def _answer(self, status: int, body: dict[str, Any], echo: str = "") -> None:
-        data = json.dumps(body).encode()
+        data = json.dumps(body).replace(KEY, ESCAPED if self.escapes else KEY).encode()
         self.send_response(status)
         for name, value in (("www-authenticate", echo), ("location", f"http://me:{echo[7:]}@elsewhere.example/?key={echo[7:]}")):
             if echo:
@@ -97,7 +98,7 @@ def leaks(folder: Path, *texts: str) -> list[str]:
     """Where a canary is: files under ``folder``, texts."""
     files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     found = files | {f"text {i}": text.encode() for i, text in enumerate(texts)}
-    canaries = [word.encode() for word in (KEY, PASSWORD)]
+    canaries = [word.encode() for word in (KEY, PASSWORD, ESCAPED)]
     return [name for name, data in found.items() if any(word in data for word in canaries)]
 
 
@@ -110,7 +111,11 @@ def looked_at(run: str) -> None:
         assert main(words) == 0, words
 
 
-def test_a_server_that_says_the_key_back(here: Path, echo: str, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("escapes", [False, True])
+def test_a_server_that_says_the_key_back(
+    here: Path, echo: str, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, escapes: bool
+) -> None:
+    monkeypatch.setattr(Echo, "escapes", escapes)
     model = f"chat:tiny@{echo}?retries=0"
     assert main(["rollout", *TINY, "--model", model, "--out", "run", "--json"]) in (0, 1)
     assert main(["resume", "run"]) in (0, 1)

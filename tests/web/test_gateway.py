@@ -423,3 +423,35 @@ def test_what_cannot_be_recorded_is_not_answered(streams: bool) -> None:
             assert "the disk is full" in events(answer.text)[-1]["error"]["message"]
         else:
             assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the disk is full.")
+
+
+def escaped(text: str) -> str:
+    """``text`` as JSON may spell it, too."""
+    return "".join(f"\\u{ord(c):04x}" for c in text)
+
+
+@pytest.mark.parametrize("public", [MODEL, "another-name"])
+def test_an_upstream_that_says_the_key_in_pieces_or_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str) -> None:
+    monkeypatch.setenv("RAMIFY_API_KEY", KEY)
+    halves = [chunk({"role": "assistant", "content": f"it is {KEY[:5]}"}), *(chunk({"content": c}) for c in KEY[5:])]
+    call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": '{"at": "' + escaped(KEY)[:50]}}
+    rest = {"index": 0, "function": {"arguments": escaped(KEY)[50:] + '"}'}}
+    streamed = stream(*halves, chunk({"tool_calls": [call]}), chunk({"tool_calls": [rest]}), chunk({}, "stop"))
+    # in JSON a string may escape any character, so the key is in none of these bytes
+    whole = json.dumps(chat(id="x-1")).replace('"fine"', f'"{escaped(KEY)}"').replace('"x-1"', f'"{escaped(KEY)}"').encode()
+    assert KEY.encode() not in whole
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run", name=public) as url:
+        upstream.plan = lambda body: streamed if body.get("stream") else http(whole)
+        ask = ASK | {"model": public}
+        told = events(post(url, ask | {"stream": True}).text)
+        answer = post(url, ask)
+    deltas = [choice["delta"] for event in told for choice in event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "it is ***"
+    said = "".join(c["function"].get("arguments", "") for delta in deltas for c in delta.get("tool_calls", ()))
+    assert json.loads(said) == {"at": "***"}
+    assert answer.json()["choices"][0]["message"]["content"] == "***"
+    assert KEY not in json.dumps(answer.json())
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert KEY.encode() not in stored
+    assert KEY[5:].encode() not in stored
+    assert escaped(KEY).encode() not in stored

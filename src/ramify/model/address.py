@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ramify.base.errors import UserError
@@ -19,6 +21,9 @@ from ramify.base.errors import UserError
 _OPTIONS = ("tokenizer", "rate", "concurrent", "timeout", "retries")
 _PASSED_ON = ("api-version",)
 PLAIN_HTTP = "RAMIFY_ALLOW_PLAIN_HTTP"
+HIDDEN = "***"
+_SHORT, _ESCAPE = 8, 6
+_ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,48 @@ class Secret:
         """The text."""
         return self._text
 
+    @property
+    def hidden(self) -> bool:
+        """Whether it must not be seen: one of fewer than eight characters is a placeholder, not a secret."""
+        return len(self._text) >= _SHORT
+
     def scrub(self, text: str) -> str:
-        """``text`` without the secret. One of fewer than eight characters is a placeholder, not a secret, and stays."""
-        return text.replace(self._text, "***") if len(self._text) >= 8 else text
+        """``text`` without the secret, as it is or with characters escaped as JSON escapes them."""
+        if not self.hidden:
+            return text
+        text = text.replace(self._text, HIDDEN)
+        return text if "\\" not in text else self._escaped.sub(HIDDEN, text)
+
+    def scrubbed(self, value: Any) -> Any:
+        """A JSON value without the secret in any of its texts and names: ``value`` itself where there is none."""
+        if not self.hidden:
+            return value
+        if isinstance(value, str):
+            return self.scrub(value)
+        if isinstance(value, dict):
+            pairs = [(self.scrub(name), self.scrubbed(inner)) for name, inner in value.items()]
+            same = all(name is was and inner is value[was] for was, (name, inner) in zip(value, pairs, strict=True))
+            return value if same else dict(pairs)
+        if isinstance(value, list):
+            found = [self.scrubbed(inner) for inner in value]
+            return value if all(inner is was for inner, was in zip(found, value, strict=True)) else found
+        return value
+
+    def begun(self, text: str) -> int:
+        """How many characters at the end of ``text`` may be the beginning of the secret."""
+        if not self.hidden:
+            return 0
+        plain, raw = re.sub(r"\\(?:u[0-9a-fA-F]{0,3})?$", "", text), text  # an escape that is cut off may be any character
+        cut = len(raw) - len(plain)
+        start = max(0, len(plain) - _ESCAPE * (len(self._text) - 1))
+        for at in range(start, len(plain)):
+            if self._text.startswith(_ESCAPED.sub(lambda found: chr(int(found[1], 16)), plain[at:])):
+                return len(raw) - at
+        return cut
+
+    @cached_property
+    def _escaped(self) -> re.Pattern[str]:
+        return re.compile("".join(f"(?:\\\\?{re.escape(c)}|\\\\u00(?i:{ord(c):02x}))" for c in self._text))
 
 
 def read_key(endpoint: Endpoint) -> Secret:

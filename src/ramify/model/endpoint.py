@@ -31,7 +31,7 @@ from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
-from ramify.model.sse import TYPE, Events, Heard
+from ramify.model.sse import TYPE, Events, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
 
@@ -245,6 +245,7 @@ class HttpModel:
         spelled, values, said, done = Detokenizer(self.tokenizer), list[float](), "", 0
         stop, usage, longest = "", None, max(map(len, settings.stop_texts), default=0)
         plain, over = _is_plain(settings, prefix.asked), False
+        told, new_text, new_ends = 0, "", list[int]()
 
         def ends(fresh: str, token: int) -> bool:
             return token in settings.stop_tokens or any(text in fresh for text in settings.stop_texts)
@@ -271,12 +272,14 @@ class HttpModel:
                             stop, over = "stop", True
                             break
                     said += text
-                    if places:
-                        end = done + len(places)
+                    self._check_secret(said)
+                    new_text, new_ends = new_text + text, new_ends + places
+                    if new_ends and not self.transport.key.begun(said):
+                        end = done + len(new_ends)
                         tokens = np.array(spelled.tokens[done:end], np.int32)
                         model = np.array(values[done:end], np.float32) if len(values) >= end else None
-                        yield Piece(text, tokens, model if plain else None, model, np.array(places, np.int32))
-                        done = end
+                        yield Piece(new_text, tokens, model if plain else None, model, np.array(new_ends, np.int32))
+                        done, told, new_text, new_ends = end, len(said), "", []
                 if over:  # the server may draw on
                     break
         if not stop:
@@ -285,7 +288,7 @@ class HttpModel:
         scores = np.array(values[: len(drawn)], np.float32) if len(values) >= len(drawn) else None
         self._check_drawn(drawn, scores, settings)
         draw = self._draw(drawn, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
-        yield rest_of(draw, done, len(said))
+        yield rest_of(draw, done, told)
 
     def _cut(self) -> ProviderError:
         return ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
@@ -296,11 +299,15 @@ class HttpModel:
         async with self.transport.opened("POST", path, content, TYPE) as response:
             if response.status_code >= 400:
                 self.transport.checked(response, await self.transport.read(response))
+            withheld = Withheld(self.transport.key)
             async for raw in response.aiter_raw():
-                for _, event in events.push(raw):
-                    yield event
+                for came in events.push(raw):
+                    for _, event in withheld.push(*came):
+                        yield event
                 if events.done:
-                    return
+                    break
+            for _, event in withheld.rest():
+                yield event
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """See :class:`ramify.model.protocol.Model`. Raises NeedsError where the server scores no given tokens, or names no ``top_k``."""
@@ -374,6 +381,11 @@ class HttpModel:
         self._check_drawn(tokens, logprobs, settings)
         return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, asked or {}))
 
+    def _check_secret(self, text: str) -> None:
+        """Raises ProviderError where drawn tokens spell the key: tokens are never edited, so the draw fails."""
+        if self.transport.key.scrub(text) != text:
+            raise ProviderError("tokens", f"{self.endpoint.host} says back the key it was sent", final=True)
+
     def _check_drawn(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
         """Raises ProviderError where a draw is not what was asked for."""
         host = self.endpoint.host
@@ -392,6 +404,7 @@ class HttpModel:
         ``plain`` says whether ``logprobs`` are those of the sampling distribution, too.
         """
         text, ends = self.tokenizer.decode(tokens), self.tokenizer.ends(tokens)
+        self._check_secret(text)
         array = np.array(tokens, np.int32)
         for count, token in enumerate(tokens, 1):
             said = text[: int(ends[count - 1])]

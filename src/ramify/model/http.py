@@ -100,7 +100,7 @@ class Transport:
         clock: Clock | None = None,
     ) -> None:
         self.endpoint, self.limits, self.clock = endpoint, limits or endpoint.limits(), clock or Clock()
-        self._key = read_key(endpoint)
+        self.key = read_key(endpoint)
         self._transport = transport
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self._next = self._held = -math.inf
@@ -209,17 +209,18 @@ class Transport:
     def checked(self, response: httpx2.Response, raw: bytes) -> dict[str, Any]:
         """The JSON object of an answer. Raises ProviderError: the error that it reports, or what is wrong with it."""
         host, status = self.endpoint.host, response.status_code
-        text = self._key.scrub(raw.decode("utf-8", "replace"))
+        text = raw.decode("utf-8", "replace")
         try:
-            value = json.loads(text)
+            value = self.key.scrubbed(json.loads(text))
         except (ValueError, RecursionError) as error:
             if status < 400:
                 why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
                 raise ProviderError("json", f"{host} answers with something that is not JSON ({self._line(why)})") from None
-            value = text
+            value = text = self.key.scrub(text)
         failed = isinstance(value, dict) and value.get("error") is not None and "choices" not in value
         if status >= 400 or failed:
-            raise self._reported(status, value, text, response)
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            raise self._reported(status, value, said, response)
         if not isinstance(value, dict):
             raise ProviderError("shape", f"{host} answers with a {type(value).__name__} in place of a JSON object")
         return value
@@ -256,13 +257,9 @@ class Transport:
             message += f" (it asks to wait {wait:.0f} s)"
         return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)
 
-    def scrub(self, text: str) -> str:
-        """``text`` without the key."""
-        return self._key.scrub(text)
-
     def _line(self, text: str) -> str:
         """One short printable line without the key, of a text from outside."""
-        text = "".join(c if c.isprintable() else " " for c in self._key.scrub(text))
+        text = "".join(c if c.isprintable() else " " for c in self.key.scrub(text))
         text = " ".join(text.split())
         return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
@@ -274,8 +271,8 @@ class Transport:
                 del self._sessions[other]
             limits = self.limits
             headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "ramify"}
-            if self._key:
-                headers["authorization"] = f"Bearer {self._key.reveal()}"
+            if self.key:
+                headers["authorization"] = f"Bearer {self.key.reveal()}"
             client = httpx2.AsyncClient(
                 headers=headers | {"content-type": "application/json"},
                 timeout=httpx2.Timeout(limits.read, connect=limits.connect, pool=None),

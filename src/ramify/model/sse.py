@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ramify.model import wire
+from ramify.model.address import HIDDEN, Secret
 from ramify.model.http import ProviderError
 from ramify.model.protocol import Draw
 
@@ -19,6 +20,8 @@ TYPE = r"text/event-stream"
 MAX_EVENT, MAX_ANSWER = 1 << 20, 16 << 20
 """Bytes of one event, and of one streamed answer."""
 MAX_CHOICES, MAX_CALLS = 128, 128
+SHOWN = 8
+"""So many characters of a secret at the end of a stream are withheld; fewer may be chance."""
 _BETWEEN = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES = re.compile(rb"\r\n|\n|\r")
 
@@ -74,6 +77,121 @@ class _Choice:
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     ended: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Slot:
+    """One text that comes in pieces, as far as its end may be the beginning of the secret."""
+
+    pieces: list[tuple[int, dict[str, Any], str]] = field(default_factory=list)
+    """Number of the event, and the object and the name under which the piece lies there."""
+    choices: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(place[name] for _, place, name in self.pieces)
+
+    def put(self, text: str) -> None:
+        """Say ``text`` in the first piece and nothing in the others; log-probs would spell what was there."""
+        for at, (_, place, name) in enumerate(self.pieces):
+            place[name] = "" if at else text
+        for choice in self.choices:
+            if choice.get("logprobs") is not None:
+                choice["logprobs"] = None
+
+
+class Withheld:
+    """Events of a stream on their way, without ``secret`` in any text, be it in pieces over many events.
+
+    An event waits while what it says, joined with what came before, may be the beginning of the secret. Events that say nothing of it
+    pass with the bytes that came.
+    """
+
+    def __init__(self, secret: Secret) -> None:
+        self.secret = secret
+        self._waiting: list[tuple[bytes, dict[str, Any]]] = []
+        self._changed: set[int] = set()
+        self._slots: dict[tuple[str, ...], _Slot] = {}
+        self._count = 0  # events that have passed
+
+    def push(self, event: bytes, told: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+        """The events that may pass, once ``event``, which says ``told``, has come."""
+        if not self.secret.hidden:
+            return [(event, told)]
+        number = self._count + len(self._waiting)
+        clean = self.secret.scrubbed(told)
+        if clean is not told:
+            self._changed.add(number)
+        self._waiting.append((event, clean))
+        for key, place, name, choice in _texts_of(clean):
+            slot = self._slots.setdefault(key, _Slot())
+            slot.pieces.append((number, place, name))
+            slot.choices.append(choice)
+            self._look(key, slot)
+        return self._pass(min((slot.pieces[0][0] for slot in self._slots.values()), default=number + 1))
+
+    def rest(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The events that still wait at the end of the stream; most of a secret is withheld as all of it is."""
+        for slot in self._slots.values():
+            text = slot.text
+            if (begun := self.secret.begun(text)) >= SHOWN:
+                self._changed |= {number for number, _, _ in slot.pieces}
+                slot.put(text[: len(text) - begun] + HIDDEN)
+        self._slots.clear()
+        return self._pass(self._count + len(self._waiting))
+
+    def _look(self, key: tuple[str, ...], slot: _Slot) -> None:
+        """Take the secret out of a slot's text, and let go of the pieces before what may be its beginning."""
+        text = slot.text
+        if (clean := self.secret.scrub(text)) != text:
+            self._changed |= {number for number, _, _ in slot.pieces}
+            slot.put(clean)
+            text = clean
+        begun, length = self.secret.begun(text), len(text)
+        while slot.pieces and (begun == 0 or length - len(_said(slot.pieces[0])) >= begun):
+            length -= len(_said(slot.pieces.pop(0)))
+            slot.choices.pop(0)
+        if not slot.pieces:
+            del self._slots[key]
+
+    def _pass(self, until: int) -> list[tuple[bytes, dict[str, Any]]]:
+        going, self._waiting = self._waiting[: until - self._count], self._waiting[until - self._count :]
+        numbers = range(self._count, self._count + len(going))
+        self._count += len(going)
+        found = [(as_event(told) if n in self._changed else event, told) for n, (event, told) in zip(numbers, going, strict=True)]
+        self._changed.difference_update(numbers)
+        return found
+
+
+def _said(piece: tuple[int, dict[str, Any], str]) -> str:
+    text: str = piece[1][piece[2]]
+    return text
+
+
+def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str, dict[str, Any]]]:
+    """Every text of an event that goes on in later ones: which it is, the object and the name under which it lies, its choice."""
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        at, delta = choice.get("index", 0), choice.get("delta")
+        for place in (choice, delta) if isinstance(delta, dict) else (choice,):
+            for name, value in place.items():
+                if isinstance(value, str) and name not in ("role", "finish_reason"):
+                    yield (str(at), name), place, name, choice
+        calls = delta.get("tool_calls") if isinstance(delta, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            for name, value in function.items():
+                if isinstance(value, str):
+                    yield (str(at), str(call.get("index", 0)), name), function, name, choice
+
+
+def as_event(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
 
 
 class Heard:

@@ -27,14 +27,14 @@ from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
 from ramify.model.middleware import Middleware, told_by
 from ramify.model.protocol import CLIENT, Draw, Prefix, Sampling
-from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard
+from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard, Withheld, as_event
 from ramify.web.answers import refusal
 from ramify.web.draws import begun, unless_gone, why_cut
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Served
 from ramify.web.limits import Places, RefusedError, client_of, read_json
 from ramify.web.metrics import Metrics
-from ramify.web.passing import Held, as_event, edited, prefixes, prompts_of, read_choice, write_choice
+from ramify.web.passing import Held, edited, prefixes, prompts_of, read_choice, write_choice
 
 _DONE = "data: [DONE]\n\n"
 _AHEAD = 256 << 10
@@ -156,7 +156,9 @@ class _Call:
             self._first()
             await self._end(made, None, answer.get("usage"))
         if not self.public and all(made[at] is draw for at, draw in draws.items()):
-            return transport.scrub(raw.decode("utf-8", "replace")).encode()
+            text = raw.decode("utf-8", "replace")
+            if transport.key.scrub(text) == text:
+                return raw
         for at, choice in self._choices(answer):
             write_choice(self.route, choice, draws[at], made[at])
         return json.dumps(answer | self._name(answer), ensure_ascii=False).encode("utf-8", "replace")
@@ -166,7 +168,7 @@ class _Call:
 
         Where there is middleware, the last event of each choice waits for it; all wait where it may change a reply's text.
         """
-        transport, heard = self.gateway.transport, Heard("", self.host, extra=bool(self.given))
+        heard = Heard("", self.host, extra=bool(self.given))
         held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
         with self.gateway.places.take(CLIENT.get(), self.draws):
@@ -177,7 +179,7 @@ class _Call:
                         if not begun:
                             begun = True
                             self._first()
-                        yield transport.scrub(text)
+                        yield text
                 self.id, self.who = heard.id, heard.who
                 draws = heard.draws()
                 made = await self._made(draws)
@@ -186,7 +188,7 @@ class _Call:
                     if not begun:
                         begun = True
                         self._first()
-                    yield transport.scrub(as_event(event).decode())
+                    yield as_event(event).decode()
             except (asyncio.CancelledError, GeneratorExit) as error:
                 # nothing can be awaited here for long: the recorder takes the exchange at once and stores it by itself
                 self._leave(self._partial(heard, why_cut(error)), why_cut(error), heard.usage)
@@ -225,15 +227,21 @@ class _Call:
         async with transport.opened("POST", self.path, body, TYPE) as response:
             if response.status_code >= 400:
                 transport.checked(response, await transport.read(response))
+            withheld = Withheld(transport.key)
+
+            def passes(event: bytes, told: dict[str, Any]) -> None:
+                heard.take(told)
+                if self.public and (renamed := self._name(told)):
+                    event = as_event(told | renamed)
+                    told |= renamed
+                if held is None or not held.takes(told):
+                    flow.put(event)
+
             pieces = response.aiter_raw()
             async for raw in pieces:
-                for event, told in events.push(raw):
-                    heard.take(told)
-                    if self.public and (renamed := self._name(told)):
-                        event = as_event(told | renamed)
-                        told |= renamed
-                    if held is None or not held.takes(told):
-                        flow.put(event)
+                for event in events.push(raw):
+                    for safe in withheld.push(*event):
+                        passes(*safe)
                 if events.done:
                     break
                 await flow.room.wait()
@@ -241,6 +249,8 @@ class _Call:
                 async with asyncio.timeout(_LINGER):
                     async for _ in pieces:
                         pass
+        for safe in withheld.rest():
+            passes(*safe)
         if not heard.whole:
             raise ProviderError("cut", f"the stream of {self.host} ended before its reply did")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -271,8 +270,3 @@ def _delta(piece: dict[str, Any]) -> dict[str, Any]:
         piece["delta"] = {}
     found: dict[str, Any] = piece["delta"]
     return found
-
-
-def as_event(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
