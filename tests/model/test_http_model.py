@@ -217,6 +217,36 @@ def test_an_echo_scores_given_tokens_where_nothing_better_is_offered() -> None:
         assert any(body.get("echo") for body in server.log)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_drawn_tokens_that_spell_the_key_are_a_failed_draw(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+    key = "sk-canary-51f2c7d0"
+    monkeypatch.setenv("RAMIFY_API_KEY", key)
+    plain = completions("http://127.0.0.1:1/v1").tokenizer
+    ids = [int(token) for token in plain.encode(f"it is {key}")]
+    assert len(ids) > 4
+
+    def answer(body: dict[str, Any]) -> bytes:
+        if not body.get("stream"):
+            drawn = ids if body["max_tokens"] > 16 else [7, 9]
+            return http(completion(token_ids=drawn, logprobs={"token_logprobs": [-1.0] * len(drawn)}))
+        parts = [{"index": 0, "text": "", "token_ids": [token], "finish_reason": None} for token in ids]
+        parts[-1]["finish_reason"] = "length"
+        made = b"".join(f"data: {json.dumps({'model': 'm', 'choices': [part]})}\n\n".encode() for part in parts)
+        return http(made + b"data: [DONE]\n\n", kind="text/event-stream")
+
+    said = []
+
+    async def read(model: HttpModel) -> None:
+        async for piece in model.stream(PREFIX, Sampling(max_tokens=64), 5):
+            said.append(piece.text)
+
+    with FaultyServer(answer) as server:
+        model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
+        with pytest.raises(ProviderError, match="says back the key"):
+            asyncio.run(read(model)) if streamed else draw(model, PREFIX, max_tokens=64)
+    assert key[:8] not in "".join(said)
+
+
 # -- sampling
 
 
