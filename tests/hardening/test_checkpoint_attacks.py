@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -188,3 +191,78 @@ def test_a_chat_template_that_is_none_of_these(folder: Path) -> None:
     """What the attacks above are added to is refused for nothing else."""
     (folder / "chat_template.jinja").write_text(GOOD_TEMPLATE)
     assert JinjaTemplate.from_folder(HfTokenizer.load(folder), folder).open("assistant")
+
+
+def configured(folder: Path, **fields: object) -> Path:
+    """The built-in checkpoint with other fields in its config.json."""
+    (folder / "model.safetensors").write_bytes((BUILTIN / "model.safetensors").read_bytes())
+    record = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(record | fields))
+    return folder
+
+
+def test_a_context_that_is_merely_claimed_costs_no_memory(folder: Path) -> None:
+    code = (
+        "import sys, asyncio, numpy as np; from pathlib import Path; from ramify.engine.checkpoints import load_model;"
+        "from ramify.model.protocol import Prefix, Sampling;"
+        "model, _ = load_model(Path(sys.argv[1])); model.capabilities;"
+        "asyncio.run(model.sample(Prefix(np.arange(8)), 1, Sampling(max_tokens=4), [0]));"
+        "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
+    )
+    command = [sys.executable, "-c", code, str(configured(folder, max_position_embeddings=8_000_000))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1 << 20  # KiB; the tables of 8 million positions took 4 GiB
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_position_embeddings": 10**18}, {"max_position_embeddings": -5}, {"max_position_embeddings": 1.5}, {"vocab_size": True},
+        {"hidden_size": "96"}, {"num_hidden_layers": 0}, {"model_type": ["a"]}, {"model_type": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_sizes_and_kinds_that_are_none(folder: Path, fields: dict, capsys: pytest.CaptureFixture) -> None:
+    assert main(["rollout", "--model", f"hf:{configured(folder, **fields)}", "--env", "household"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert next(iter(fields)) in said
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("endless", ["device", "pipe"])
+def test_a_file_without_an_end_is_not_read(folder: Path, name: str, endless: str, capsys: pytest.CaptureFixture) -> None:
+    configured(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("/dev/zero") if endless == "device" else os.mkfifo(folder / name)
+    began = time.process_time()
+    code = main(
+        [
+            "rollout",
+            "--model",
+            f"hf:{folder}",
+            "--env",
+            "household",
+            "--panel",
+            "1",
+            "--attempts",
+            "1",
+            "--max-reply",
+            "2",
+            "--dry-run",
+        ]
+    )
+    assert code in ((0,) if name == "generation_config.json" else (0, 2))
+    assert "Traceback" not in capsys.readouterr().err
+    assert time.process_time() - began < 60
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_tokenizer_that_blows_texts_up(folder: Path, part: str, capsys: pytest.CaptureFixture) -> None:
+    configured(folder)
+    record = json.loads((folder / "tokenizer.json").read_text())
+    names = {"normalizer": "normalizers", "decoder": "decoders"}
+    steps = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}] * 4
+    record[part] = {"type": "Sequence", names[part]: steps}
+    (folder / "tokenizer.json").write_text(json.dumps(record))
+    assert main(["rollout", "--model", f"hf:{folder}", "--env", "household"]) == 2
+    assert "1e+12 times as long" in capsys.readouterr().err

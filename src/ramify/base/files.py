@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import stable_hash
@@ -82,6 +85,29 @@ def read_small(path: Path, what: str, most: int = SMALL) -> bytes:
     if len(data) > most:
         raise UserError(f"cannot read {what} {path}: it is larger than {most >> 20} MiB")
     return data
+
+
+def read_regular(path: Path, what: str, most: int = SMALL) -> bytes:
+    """As :func:`read_small`, of a plain file alone: a device or a pipe, which may never end or never begin, is refused unopened."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {what} {path}: {reason(error)}") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"cannot read {what} {path}: it is no plain file")
+    return read_small(path, what, most)
+
+
+def read_record(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object that a plain file holds; ``what`` as in :func:`read_small`. Raises UserError where it cannot be read or is none."""
+    try:
+        record = json.loads(read_regular(path, what))
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"cannot read {what} {path}: {why}") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} does not hold a JSON object")
+    return record
 
 
 def write_whole(path: Path, data: bytes | str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.base.files import reason
+from ramify.base.files import read_record, reason
 from ramify.engine.forward import threads_for
 from ramify.engine.tiny import distinct_weights, set_distinct_weights
 
@@ -100,11 +99,4 @@ def _number(config: dict[str, Any], name: str, folder: Path) -> float:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{path} must hold one JSON object")
-    return record
+    return read_record(folder / CONFIG, "the adapter's")

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason
+from ramify.base.files import read_record
 
 FILE = "generation_config.json"
 
@@ -31,12 +30,7 @@ def read_generation(folder: Path) -> Generation:
     file = folder / FILE
     if not file.is_file():
         return Generation()
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {file}: {reason(error)}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{file} does not hold a JSON object")
+    record = read_record(file, "the model's")
     found: dict[str, Any] = {}
     for name, ours, least, most in (
         ("temperature", "temperature", 0.0, math.inf),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason, write_whole
+from ramify.base.files import read_record, write_whole
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator, place_key
 from ramify.engine.cache import Arena
@@ -125,12 +125,9 @@ class Profile:
     def load(cls, folder: Path | str) -> Profile:
         """Read a drafter's profile. Raises UserError where it is missing or not one."""
         path = Path(folder) / FILE
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"cannot read the profile {path}: {reason(error)}") from error
+        record = read_record(path, "the profile")
         names = [f for f in cls.__dataclass_fields__ if not f.startswith("_")]
-        if not isinstance(record, dict) or set(record) - set(names):
+        if set(record) - set(names):
             raise UserError(f"{path} is not a profile (fields: {', '.join(names)})")
         try:
             for name in ("requests", "plain", "draft", "verify", "acceptance"):

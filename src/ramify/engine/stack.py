@@ -17,6 +17,9 @@ from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
 if TYPE_CHECKING:
     from ramify.engine.forward import Tile
 
+SOON = 1 << 16
+"""Positions whose rotary tables are made at once; a context that a config.json merely claims costs nothing."""
+
 
 class Buffers:
     """Work space of one tile size and its views, made once.
@@ -59,9 +62,8 @@ class Stack:
         self.c, self.device = c, device
         self.fused = [_fuse(block, c) for block in blocks]
         self._buffers: dict[int, Buffers] = {}
-        cos, sin = rotary_tables(c.context + room, c.head_size, c.rope_theta)
-        sin[:, : c.head_size // 2].neg_()
-        self._rotary = torch.stack((cos, sin), dim=1).to(device)
+        self._longest = c.context + room
+        self._rotary = self._tables(min(self._longest, SOON))
 
     def buffers(self, M: int) -> Buffers:
         """The work space of tiles of ``M`` rows."""
@@ -103,8 +105,16 @@ class Stack:
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin of ``positions`` [M], [M, 1, E]; the sign of ``rotate``'s halves is folded into the sine."""
+        have = len(self._rotary)
+        if have < self._longest and (wanted := int(positions.max()) + 1) > have:
+            self._rotary = self._tables(min(self._longest, max(wanted, 2 * have)))
         both = self._rotary.index_select(0, positions)
         return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
+
+    def _tables(self, length: int) -> Tensor:
+        cos, sin = rotary_tables(length, self.c.head_size, self.c.rope_theta)
+        sin[:, : self.c.head_size // 2].neg_()
+        return torch.stack((cos, sin), dim=1).to(self.device)
 
 
 def _fuse(block: Any, c: TinyConfig) -> Fused:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason, write_whole
+from ramify.base.files import read_record, write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.model.tokenizer import HfTokenizer
 
@@ -110,14 +110,14 @@ class TinyConfig:
         heads = int(record["num_attention_heads"])
         eos = record.get("eos_token_id")
         return cls(
-            vocab=int(record["vocab_size"]),
-            width=int(record["hidden_size"]),
-            layers=int(record["num_hidden_layers"]),
+            vocab=_size(record["vocab_size"], "vocab_size"),
+            width=_size(record["hidden_size"], "hidden_size"),
+            layers=_size(record["num_hidden_layers"], "num_hidden_layers"),
             heads=heads,
             kv_heads=int(record.get("num_key_value_heads") or heads),
             head_size=int(record.get("head_dim") or record["hidden_size"] // heads),
             ffn=int(record["intermediate_size"]),
-            context=int(record.get("max_position_embeddings", 2048)),
+            context=_size(record.get("max_position_embeddings", 2048), "max_position_embeddings"),
             rope_theta=float(rope.get("rope_theta", record.get("rope_theta", 10000.0))),
             norm_eps=float(record.get("rms_norm_eps", 1e-6)),
             tied=bool(record.get("tie_word_embeddings", False)),
@@ -125,6 +125,13 @@ class TinyConfig:
             qkv_bias=kind == "qwen2",
             eos=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
         )
+
+
+def _size(value: Any, name: str) -> int:
+    """A size of a ``config.json``. Raises ValueError where it is no whole number from 1 to 2^31 - 1."""
+    if type(value) is not int or not 0 < value < 1 << 31:
+        raise ValueError(f"'{name}' is {str(value)[:40]}, which is no size")
+    return value
 
 
 class RMSNorm(nn.Module):
@@ -342,12 +349,9 @@ class TinyLM(nn.Module):
 def read_config(folder: Path) -> dict[str, Any]:
     """The record in ``folder/config.json``. Raises UserError when it is missing or not a JSON object."""
     file = folder / "config.json"
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read the model's {file}: {reason(error)}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{file} does not hold a JSON object")
+    record = read_record(file, "the model's")
+    if not isinstance(record.get("model_type", ""), str):
+        raise UserError(f"{file}: 'model_type' must be a name, not {str(record['model_type'])[:40]}")
     return record
 
 

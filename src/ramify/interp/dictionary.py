@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError, nearest
-from ramify.base.files import refusal, write_whole
+from ramify.base.files import read_record, refusal, write_whole
 from ramify.base.seeds import generator, place_key
 
 PARTITIONS = ("a", "b", "shared", "all")
@@ -216,7 +216,7 @@ class Dictionary(nn.Module):
         """The dictionary in ``folder`` and what was said ``about`` it. Raises UserError where it is none, or breaks its own partition."""
         folder = Path(folder)
         try:
-            record = json.loads((folder / "dictionary.json").read_text(encoding="utf-8"))
+            record = read_record(folder / "dictionary.json", "the dictionary")
             shape, about = record["shape"], dict(record["about"])
             tensors = load_file(folder / "dictionary.safetensors")
         except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
-from ramify.base.files import reason
+from ramify.base.files import read_record, read_regular, read_small, reason
 from ramify.base.ids import stable_hash
 from ramify.model.protocol import Draw, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
@@ -86,9 +86,9 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
 def read_template(file: Path) -> dict[str, str]:
     """A template of the user's own: its ``text`` and its ``name``. Raises UserError where the file cannot be read or is no template."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the chat template {file}: {reason(error)}") from None
+        text = read_small(file, "the chat template").decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read the chat template {file}: {error}") from None
     _compile(text, f"the chat template {file}", datetime.datetime.min)
     return {"text": text, "name": f"the chat template {file}"}
 
@@ -235,11 +235,11 @@ class JinjaTemplate:
         """
         path, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         try:
-            config = json.loads(path.read_text(encoding="utf-8")) if source is None or path.exists() else {}
+            config = read_record(path, "the tokenizer's") if source is None or path.exists() else {}
             found = (
                 source
                 if source is not None
-                else (jinja.read_text(encoding="utf-8") if jinja.exists() else config.get("chat_template"))
+                else (read_regular(jinja, "the chat template").decode() if jinja.exists() else config.get("chat_template"))
             )
             texts = {key: _text(config.get(key, "")) for key in ("bos_token", "eos_token")}
             texts |= {key: text for key in _OTHER_TOKENS if (text := _text(config.get(key)))}

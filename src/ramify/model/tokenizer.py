@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason
+from ramify.base.files import read_regular, reason
 from ramify.base.ids import stable_hash
 
 if TYPE_CHECKING:
@@ -19,6 +21,26 @@ if TYPE_CHECKING:
 _BROKEN = "\ufffd"  # what decoders put for bytes that are no character
 _WINDOW = 12
 """Tokens decoded together to find where one of them ends."""
+
+
+MOST = 256 << 20
+"""Bytes of a ``tokenizer.json``; the largest in use have a seventh of that."""
+GROWTH = 1000
+"""How many times as long a text may become by what a tokenizer replaces in it before its words are looked up, or after."""
+
+
+def growth(record: Mapping[str, Any]) -> float:
+    """A bound on how many times as long a ``tokenizer.json`` makes a text by its replacements, the larger of encoding and decoding."""
+
+    def times(part: Any) -> float:
+        if isinstance(part, dict):
+            own, pattern = 1.0, part.get("pattern")
+            if part.get("type") == "Replace" and isinstance(pattern, dict):
+                own = max(1.0, len(str(part.get("content", ""))) / max(1, len(pattern.get("String", "."))))
+            return own * times(part.get("normalizers") or part.get("decoders"))
+        return math.prod(map(times, part)) if isinstance(part, list) else 1.0
+
+    return max(times(record.get("normalizer")), times(record.get("decoder")))
 
 
 class HfTokenizer:
@@ -37,10 +59,14 @@ class HfTokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise UserError(f"no tokenizer at {file}")
+        text = read_regular(file, "the tokenizer", MOST)
         try:
-            return cls(Tokenizer.from_str(file.read_text(encoding="utf-8")))
+            found = cls(Tokenizer.from_str(text.decode()))
         except Exception as error:  # the library raises bare Exception on a malformed file
             raise UserError(f"cannot read the tokenizer {file}: {reason(error)}") from error
+        if (times := growth(json.loads(text))) > GROWTH:
+            raise UserError(f"the tokenizer {file} may make a text {times:.0e} times as long, which no tokenizer needs")
+        return found
 
     def to_json(self) -> str:
         """The whole tokenizer as the text of a ``tokenizer.json``."""
