@@ -79,7 +79,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, change: dict[str, object]
     with pytest.raises(UserError, match="profile"):
         Profile.load(tmp_path)
     path.write_text("[]")
-    with pytest.raises(UserError, match="not a profile"):
+    with pytest.raises(UserError, match="not hold a JSON object"):
         Profile.load(tmp_path)
     path.unlink()
     with pytest.raises(UserError, match="cannot read"):

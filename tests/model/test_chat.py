@@ -271,7 +271,7 @@ def test_from_folder(bpe: HfTokenizer, tmp_path: Path) -> None:
         JinjaTemplate.from_folder(bpe, tmp_path)
     for bad in ("[]", "{", "\udc80"):
         path.write_bytes(bad.encode("utf-8", "surrogatepass"))
-        with pytest.raises(UserError, match="tokenizer_config.json"):
+        with pytest.raises(UserError, match=r"tokenizer_config\.json"):
             JinjaTemplate.from_folder(bpe, tmp_path)
 
 

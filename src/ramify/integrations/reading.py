@@ -19,7 +19,9 @@ from ramify.trace.node import Stream, Verdict
 
 SINGLE = 3.4e38
 """Just below the largest number of 32 bits."""
-_BATCH = 256
+_BATCH, _AT_ONCE = 256, 1 << 30
+FREE, RATIO, ROW = 16 << 20, 200, 1000
+"""A Parquet file may unpack to so many bytes, and so many more for each of its own; a row costs so many, whatever it holds."""
 
 
 class Forest:
@@ -109,10 +111,16 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import pyarrow
     import pyarrow.parquet
 
-    number = 0
+    number = decoded = 0
     try:
+        allowed = FREE + RATIO * path.stat().st_size
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BATCH):
+            groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
+            # repeated values lie in the file once: a row may hold as much as its whole group, so of large groups few rows come at once
+            for batch in file.iter_batches(min(_BATCH, max(1, _AT_ONCE // max([1, *groups])))):
+                decoded += batch.nbytes + ROW * batch.num_rows
+                if decoded > allowed:
+                    raise UserError(f"{path}: its rows unpack to over {RATIO} times its size, which no log's do")
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", record

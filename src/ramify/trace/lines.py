@@ -13,6 +13,8 @@ from ramify.base.files import reason
 
 #: A longer line is refused: parsing it would need several times its size of memory.
 MAX_LINE = 1 << 24
+#: So are more lists and objects in one line: empty ones take thirty times their size.
+MAX_BRACKETS = 1_000_000
 
 
 def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -63,11 +65,17 @@ def _start(path: Path) -> tuple[int, Any, bool]:
         while line and not line.strip():
             number, line = number + 1, file.readline(MAX_LINE + 1)
         try:
-            return number, json.loads(line.decode("utf-8-sig")), False
+            return number, _loads(line, f"{path}:{number}"), False
         except ValueError:
             if line.lstrip(b"\xef\xbb\xbf \t")[:1] not in (b"{", b"["):
                 raise
-        return number, json.loads((line + file.read(MAX_LINE + 1 - len(line))).decode("utf-8-sig")), True
+        return number, _loads(line + file.read(MAX_LINE + 1 - len(line)), str(path)), True
+
+
+def _loads(raw: bytes, place: str) -> Any:
+    if raw.count(b"[") + raw.count(b"{") > MAX_BRACKETS:
+        raise UserError(f"{place}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
+    return json.loads(raw.decode("utf-8-sig"))
 
 
 def field(record: dict[str, Any], name: str, kinds: type | tuple[type, ...], place: str, default: Any = ...) -> Any:
@@ -108,7 +116,7 @@ _NAMES: dict[type, str] = {
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = _loads(line, place)
     except UnicodeDecodeError as error:
         raise UserError(f"{place}: not UTF-8 (byte {error.start})") from error
     except RecursionError as error:
