@@ -313,6 +313,16 @@ def test_what_is_no_score_record_is_named(
     assert said in err
 
 
+def test_one_task_shows_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = graded(capsys, tmp_path / "s.jsonl", {"task/0": (True, [1.0]), "task/1": (False, [0.5])})
+    for verb, said in (
+        ("select", "one task whose ends are known does not tell"),
+        ("report", "nothing was ranked: it takes attempts at two"),
+    ):
+        assert main([METHOD, verb, "--scores", str(path)]) == 0
+        assert said in capsys.readouterr().out.splitlines()[0]
+
+
 def test_calibration_on_the_same_tasks_is_refused(scores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([METHOD, "select", "--scores", str(scores[0]), "--calibrate", str(scores[0])]) == 2
     assert "shares 6 tasks" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from ramify.methods.implicit_advantage import algorithm
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, STEP_AGGS, TOKEN_AGGS, Rule, StepAgg, TokenAgg
 from ramify.score.confidence import bottom10, tail
 from ramify.stats import ranking
-from ramify.stats.intervals import bootstrap
+from ramify.stats.intervals import clustered_mean
 
 LEVEL = 0.05
 """What a verdict may say wrongly where there is nothing to say: its share of all verdicts."""
@@ -197,8 +197,8 @@ def select(
 ) -> dict[str, Any]:
     """The best of the first ``n`` attempts at each task, by the grade or by ``scores`` (N,), and what choosing was worth.
 
-    ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with a bootstrap interval
-    over tasks. Tasks with an attempt whose end is unknown are chosen in, but not counted.
+    ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval over tasks
+    (None of one task). Tasks with an attempt whose end is unknown are chosen in, but not counted.
     """
     for i, record in enumerate(records, 1):
         if group not in record:
@@ -231,7 +231,7 @@ def select(
     }
     shares = {"best_of": won, "mean": mean, "oracle": oracle, "gain": won - mean}
     out |= {name: float(values.mean()) if len(values) else None for name, values in shares.items()}
-    out["gain_interval"] = _list(bootstrap(won - mean)) if len(won) else None
+    out["gain_interval"] = _list(clustered_mean(won - mean, range(len(won)))[1]) if len(won) else None
     return out
 
 
@@ -345,6 +345,8 @@ def verdict_on_choice(row: Mapping[str, Any], by: str) -> str:
     """What choosing ``by`` a scorer gained over the mean attempt, from its row of :func:`select`."""
     if not row["counted"]:
         return f"chosen by {by}; what that gained is unknown: the ends of no task are all known"
+    if row["gain_interval"] is None:
+        return f"chosen by {by}; one task whose ends are known does not tell what that gained"
     low, high = row["gain_interval"]
     gain = f"{row['gain']:+.3f} ({low:+.3f} to {high:+.3f}) over the mean of {row['best_of_n']} at {row['counted']} tasks"
     if low > 0 or high < 0:
