@@ -87,14 +87,14 @@ def test_rescaling_a_feature_changes_no_reconstruction() -> None:
 @given(st.integers(1, 20), st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
 def test_at_most_k_fire_and_fewer_only_for_want_of_positive_ones(k: int, seed: int) -> None:
-    d, x = make(seed, k=k), torch.from_numpy(states(seed=seed))
+    d, x = make(seed, k=k, topk="row"), torch.from_numpy(states(seed=seed))
     active = (d.encode(x) > 0).sum(dim=1)
     positive = (d._before_top(d.normalised(x)) > 0).sum(dim=1)
     assert torch.equal(active, positive.clamp(max=k))
 
 
 def test_k_of_all_features_is_a_plain_relu() -> None:
-    d, x = make(k=20), torch.from_numpy(states())
+    d, x = make(k=20, topk="row"), torch.from_numpy(states())
     assert torch.equal(d.encode(x), d._before_top(d.normalised(x)))
 
 
@@ -148,28 +148,30 @@ def test_a_mean_of_l1_over_features_is_next_to_nothing() -> None:
     from ramify.interp.dictionary import _l1
 
     d = Dictionary(DictionaryConfig(width=1, features=16384, k=90))
-    values, where = torch.full((4, 90), 2.0), torch.arange(90).repeat(4, 1)
-    mean = float(_l1(d, values, where, FitConfig(l1_reduction="mean")))
+    values, where = torch.full((360,), 2.0), (torch.arange(90) + 16384 * torch.arange(4)[:, None]).flatten()
+    mean = float(_l1(d, values, where, 4, FitConfig(l1_reduction="mean")))
     assert mean == pytest.approx(1e-3 * 180 / 16384)
     assert mean == pytest.approx(1.1e-5, rel=0.01)
-    assert float(_l1(d, values, where, FitConfig())) == pytest.approx(1e-3 * 180)
+    assert float(_l1(d, values, where, 4, FitConfig())) == pytest.approx(1e-3 * 180)
 
 
 def test_l1_terms_by_hand() -> None:
     from ramify.interp.dictionary import _l1
 
     d = Dictionary(DictionaryConfig(width=2, features=10, k=3, exclusive=0.2))  # a: 0, 1; b: 2, 3; shared: 4 to 9
-    values, where = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0, 2, 5]])
+    values, where = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 5])
 
     def of(**options: Any) -> float:
-        return _l1(d, values, where, FitConfig(l1_shared=1.0, l1_exclusive=1.0, **options)).item()
+        return _l1(d, values, where, 1, FitConfig(**{"l1_shared": 1.0, "l1_exclusive": 1.0, **options})).item()
 
     assert of() == pytest.approx(4 + 0.5 * (1 + 2))
+    assert of(l1_exclusive=None) == pytest.approx(4 + 1 + 2)  # all features pay alike
     assert of(l1_exclusive_covers_shared=True) == pytest.approx(4 + 0.5 * ((1 + 4) + (2 + 4)))
     # the paper's code: means over shared, and over A-exclusive with shared and B-exclusive with shared
     assert of(l1_reduction="mean", l1_exclusive_covers_shared=True) == pytest.approx(4 / 6 + 0.5 * ((1 + 4) / 8 + (2 + 4) / 8))
     assert of(l1_reduction="mean") == pytest.approx(4 / 6 + 0.5 * (1 / 2 + 2 / 2))
-    assert of(l1_reduction="norm") == pytest.approx(4 * d.decoder[5].norm(dim=1).sum().item() + 0.5 * (0.5 + 2 * 0.5), rel=1e-5)
+    a, b, both = (d.decoder[i].norm(dim=1).sum().item() for i in (0, 2, 5))
+    assert of(l1_reduction="norm") == pytest.approx(4 * both + 0.5 * (a + 2 * b), rel=1e-5)
 
 
 def test_dead_features_are_counted_and_revived() -> None:
@@ -194,17 +196,29 @@ def test_the_same_seed_trains_the_same_weights() -> None:
 
 
 def test_latent_scaling_tells_own_from_shared() -> None:
-    """Feature 0 is in model a alone; feature 1 is called a's own, but b has the same direction with the same activation."""
+    """Feature 0 is in model a alone; feature 1 is called a's own, but b has the same direction with the same activation, and feature 3 of
+    its own for it."""
     rng = np.random.default_rng(0)
     own, both = (np.abs(rng.normal(size=500)).astype(np.float32) + 0.5 for _ in range(2))
-    x = np.zeros((500, 2, 4), np.float32)
-    x[:, 0, 0], x[:, 0, 1], x[:, 1, 1] = own, both, both
+    x = 0.01 * rng.normal(size=(500, 2, 4)).astype(np.float32)
+    x[:, 0, 0] += own
+    x[:, 0, 1] += both
+    x[:, 1, 1] += both
     d = Dictionary(DictionaryConfig(width=4, features=10, k=2, exclusive=0.2, centred=False))
     with torch.no_grad():
         for weight in (d.encoder, d.decoder):
             weight.zero_()
-            weight[0, 0, 0] = weight[1, 0, 1] = 1
-    assert latent_scaling(d, x, [0, 1, 5]) == pytest.approx([0, 1, np.nan], abs=1e-5, nan_ok=True)
+            weight[0, 0, 0] = weight[1, 0, 1] = weight[3, 1, 1] = 1
+    d.threshold.fill_(0.1)
+    ratio, p = latent_scaling(d, x, [0, 1, 5])
+    assert ratio == pytest.approx([0, 1, np.nan], abs=0.01, nan_ok=True)
+    assert p[0] < 1e-6
+    assert p[1:] == pytest.approx([1, 1])
+    # of two equal models it is 1, whatever the dictionary is
+    any_ = make()
+    any_.mean.zero_()
+    any_.scale.fill_(1)
+    assert latent_scaling(any_, states()[:, [0, 0]], range(4))[0] == pytest.approx(np.ones(4))
     assert d.relative_norm()[[0, 1]].tolist() == [1, 1]
 
 
@@ -274,7 +288,43 @@ def test_a_sum_over_active_features_is_the_product_with_all() -> None:
 
     d = Dictionary(DictionaryConfig(width=4, features=2 * SPARSE, k=2))
     seeded = torch.Generator().manual_seed(0)
-    values = torch.rand(5, 2, generator=seeded)
-    where = torch.stack([torch.randperm(2 * SPARSE, generator=seeded)[:2] for _ in range(5)])
-    dense = torch.zeros(5, 2 * SPARSE).scatter(1, where, values)
-    assert torch.allclose(_mix(d, where, values), dense @ d.decoder.flatten(1) + d.decoder_bias.flatten(), atol=1e-6)
+    values = torch.rand(10, generator=seeded)
+    where = torch.cat([row * 2 * SPARSE + torch.randperm(2 * SPARSE, generator=seeded)[:2] for row in range(5)])
+    dense = torch.zeros(5 * 2 * SPARSE).scatter(0, where, values).view(5, -1)
+    assert torch.allclose(_mix(d, values, where, 5), dense @ d.decoder.flatten(1) + d.decoder_bias.flatten(), atol=1e-6)
+
+
+def test_a_kept_threshold_lets_k_fire_on_average(tmp_path: Path) -> None:
+    """A code is a row's alone, in training's amount, after a load, and after the features' units change."""
+    x = np.maximum(states(800, models=2), 0)
+    d = Dictionary(DictionaryConfig(**SHAPE))
+    found = fit(d, x, FitConfig(steps=100, batch=64, lr=0.01))
+    assert found["l0"]["all"] == pytest.approx(4, abs=0.1)
+    codes = encode_rows(d, x)
+    counts = (codes > 0).sum(axis=1)
+    assert counts.min() < 4 < counts.max()
+    assert encode_rows(d, x[5:6])[0] == pytest.approx(codes[5], abs=1e-6)
+    d.save(tmp_path)
+    assert np.array_equal(encode_rows(Dictionary.load(tmp_path)[0], x), codes)
+    fired = codes > 1e-3
+    assert np.array_equal(encode_rows(d.unit_norm_(), x)[fired] > 0, codes[fired] > 0)
+
+
+def test_dictionaries_from_before_the_threshold_load(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    d = make(topk="row")
+    d.save(tmp_path)
+    record, tensors = json.loads((tmp_path / "dictionary.json").read_text()), load_file(tmp_path / "dictionary.safetensors")
+    del record["shape"]["topk"], tensors["threshold"]
+    (tmp_path / "dictionary.json").write_text(json.dumps(record))
+    save_file(tensors, tmp_path / "dictionary.safetensors")
+    assert np.array_equal(encode_rows(Dictionary.load(tmp_path)[0], states()), encode_rows(d, states()))
+
+
+def test_clipping_does_not_depend_on_the_width() -> None:
+    """The gradient that is clipped is of the error summed over channels: of the mean over many channels it would never be."""
+    made = [Dictionary(DictionaryConfig(**SHAPE)) for _ in range(2)]
+    for d, norm in zip(made, (0.01, 1e9), strict=True):
+        fit(d, states(), FitConfig(steps=30, batch=16, clip_norm=norm))
+    assert not torch.allclose(made[0].decoder, made[1].decoder, atol=1e-6)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from scipy.stats import norm
 from torch import Tensor, nn
 
 from ramify.base.config import Config, check
@@ -31,6 +32,8 @@ from ramify.base.seeds import generator, place_key
 PARTITIONS = ("a", "b", "shared", "all")
 """Features of model 0 alone, of model 1 alone, of both; ``all`` is every feature."""
 Normalise = Literal["joint", "channel", "none"]
+OWN = 0.1
+"""A feature of model 0 alone has less than this share of its latent scaling in model 1."""
 SPARSE = 32
 """From so many features for each active one on, training sums the k directions of a row instead of multiplying with mostly zeros."""
 
@@ -43,13 +46,17 @@ class DictionaryConfig(Config):
     features: int = Field(ge=1)
     """F."""
     k: int = Field(ge=1)
-    """Features active per row at most; F makes TopK a plain ReLU."""
+    """Features active per row: on average, or at most with ``topk`` row, where F makes TopK a plain ReLU."""
+    topk: Literal["batch", "row"] = "batch"
+    """Training keeps the B k largest activations of a batch and use those above a kept threshold (arXiv 2412.06410), or both keep the
+    k largest of each row (the paper)."""
     models: int = Field(2, ge=1, le=2)
     """M."""
     exclusive: float = Field(0.0, ge=0, le=0.5)
     """Share of features that belong to each model alone; 0 is the plain crosscoder."""
-    start: Literal["tied", "random"] = "tied"
-    """Encoder = decoder with rows of norm 0.5, or independent normal weights of variance 1/D and 1/F (the paper)."""
+    start: Literal["random", "tied"] = "random"
+    """Independent normal weights of variance 1/D and 1/F (the paper; exclusive features write half of that, which is not), or encoder =
+    decoder with rows of norm 0.5."""
     centred: bool = True
     """Subtract the decoder's bias before encoding (not in the paper)."""
 
@@ -69,8 +76,9 @@ class FitConfig(Config):
     """Per channel: the mean, and one scale per model (joint) or the deviation (channel); over all rows together, never per corpus."""
     l1_shared: float = Field(1e-3, ge=0)
     """Weight of the shared features' activations."""
-    l1_exclusive: float = Field(0.0, ge=0)
-    """Weight of the exclusive features' activations."""
+    l1_exclusive: float | None = Field(None, ge=0)
+    """Half the weight of the exclusive features' activations; default: twice the shared ones', so that all pay alike. Where exclusive
+    features pay less, what is shared moves into twins, one exclusive feature for each model."""
     l1_reduction: Literal["sum", "mean", "norm"] = "sum"
     """Over features: sum; mean (the paper; next to nothing for a large F); or sum weighted by decoder norms (Lindsey et al. 2024)."""
     l1_exclusive_covers_shared: bool = False
@@ -90,6 +98,8 @@ class Dictionary(nn.Module):
 
     encoder: nn.Parameter
     decoder: nn.Parameter
+    threshold: Tensor
+    """[F]: with ``topk`` batch a feature fires above it; measured when training ends, 0 before."""
     mean: Tensor
     scale: Tensor
 
@@ -113,9 +123,13 @@ class Dictionary(nn.Module):
             encoder = decoder.clone()
         else:
             encoder, decoder = encoder * c.width**-0.5, decoder * c.features**-0.5
+            decoder[: 2 * self.own] *= (
+                0.5  # short directions turn faster: what one model has alone is theirs before it is a shared one's
+            )
         self.encoder, self.decoder = nn.Parameter(encoder), nn.Parameter(decoder)
         self.encoder_bias = nn.Parameter(torch.zeros(c.features))
         self.decoder_bias = nn.Parameter(torch.zeros(c.models, c.width))
+        self.register_buffer("threshold", torch.zeros(c.features))
         self.register_buffer("mean", torch.zeros(c.models, c.width))
         self.register_buffer("scale", torch.ones(c.models, c.width))
         self.enforce()
@@ -147,9 +161,12 @@ class Dictionary(nn.Module):
     # -- the code
 
     def encode(self, x: Tensor) -> Tensor:
-        """Activations [B, F] of hidden states [B, M, D]; at most k are above 0 in a row. (3.2, steps 1 and 2)"""
-        values, where = self._top(self.normalised(x))
-        return torch.zeros((len(x), self.config.features), dtype=values.dtype, device=values.device).scatter_(1, where, values)
+        """Activations [B, F] of hidden states [B, M, D]; with ``topk`` row at most k are above 0 in a row. (3.2, steps 1 and 2)"""
+        before = self._before_top(self.normalised(x))
+        if self.config.topk == "batch":
+            return before * (before > self.threshold)
+        values, where = before.topk(self.config.k, dim=1)
+        return torch.zeros_like(before).scatter_(1, where, values)
 
     def decode(self, f: Tensor) -> Tensor:
         """Hidden states [B, M, D] of activations [B, F]. (3.2, step 3)"""
@@ -166,11 +183,6 @@ class Dictionary(nn.Module):
             raise UserError(f"hidden states are {tuple(x.shape)}; this dictionary takes rows of {tuple(self.mean.shape)}")
         return (x.to(self.mean.dtype) - self.mean) / self.scale
 
-    def _top(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and numbers of the k largest activations of normalised rows, each [B, k]."""
-        top: tuple[Tensor, Tensor] = self._before_top(x).topk(self.config.k, dim=1)
-        return top
-
     def _before_top(self, x: Tensor) -> Tensor:
         inner = x - self.decoder_bias if self.config.centred else x
         return F.linear(inner.flatten(1), self.encoder.flatten(1), self.encoder_bias).relu()
@@ -185,13 +197,14 @@ class Dictionary(nn.Module):
     def unit_norm_(self) -> Dictionary:
         """Scale every feature so that its decoder rows, of all models together, have norm 1; reconstructions stay (section 8, 6).
 
-        Activations of different features are comparable only after this. It changes which k features TopK keeps, so do it before
-        ranking and keep it.
+        Activations of different features are comparable only after this. With ``topk`` row it changes which k features are kept, so do
+        it before ranking and keep it.
         """
         norm = self.decoder.flatten(1).norm(dim=1).clamp_min(1e-12)
         self.decoder.div_(norm[:, None, None])
         self.encoder.mul_(norm[:, None, None])
         self.encoder_bias.mul_(norm)
+        self.threshold.mul_(norm)
         return self
 
     def relative_norm(self) -> Tensor:
@@ -217,8 +230,10 @@ class Dictionary(nn.Module):
         folder = Path(folder)
         try:
             record = read_record(folder / "dictionary.json", "the dictionary")
-            shape, about = record["shape"], dict(record["about"])
+            shape, about = {"topk": "row", **record["shape"]}, dict(record["about"])  # files from before there was a choice
             tensors = load_file(folder / "dictionary.safetensors")
+            if "topk" not in record["shape"]:
+                tensors["threshold"] = torch.zeros(tensors["encoder_bias"].shape, dtype=tensors["encoder_bias"].dtype)
         except OSError as error:
             raise refusal(f"{folder} holds no dictionary", error) from error
         except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
@@ -295,27 +310,45 @@ def fit(
             losses.append((step, float(loss)))
             if progress is not None:
                 progress(*losses[-1])
-    sample = x[np.sort(generator(seed, "quality").permutation(len(x))[:8192])]
+    chosen = generator(seed, "quality").permutation(len(x))[:8192]
+    sample = x[np.sort(chosen)]
+    if dictionary.config.topk == "batch":
+        dictionary.threshold.fill_(
+            _threshold(dictionary, sample[np.argsort(np.argsort(chosen))])
+        )  # batches as mixed as in training
     dead = float((silent >= min(c.dead_after, c.steps * size)).float().mean())
     return quality(dictionary, sample) | {"dead": dead, "loss": losses}
 
 
+@torch.no_grad()
+def _threshold(d: Dictionary, x: np.ndarray, batch: int = 1024) -> float:
+    """The activation that k features of a row are above on average over hidden states [N, M, D]: between the last kept and the next."""
+    if d.config.k == d.config.features:
+        return 0.0
+    total = 0.0
+    for i in range(0, len(x), batch):
+        part = torch.from_numpy(np.array(x[i : i + batch], dtype=np.float32)).to(d.encoder.device)
+        top = d._before_top(d.normalised(part)).flatten().topk(len(part) * d.config.k + 1).values
+        total += len(part) * float(top[-2:].mean())
+    return total / len(x)
+
+
 def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optimizer, c: FitConfig) -> Tensor:
     before = d._before_top(x)
-    values, where = before.topk(d.config.k, dim=1)
-    made = _mix(d, where, values)
-    error = x.flatten(1) - made
-    loss = error.square().mean() + _l1(d, values, where, c)
-    fired = torch.zeros_like(silent).index_fill_(0, where[values > 0], 1)
+    values, where = _top(before, d.config)
+    error = x.flatten(1) - _mix(d, values, where, len(x))
+    loss = error.square().mean() + _l1(d, values, where, len(x), c)
+    fired = torch.zeros_like(silent).index_fill_(0, (where % d.config.features)[values > 0], 1)
     silent.add_(len(x)).mul_(1 - fired)
     if c.auxk and (gone := (silent >= c.dead_after).nonzero()[:, 0]).numel():
         most = min(len(gone), max(1, d.config.width // 2))
         weak, place = before[:, gone].topk(most, dim=1)
         rest = error.detach()
-        left = (rest - (_mix(d, gone[place], weak) - d.decoder_bias.flatten())).square().mean()
-        loss = loss + c.auxk * left / rest.var().clamp_min(1e-12)
+        rows = torch.arange(len(x), device=x.device)[:, None] * d.config.features
+        left = rest - (_mix(d, weak.flatten(), (rows + gone[place]).flatten(), len(x)) - d.decoder_bias.flatten())
+        loss = loss + c.auxk * left.square().mean() / rest.var().clamp_min(1e-12)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    (loss * x[0].numel()).backward()  # summed over channels, as others train: the mean's gradients are never long enough to clip
     d._blank(d.encoder.grad)
     d._blank(d.decoder.grad)
     nn.utils.clip_grad_norm_(d.parameters(), c.clip_norm)
@@ -323,28 +356,40 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
     return loss.detach()
 
 
-def _mix(d: Dictionary, where: Tensor, values: Tensor) -> Tensor:
-    """Normalised reconstructions [B, MD] of the activations ``values`` of features ``where``, each [B, k]."""
-    if SPARSE * values.shape[1] <= d.config.features:
-        mixed = F.embedding_bag(where, d.decoder.flatten(1), per_sample_weights=values, mode="sum")
+def _top(before: Tensor, c: DictionaryConfig) -> tuple[Tensor, Tensor]:
+    """The B k activations [B k] that training keeps of [B, F], and their places in the flattened batch, by row."""
+    if c.topk == "row":
+        values, where = before.topk(c.k, dim=1)
+        return values.flatten(), (where + torch.arange(len(before), device=before.device)[:, None] * c.features).flatten()
+    where = before.detach().flatten().topk(len(before) * c.k, sorted=False).indices.sort().values
+    return before.flatten()[where], where
+
+
+def _mix(d: Dictionary, values: Tensor, where: Tensor, rows: int) -> Tensor:
+    """Normalised reconstructions [B, MD] of the activations ``values`` at the places ``where`` of the flattened batch, by row."""
+    features = d.config.features
+    if SPARSE * len(values) <= rows * features:
+        each = torch.bincount(where // features, minlength=rows)
+        starts = each.cumsum(0) - each
+        mixed = F.embedding_bag(where % features, d.decoder.flatten(1), starts, per_sample_weights=values, mode="sum")
         return mixed + d.decoder_bias.flatten()
-    dense = torch.zeros((len(values), d.config.features), dtype=values.dtype, device=values.device).scatter(1, where, values)
-    return dense @ d.decoder.flatten(1) + d.decoder_bias.flatten()
+    dense = torch.zeros(rows * features, dtype=values.dtype, device=values.device).scatter(0, where, values)
+    return dense.view(rows, features) @ d.decoder.flatten(1) + d.decoder_bias.flatten()
 
 
-def _l1(d: Dictionary, values: Tensor, where: Tensor, c: FitConfig) -> Tensor:
-    """The L1 terms of 3.3. Means run over every feature, zeros included."""
-    if not c.l1_shared and not c.l1_exclusive:
+def _l1(d: Dictionary, values: Tensor, where: Tensor, rows: int, c: FitConfig) -> Tensor:
+    """The L1 terms of 3.3, of the activations ``values`` at the places ``where``. Means run over every feature, zeros included."""
+    exclusive = 2 * c.l1_shared if c.l1_exclusive is None else c.l1_exclusive
+    if not c.l1_shared and not exclusive:
         return values.new_zeros(())
-    own, shared = d.own, d.config.features - 2 * d.own
+    own, shared, where = d.own, d.config.features - 2 * d.own, where % d.config.features
     if c.l1_reduction == "norm":
         values = values * d.decoder.norm(dim=2).sum(dim=1)[where]
-    a, b = (where < own).float(), ((where >= own) & (where < 2 * own)).float()
-    both = 1 - a - b
+    both = (where >= 2 * own).float()
     over = (own + shared if c.l1_exclusive_covers_shared else max(own, 1)) if c.l1_reduction == "mean" else 1
-    common = (values * both).sum(dim=1).mean() / (max(shared, 1) if c.l1_reduction == "mean" else 1)
-    alone = (values * (a + b + (2 * both if c.l1_exclusive_covers_shared else 0))).sum(dim=1).mean() / over
-    return c.l1_shared * common + c.l1_exclusive * 0.5 * alone
+    common = (values * both).sum() / rows / (max(shared, 1) if c.l1_reduction == "mean" else 1)
+    alone = (values * (1 - both + (2 * both if c.l1_exclusive_covers_shared else 0))).sum() / rows / over
+    return c.l1_shared * common + exclusive * 0.5 * alone
 
 
 @torch.no_grad()
@@ -386,24 +431,45 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[st
     }
 
 
-@torch.no_grad()
-def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int], batch: int = 1024) -> np.ndarray:
-    """How much of each of model 0's features is in model 1 after all, (n,): 0 none, 1 as much as in model 0; NaN where it never fires.
+def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much of each of model 0's ``features`` is in model 1 after all, and whether it is next to nothing; each (n,), x is [N, 2, D].
 
-    The ratio of the least-squares scales at which the feature's direction in model 0, times its activation, explains what the other
-    features leave of each model's state (arXiv 2504.02922, the error variant). A dictionary can call a shared direction exclusive; this
-    asks the activations.
+    The first is the ratio of two least-squares coefficients, 0 none, 1 as much as in model 0, NaN where the feature never fires: that of
+    the feature's activation in what model 1's states, and in what model 0's, have along the feature's direction in model 0, beside the
+    activations of all shared features and model 0's own. Model 1's own take nothing away: a dictionary can split what is shared into
+    twins, one exclusive feature for each model. Nor do decoders, which can be wrong alike: of two equal models the ratio is 1, whatever
+    the dictionary is. (After latent scaling, arXiv 2504.02922, which asks what the decoded features leave.)
+
+    The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states have no
+    more rows than features that fire.
     """
-    chosen = torch.as_tensor(np.asarray(features, dtype=np.int64), device=dictionary.encoder.device)
-    along = dictionary.decoder[chosen, 0]
-    dots = torch.zeros((2, len(chosen)), dtype=torch.float64)
-    for i in range(0, len(x), batch):
-        raw = torch.from_numpy(np.array(x[i : i + batch], dtype=np.float32)).to(chosen.device)
-        f = dictionary.encode(raw)
-        rest = dictionary.normalised(raw) - dictionary.normalised(dictionary.decode(f))
-        g = f[:, chosen]
-        for model in (0, 1):
-            of = dictionary.decoder[chosen, model]
-            # what the others leave is the error plus the feature's own part
-            dots[model] += ((g * (rest[:, model] @ along.T)).sum(0) + g.square().sum(0) * (of * along).sum(1)).double().cpu()
-    return (dots[1] / torch.where(dots[0].abs() > 1e-12, dots[0], torch.nan)).numpy()
+    chosen = np.asarray(features, dtype=np.int64).reshape(-1)
+    codes = encode_rows(dictionary, x)
+    fires = np.asarray((codes > 0).any(axis=0))
+    fires[dictionary.partition("b")] = False
+    ratio, p = np.full(len(chosen), np.nan), np.ones(len(chosen))
+    live, at = np.flatnonzero(fires), np.flatnonzero(fires[chosen])
+    if not len(at):
+        return ratio, p
+    own = np.searchsorted(live, chosen[at])
+    f = codes[:, live].astype(np.float64)
+    f -= f.mean(axis=0)
+    gram = f.T @ f
+    gram[np.diag_indices(len(gram))] *= 1 + 1e-3  # features that always fire together share what they explain
+    inverse = np.linalg.inv(gram)
+    weights = f @ inverse[:, own]  # a coefficient is the product of these with what is explained
+    mean, scale = (part.detach().cpu().numpy() for part in (dictionary.mean, dictionary.scale))
+    along = dictionary.decoder[chosen[at], 0].detach().cpu().numpy().astype(np.float64)
+    spare = len(x) - len(live) - 1
+    found, variance = np.zeros((2, len(at))), np.zeros((2, len(at)))
+    for model in (0, 1):
+        states = (np.asarray(x[:, model], np.float64) - mean[model]) / scale[model]
+        seen = (states - states.mean(axis=0)) @ along.T
+        found[model] = (weights * seen).sum(axis=0)
+        left = seen - f @ (inverse @ (f.T @ seen))
+        variance[model] = (weights**2 * left**2).sum(axis=0) * len(x) / max(spare, 1)
+    ratio[at] = found[1] / np.where(found[0] == 0, np.nan, found[0])
+    if spare > 0:
+        error = np.sqrt(np.maximum(variance[1] + OWN**2 * variance[0], 1e-300))
+        p[at] = np.where(found[0] > 0, norm.sf((OWN * found[0] - np.abs(found[1])) / error), 1.0)
+    return ratio, p

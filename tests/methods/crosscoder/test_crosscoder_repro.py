@@ -44,10 +44,11 @@ def test_replies_call_four_in_a_hundred_times() -> None:
 
 
 def test_planted_directions_are_found_and_do_not_leak() -> None:
-    own, x = repro.planted(1, 4000)
+    own, fires, x = repro.planted(1, 4000)
     assert np.linalg.norm(own, axis=1) == pytest.approx(np.ones(6))
     assert x.shape == (4000, 2, 64)
-    found = repro.recover(1, 0.1, "sum", steps=60, rows=8000)
+    assert fires.mean() == pytest.approx(0.1, abs=0.01)
+    found = repro.recover(1, 0.1, steps=60, rows=8000)
     assert found["change"] == 0.0
     assert min(found["fve"]) > 0.2
 

@@ -148,12 +148,13 @@ def test_what_other_tools_read(folder: Path, tmp_path: Path, capsys: pytest.Capt
     w = load_file(out / "sae_weights.safetensors")
     flat = np.asarray(x.values).reshape(120, -1)
     pre = np.maximum(flat @ w["W_enc"] + w["b_enc"], 0)
-    pre[pre < np.sort(pre, axis=1)[:, -6:-5]] = 0
+    pre[pre <= w["threshold"]] = 0
     assert pre == pytest.approx(codes, abs=1e-4)
     with torch.no_grad():
         back = d(torch.from_numpy(np.array(x.values))).flatten(1).numpy()
     assert pre @ w["W_dec"] + w["b_dec"] == pytest.approx(back, abs=1e-4)
-    assert json.loads((out / "cfg.json").read_text())["d_in"] == 32
+    cfg = json.loads((out / "cfg.json").read_text())
+    assert (cfg["architecture"], cfg["d_in"]) == ("jumprelu", 32)
 
 
 def test_padding_and_company_change_no_captured_state(folder: Path) -> None:

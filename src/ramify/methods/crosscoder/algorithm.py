@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ramify.interp.dictionary import Dictionary, encode_rows
+from ramify.interp.dictionary import Dictionary, encode_rows, latent_scaling
 from ramify.interp.steer import Change, along, clamp, random_like, reachless, reconstruct, scale
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
@@ -87,6 +87,34 @@ def rank_features(
         )
         for i in chosen[np.argsort(-d[chosen], kind="stable")]
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Whether a feature of a dictionary is the tuned model's own."""
+
+    latent_scaling: float | None
+    """How much of it is in the base after all: 0 none, 1 as much; None where it never fires."""
+    p: float
+    """Of "a tenth of it or more is in the base", Holm's over the partition."""
+    own: bool
+    """That is refuted: p is at most the level."""
+
+
+def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", level: float = 0.05) -> dict[int, Owned]:
+    """Which features of a partition are the tuned model's own by what both models' states [N, 2, D] hold, not by which block they are in.
+
+    ``level`` bounds the chance that any is called so that is not. Raises UserError on an unknown partition.
+    """
+    pool = dictionary.partition(partition)
+    ratio, p = latent_scaling(dictionary, states, pool)
+    fires = np.isfinite(ratio)  # a feature that never fires is not tested
+    corrected = np.ones(len(pool))
+    corrected[fires] = holm(p[fires].tolist())
+    return {
+        int(i): Owned(float(r) if np.isfinite(r) else None, float(q), bool(q <= level))
+        for i, r, q in zip(pool, ratio, corrected, strict=True)
+    }
 
 
 def shortlist(ranked: Iterable[Ranked], on_tool: float = 0.3, on_plain: float = 0.1) -> list[Ranked]:

@@ -222,8 +222,8 @@ def export(
     dictionary: Dictionary, tool_codes: np.ndarray, features: Sequence[int], gain: float, target: int, folder: Path
 ) -> None:
     """Write what other tools read: ``directions.safetensors`` (``directions`` [F, D] of the target in its own units, ``steering`` [n, D], the
-    fixed vectors of ``features`` at ``gain``), ``directions.json``, and the dictionary as a TopK autoencoder over both models' states side by
-    side in the files of sae-lens (``cfg.json``, ``sae_weights.safetensors``), the normaliser folded in.
+    fixed vectors of ``features`` at ``gain``), ``directions.json``, and the dictionary as an autoencoder over both models' states side by
+    side in the files of sae-lens (``cfg.json``, ``sae_weights.safetensors``; JumpReLU, or TopK where k is per row), the normaliser folded in.
     """
     from safetensors.numpy import save
 
@@ -249,12 +249,17 @@ def export(
         "W_dec": decoder * spread,
         "b_dec": bias * spread + mean,
     }
+    if c.topk == "batch":
+        weights["threshold"] = dictionary.threshold.detach().cpu().numpy()
     write_whole(
         folder / "sae_weights.safetensors", save({k: np.ascontiguousarray(v, dtype=np.float32) for k, v in weights.items()})
     )
-    cfg = {
-        "architecture": "topk", "d_in": c.models * c.width, "d_sae": c.features, "k": c.k, "dtype": "float32", "device": "cpu",
-        "apply_b_dec_to_input": False, "normalize_activations": "none", "rescale_acts_by_decoder_norm": False, "reshape_activations": "none",
+    kind: dict[str, Any] = {"architecture": "topk", "k": c.k, "rescale_acts_by_decoder_norm": False}
+    if c.topk == "batch":
+        kind = {"architecture": "jumprelu"}
+    cfg = kind | {
+        "d_in": c.models * c.width, "d_sae": c.features, "dtype": "float32", "device": "cpu",
+        "apply_b_dec_to_input": False, "normalize_activations": "none", "reshape_activations": "none",
         "metadata": {"made_by": "ramify crosscoder", "input": "the states of model a, then of model b, at one position"},
     }  # fmt: skip
     write_whole(folder / "cfg.json", json.dumps(cfg, indent=1) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,16 +18,20 @@ from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import UserError
 from ramify.base.files import refusal, write_whole
-from ramify.interp.dictionary import PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit, latent_scaling
+from ramify.base.seeds import generator
+from ramify.interp.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.interp.steer import reconstruct
 from ramify.methods.crosscoder.algorithm import (
     Cell,
+    Owned,
     Ranked,
     best,
+    cohens_d,
     confirm,
     corrected,
     grid,
     no_reach,
+    owned,
     rank_features,
     search,
     shortlist,
@@ -87,13 +91,17 @@ class TrainOptions(FitConfig):
     features: int = Field(8192, ge=1)
     """size of the dictionary"""
     k: int = Field(45, ge=1)
-    """features active per prompt at most"""
+    """features active per prompt on average (with --topk row: at most)"""
     exclusive: float = Field(0.1, ge=0, le=0.5)
     """share of features that belong to each model alone; 0 is the plain crosscoder"""
-    start: Literal["tied", "random"] = "tied"
-    """first weights: encoder = decoder, or independent ones as in the paper"""
+    topk: Literal["batch", "row"] = "batch"
+    """k features on average, above a threshold kept with the weights, or the k largest of each prompt as in the paper"""
+    start: Literal["random", "tied"] = "random"
+    """first weights: independent ones, or encoder = decoder"""
     centred: bool = True
     """subtract the decoder's bias before encoding"""
+    control: bool = True
+    """train the same dictionary again on the base against itself, where nothing is the tuned model's own"""
     seed: int = 0
     """decides weights and order"""
 
@@ -175,15 +183,51 @@ def train(
     """Train a dictionary of both models' states; the normaliser is kept with the weights."""
     options = load(TrainOptions, flags=ctx.args)
     kept = States.load(states)
-    shape = {name: getattr(options, name) for name in ("features", "k", "exclusive", "start", "centred")}
-    made = Dictionary(DictionaryConfig(width=kept.values.shape[2], **shape), options.seed)
+    shape = {name: getattr(options, name) for name in ("features", "k", "topk", "exclusive", "start", "centred")}
     config = FitConfig(**{name: getattr(options, name) for name in FitConfig.model_fields})
-    with progress("train", config.steps, "steps", as_json, kept="nothing was written") as bar:
-        found = fit(made, kept.values, config, options.seed, lambda step, loss: bar.at(step, f"loss {loss:.4f}"))
-    made.save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found})
-    shown = {name: value for name, value in found.items() if name != "loss"} | {"out": str(out)}
+    pairs = {"tuned, base": kept.values}
+    if options.control:
+        pairs["base, base"] = np.broadcast_to(kept.values[:, 1:], kept.values.shape)
+    sample = np.sort(generator(options.seed, "own").permutation(len(kept.values))[:8192])
+    made: list[Dictionary] = []
+    found: list[dict[str, Any]] = []
+    with progress("train", config.steps * len(pairs), "steps", as_json, kept="nothing was written") as bar:
+        for name, values in pairs.items():
+            done = config.steps * len(made)
+            made.append(Dictionary(DictionaryConfig(width=values.shape[2], **shape), options.seed))
+            told = lambda step, loss: bar.at(done + step, f"{name}: loss {loss:.4f}")  # noqa: B023, E731
+            quality = fit(made[-1], values, config, options.seed, told)
+            found.append(quality | _own(made[-1], np.asarray(values[sample]), kept.tool[sample]))
+    against = {"base against base": {name: found[1][name] for name in ("l0", "own", "highest_d")}} if options.control else {}
+    made[0].save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found[0] | against})
+    verdict = _verdict(found[0]["own"], found[0]["tested"])
+    if options.control:
+        verdict += f" Of the base against itself: {len(found[1]['own'])}."
+    shown = {name: value for name, value in found[0].items() if name != "loss"} | against | {"verdict": verdict, "out": str(out)}
     rows = [[name, json.dumps(value) if isinstance(value, dict | list) else value] for name, value in shown.items()]
-    emit(shown, as_json, table(["number", "value"], rows))
+    emit(shown, as_json, table(["number", "value"], rows, verdict))
+
+
+def _own(made: Dictionary, values: np.ndarray, tool: np.ndarray) -> dict[str, Any]:
+    """The features of the tuned model's block that are its own, and the highest d in the block, which needs no difference of the models."""
+    partition = "a" if made.own else "all"
+    found = owned(made, values, partition)
+    codes = encode_rows(made, values)[:, made.partition(partition)]
+    both = min(tool.sum(), (~tool).sum()) > 1
+    return {
+        "own": [i for i, one in found.items() if one.own],
+        "tested": sum(one.latent_scaling is not None for one in found.values()),
+        "highest_d": float(cohens_d(codes[tool], codes[~tool]).max()) if both else None,
+    }
+
+
+def _verdict(own: list[int], tested: int) -> str:
+    """What :func:`owned` found, in a sentence."""
+    rule = f"less than {OWN:g} of it in the base, p <= 0.05 over the {tested} that fire"
+    if not own:
+        return f"Nothing stands out: no feature is the tuned model's own ({rule})."
+    named = ", ".join(map(str, own[:20])) + (" and more" if len(own) > 20 else "")
+    return f"{len(own)} feature{'s are' if len(own) > 1 else ' is'} the tuned model's own ({rule}): {named}."
 
 
 @app.command()
@@ -207,11 +251,10 @@ def rank(
     fires = (0.1 if short else 0.0) if threshold is None else threshold
     signed = rank_features(made, *_codes(made, kept), partition, fires)
     ranked = shortlist(signed) if short else signed
-    scaling = latent_scaling(made, np.asarray(kept.values), [one.feature for one in ranked])
-    rows = [
-        one.to_json() | {"latent_scaling": float(s) if np.isfinite(s) else None} for one, s in zip(ranked, scaling, strict=True)
-    ]
-    columns = [*(field.name for field in fields(Ranked)), "latent_scaling"]
+    scaling = owned(made, np.asarray(kept.values), partition)
+    rows = [one.to_json() | asdict(scaling[one.feature]) for one in ranked]
+    own, tested = [i for i, one in scaling.items() if one.own], sum(one.latent_scaling is not None for one in scaling.values())
+    columns = [field.name for kind in (Ranked, Owned) for field in fields(kind)]
     if out is not None:
         text = StringIO(newline="")
         writer = csv.DictWriter(text, columns)
@@ -219,10 +262,11 @@ def rank(
         writer.writerows(rows)
         write_whole(out, text.getvalue())
     shown = [list(row.values()) for row in rows[:top]]
+    verdict = _verdict(own, tested)
     emit(
-        {"tool_signed": len(signed), "features": rows},
+        {"tool_signed": len(signed), "own": own, "verdict": verdict, "features": rows},
         as_json,
-        table(columns, shown, f"{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
+        table(columns, shown, f"{verdict}\n{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
     )
 
 
