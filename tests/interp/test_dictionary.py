@@ -256,7 +256,7 @@ def test_bad_states() -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no dictionary"):
+    with pytest.raises(UserError, match="cannot read the dictionary"):
         Dictionary.load(tmp_path)
     d = make()
     with torch.no_grad():

@@ -216,7 +216,7 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(*rank, tmp_path / "no" / "rank.csv")[0] == 2
     assert "there is no folder" in capsys.readouterr().err
     assert run("crosscoder", "rank", tmp_path / "none", states)[0] == 2
-    assert capsys.readouterr().err == f"ramify: {tmp_path / 'none'} holds no dictionary: No such file or directory\n"
+    assert capsys.readouterr().err == f"ramify: cannot read the dictionary {tmp_path / 'none' / 'dictionary.json'}: No such file or directory\n"
     steer = ["crosscoder", "steer", tmp_path / "d", states, "--prompts", folder / "test.jsonl", "--raw", "--out", tmp_path / "s"]
     for options, words in (
         (["--features", "20"], "feature 20 does not exist"),
