@@ -17,6 +17,7 @@ import pytest
 from tight import SHORT, cut_off
 
 from ramify.base.errors import UserError
+from ramify.sandbox.child.kernel import TaskClock
 from ramify.sandbox.process import ProcessSandbox
 from ramify.sandbox.protocol import Outcome
 
@@ -361,6 +362,37 @@ def test_raising_its_own_limits(attack: Attack) -> None:
 def test_burning_processor_time_in_many_processes(attack: Attack) -> None:
     found = attack("import os\nfor _ in range(3): os.fork()\nwhile True: pass", limits=replace(SHORT, cpu_seconds=0.3))
     assert found.reason == "cpu"
+
+
+def counts() -> bool:
+    """Whether the kernel lets a process count the time of what it starts."""
+    try:
+        TaskClock()
+    except OSError:
+        return False
+    return True
+
+
+ORPHANS = (
+    "import os, signal, time\n"
+    "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    "for _ in range(40):\n"
+    "    if os.fork() == 0:\n"
+    "        end = time.process_time() + 0.02\n"
+    "        while time.process_time() < end: pass\n"
+    "        os._exit(0)\n"
+    "    try: os.waitpid(-1, 0)\n"  # until it has ended, which leaves no time of its behind
+    "    except ChildProcessError: pass\n"
+)
+
+
+def test_processor_time_of_children_that_nobody_waits_for(attack: Attack) -> None:
+    found = attack(ORPHANS)
+    assert found.ok
+    assert found.cpu_seconds <= found.seconds * (os.cpu_count() or 1) + 0.1
+    if counts():
+        assert found.cpu_seconds >= 0.8
+        assert attack(ORPHANS + ORPHANS, limits=replace(SHORT, cpu_seconds=0.8)).reason == "cpu"
 
 
 # --- not ending -----------------------------------------------------------------------------------------------------------------

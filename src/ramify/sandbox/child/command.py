@@ -62,7 +62,10 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
         if spec["clock"] is not None:
             _restart_clocks()
         kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
-    start = time.monotonic()
+    clock = None
+    with contextlib.suppress(OSError):
+        clock = kernel.TaskClock()
+    before, start = time.process_time(), time.monotonic()
     child = os.fork()
     if child == 0:
         try:
@@ -77,7 +80,7 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     theirs.close()
     for handle in fds.values():
         os.close(handle)
-    group = watch.Group(None if box.isolated else child)
+    group = watch.Group(None if box.isolated else child, clock=clock, own_seconds=before)
     answer: dict[str, Any] = {"reason": None}
     deadline = start + limits["seconds"]
     poll = select.poll()
@@ -109,7 +112,7 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     if not box.isolated:
         watch.end_descendants()
     answer.setdefault("seconds", time.monotonic() - start)
-    return _explained(answer, group, usage.ru_utime + usage.ru_stime - group.init_seconds)
+    return _explained(answer, group, max(usage.ru_utime + usage.ru_stime - group.init_seconds, group.counted()))
 
 
 def _explained(answer: dict[str, Any], group: watch.Group, spent: float) -> dict[str, Any]:

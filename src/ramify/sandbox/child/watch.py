@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ramify.sandbox.child.kernel import TaskClock
 
 _LONGEST = 16 << 20
 """Bytes read of a file of /proc; the longest a process can make is its list of 65,530 mappings."""
@@ -24,6 +28,15 @@ class Group:
     peak_bytes: int = 0
     cpu_seconds: float = 0.0
     init_seconds: float = 0.0
+    clock: TaskClock | None = None
+    """Counts this process and the group, where the kernel lets it."""
+    own_seconds: float = 0.0
+    """Processor time of this process when the clock began."""
+
+    def counted(self) -> float:
+        """Processor time of the group by the kernel's counter; 0 without one."""
+        own = time.process_time() - self.own_seconds + self.init_seconds
+        return 0.0 if self.clock is None else self.clock.seconds() - own
 
     def exceeds(self, limits: dict[str, Any]) -> str | None:
         """Sample the group; the name of the limit it breaks, if any: memory (all processes together), cpu, processes."""
@@ -42,7 +55,7 @@ class Group:
             own, waited = self._times(init)
             self.init_seconds = own / _TICK
             ticks += waited
-        self.cpu_seconds = max(self.cpu_seconds, ticks / _TICK)
+        self.cpu_seconds = max(self.cpu_seconds, ticks / _TICK, self.counted())
         if mapped > limits["memory_bytes"]:  # else nothing hidden can be more than that, either
             memory = self._whole(pids)
         self.peak_bytes = max(self.peak_bytes, memory)
