@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ramify.base.errors import UserError
+from ramify.base.seeds import generator
 from ramify.methods.early_decision.algorithm import (
     Cut,
     Transition,
@@ -24,6 +25,7 @@ from ramify.methods.early_decision.algorithm import (
     panel_agreement,
     segments,
     settle,
+    settling,
     thinking_effect,
     transitions,
     unbiased_variance,
@@ -67,6 +69,23 @@ def test_a_point_of_a_curve() -> None:
     assert point.to_json()["share"] == 0.2
     with pytest.raises(UserError, match=r"no prefix at 0\.4 has two"):
         continuation_point(0.4, "open", [1], [1], [True], ["a"])
+
+
+def test_what_settles_and_what_does_not() -> None:
+    """Few prompts, and values so skewed that Student's interval leaves out 0 too often."""
+    rng, found = generator(0, "settling"), 0
+    for seed in range(150):
+        prompts = []
+        for chance in rng.uniform(0.1, 0.9, 5):
+            ends, continued = rng.random(8) < chance, rng.binomial(8, chance, 4).tolist()
+            prompts.append(((int(ends.sum()), 8), [(bool(ends[i]), k, 8) for i, k in enumerate(continued)]))
+        found += settling(prompts, seed, 199)["p"] <= 0.05
+    assert found <= 15
+    settled = [((4, 8), [(bool(i % 2), 8 * (i % 2), 8) for i in range(4)]) for _ in range(3)]
+    told = settling(settled)
+    assert told["p"] == 0.001
+    assert told["value"] == pytest.approx(8 / 7)  # three or four of seven others were yes, and all or none behind each
+    assert settling(settled[:1])["interval"] is None
 
 
 def test_thinking_against_none() -> None:

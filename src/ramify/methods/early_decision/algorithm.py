@@ -105,6 +105,34 @@ def continuation_point(
     )
 
 
+def settling(
+    prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]], seed: int = 0, draws: int = 999
+) -> dict[str, Any]:
+    """Whether prefixes settle the outcome: mean over prefixes of the variance without any of the thinking minus that behind the prefix.
+
+    Each prompt has (yes, n) of its rollouts, three at least, and of each prefix the outcome of its own rollout, which is one of those and is
+    left out of them, and (yes, n) of its continuations [derived]. ``interval`` is over prompts; ``p``, two-sided, is that of outcomes
+    dealt anew within each prompt, which are as likely where what was thought has nothing to do with them, however few the prompts.
+    """
+    rng, dealt = generator(seed, "settling"), np.zeros(draws + 1)
+    gaps: list[float] = []
+    clusters: list[int] = []
+    for prompt, ((k, n), prefixes) in enumerate(prompts):
+        own, yes, size = (np.array(column, np.int64) for column in zip(*prefixes, strict=True))
+        seen = [k - int(own.sum()), *own.tolist(), *yes.tolist()]
+        groups = [n - len(own), *([1] * len(own)), *size.tolist()]
+        counts = np.vstack([seen, rng.multivariate_hypergeometric(groups, sum(seen), draws)])
+        own, yes = counts[:, 1 : 1 + len(own)], counts[:, 1 + len(own) :]
+        fallen = unbiased_variance(counts[:, :1] + own.sum(axis=1, keepdims=True) - own, np.array(n - 1))
+        fallen = fallen - unbiased_variance(yes, size)
+        dealt += fallen.sum(axis=1)
+        gaps += fallen[0].tolist()
+        clusters += [prompt] * len(size)
+    value, interval = clustered_mean(gaps, clusters, seed)
+    p = (1 + int((np.abs(dealt[1:]) >= abs(dealt[0]) - 1e-9).sum())) / (1 + draws)
+    return {"value": value, "interval": interval, "p": p}
+
+
 def thinking_effect(
     k_on: Sequence[int], n_on: Sequence[int], k_off: Sequence[int], n_off: Sequence[int], seed: int = 0
 ) -> dict[str, Any]:

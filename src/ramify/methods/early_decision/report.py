@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
@@ -21,19 +20,19 @@ from ramify.methods.early_decision.algorithm import (
     judge_cuts,
     oscillation_summary,
     panel_agreement,
+    settling,
     thinking_effect,
     told_apart,
-    unbiased_variance,
 )
 from ramify.methods.early_decision.run import Mode, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
 from ramify.render.page import html_table, page
-from ramify.stats.intervals import clustered_mean, clustered_proportion
+from ramify.stats.intervals import clustered_proportion
 from ramify.trace.growing import Growing
 
 LEVEL = 0.05
-"""Of the verdict on probes; that on turns has ``alpha``, the others 95 % intervals."""
+"""Of the verdicts on probes and continuations; that on turns has ``alpha``, that on the valley a 95 % interval."""
 AMBIGUOUS = (0.2, 0.8)
 """Share of yes, among rollouts that no prefix is taken from, within which a prompt is ambiguous."""
 
@@ -171,14 +170,11 @@ def _curves(study: Study) -> dict[str, Any] | None:
     def fall() -> dict[str, Any] | None:
         """Open variance with nothing kept minus that at the largest share, prefix by prefix; None where no prefix has both."""
         last = max((share for way, share, *_ in points if way == "open"), default=0.0)
-        both = [(row["prompt"], on[row["prompt"]][0] - row["outcome"], on[row["prompt"]][1] - 1, k, n) for way, share, row, k, n in points if (way, share) == ("open", last)]  # fmt: skip
-        both = [one for one in both if one[2] > 1 and one[4] > 1]
-        if not both:
-            return None
-        names, *counts = zip(*both, strict=True)
-        k0, n0, k, n = (np.array(value) for value in counts)
-        value, interval = clustered_mean(unbiased_variance(k0, n0) - unbiased_variance(k, n), names)
-        return {"share": last, "value": value, "interval": interval}
+        of: dict[str, list[tuple[bool, int, int]]] = {}
+        for way, share, row, k, n in points:
+            if (way, share) == ("open", last) and n > 1 and on[row["prompt"]][1] > 2:
+                of.setdefault(row["prompt"], []).append((row["outcome"], k, n))
+        return {"share": last} | settling([(on[name], rows) for name, rows in of.items()], study.config.seed) if of else None
 
     parts = sorted(set(slice_of.values()), key=lambda name: (name != "ambiguous", name))
     found = {part: curves({name for name in slice_of if slice_of[name] == part}, siblings) for part in parts}
@@ -296,15 +292,13 @@ def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
 def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the outcome becomes more (or less) settled as the thinking goes on, open: the one question curves of it are asked."""
     fall = found["open_fall"]
-    if fall is None or fall["interval"] is None or not fall["share"]:
+    if fall is None:
         return _verdict(
-            "",
-            "open variance was not measured both with nothing kept and further on, over two prompts and three rollouts of each",
+            "", "open variance was not measured both with nothing kept and further on, for three rollouts of a prompt"
         )
-    low, high = fall["interval"]
-    told = f"open variance falls by {fall['value']:.2f} (95 % interval {low:.2f} to {high:.2f}) from nothing kept to {fall['share']:.0%}"
-    what = "the thinking settles the outcome" if low > 0 else "the thinking unsettles the outcome" if high < 0 else ""
-    return _verdict(f"{what}: {told}" if what else "", f"the thinking is not shown to settle the outcome: {told}")
+    told = f"open variance falls by {fall['value']:.2f} from nothing kept to {fall['share']:.0%} (p = {fall['p']:.3f})"
+    what = "the thinking settles the outcome" if fall["value"] > 0 else "the thinking unsettles the outcome"
+    return _verdict(f"{what}: {told}" if fall["p"] <= LEVEL else "", f"the thinking is not shown to settle the outcome: {told}")
 
 
 def oscillation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
