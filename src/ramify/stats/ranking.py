@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.stats.intervals import FEW_CLUSTERS, Interval, normal_quantile
+from ramify.stats.intervals import Interval, normal_quantile
 
 _CHUNK = 1 << 22  # numbers of a resampling held at once
 
@@ -56,8 +56,8 @@ def auroc_interval(
 ) -> Interval | None:
     """Percentile interval of an AUROC, or of its difference to that of ``minus`` on the same attempts, resampling tasks.
 
-    All of shape (n,). Resamples with one class are left out; None where the attempts have one class or one task. Below 50 tasks the
-    percentiles are those that Student's t asks for (Hesterberg 2015, expanded percentiles).
+    All of shape (n,). Resamples with one class are left out; None where the attempts have one class or one task. The percentiles are
+    those that Student's t asks for with so many tasks (Hesterberg 2015, expanded percentiles).
     """
     x, y = _checked(scores, labels)
     codes = _codes(tasks)
@@ -74,11 +74,9 @@ def auroc_interval(
             values = values - _weighted(np.asarray(minus, np.float64), y, weights)
         found.append(values)
     every = np.concatenate(found)
-    tail = (1 - level) / 2
-    if count < FEW_CLUSTERS:
-        from scipy.special import ndtr, stdtrit
+    from scipy.special import ndtr, stdtrit
 
-        tail = float(ndtr(stdtrit(count - 1, tail) * math.sqrt(count / (count - 1))))
+    tail = float(ndtr(stdtrit(count - 1, (1 - level) / 2) * math.sqrt(count / (count - 1))))
     low, high = np.nanquantile(every, [tail, 1 - tail])
     return float(low), float(high)
 

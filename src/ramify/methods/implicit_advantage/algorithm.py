@@ -163,6 +163,18 @@ def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return order[first]
 
 
+def chance_of_choice(won: float, shares: np.ndarray) -> float:
+    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than a draw.
+
+    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a drawn one did. Exact: a sum of independent coins.
+    """
+    law = np.ones(1)
+    for share in shares:
+        law = np.convolve(law, [1 - share, share])
+    at = round(won)
+    return float(min(1.0, 2 * min(law[: at + 1].sum(), law[at:].sum())))
+
+
 def noise_floor(n_tokens: np.ndarray, sd_per_token: float, beta: float = 1.0) -> np.ndarray:
     """How large |A_sum| of a step of ``n_tokens`` (n,) can be by rounding alone: three deviations of that many independent errors."""
     floor: np.ndarray = 3.0 * beta * sd_per_token * np.sqrt(n_tokens)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.implicit_advantage.mdp import Layered, Walks, optimum, walk
+from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.stats.nulls import Case, Repetition
 
 METHOD = "implicit-advantage"
@@ -72,8 +73,8 @@ def _ranks_luck(rep: Repetition) -> bool:
 
 
 def _chooses_luck(rep: Repetition) -> bool:
-    low, high = rep.verb(METHOD, "select", "--scores", _luck(rep), "--best-of", ATTEMPTS)["by"]["sum/mean"]["gain_interval"]
-    return bool(low > 0 or high < 0)
+    row = rep.verb(METHOD, "select", "--scores", _luck(rep), "--best-of", ATTEMPTS)["by"]["sum/mean"]
+    return bool(row["gain_p"] <= LEVEL)
 
 
 def _blames_itself(rep: Repetition) -> bool:

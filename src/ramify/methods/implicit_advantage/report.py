@@ -198,7 +198,7 @@ def select(
     """The best of the first ``n`` attempts at each task, by the grade or by ``scores`` (N,), and what choosing was worth.
 
     ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval over tasks
-    (None of one task). Tasks with an attempt whose end is unknown are chosen in, but not counted.
+    (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been drawn. Tasks with an attempt whose end is unknown are chosen in, but not counted.
     """
     for i, record in enumerate(records, 1):
         if group not in record:
@@ -232,6 +232,7 @@ def select(
     shares = {"best_of": won, "mean": mean, "oracle": oracle, "gain": won - mean}
     out |= {name: float(values.mean()) if len(values) else None for name, values in shares.items()}
     out["gain_interval"] = _list(clustered_mean(won - mean, range(len(won)))[1]) if len(won) else None
+    out["gain_p"] = algorithm.chance_of_choice(float(won.sum()), mean) if len(won) else None
     return out
 
 
@@ -345,13 +346,10 @@ def verdict_on_choice(row: Mapping[str, Any], by: str) -> str:
     """What choosing ``by`` a scorer gained over the mean attempt, from its row of :func:`select`."""
     if not row["counted"]:
         return f"chosen by {by}; what that gained is unknown: the ends of no task are all known"
-    if row["gain_interval"] is None:
-        return f"chosen by {by}; one task whose ends are known does not tell what that gained"
-    low, high = row["gain_interval"]
-    gain = f"{row['gain']:+.3f} ({low:+.3f} to {high:+.3f}) over the mean of {row['best_of_n']} at {row['counted']} tasks"
-    if low > 0 or high < 0:
-        return f"choosing by {by} {'gained' if low > 0 else 'lost'} success: {gain}"
-    return f"nothing stands out: choosing by {by} changed success by no more than chance may, {gain}"
+    gain = f"{row['gain']:+.3f} over the mean of {row['best_of_n']} at {row['counted']} tasks (p {row['gain_p']:.2g})"
+    if row["gain_p"] <= LEVEL:
+        return f"choosing by {by} {'gained' if row['gain'] > 0 else 'lost'} success: {gain}"
+    return f"nothing stands out: choosing by {by} changed success by no more than drawing may, {gain}"
 
 
 def _written(name: str) -> str:

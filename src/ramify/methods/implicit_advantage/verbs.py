@@ -153,7 +153,7 @@ def select(
             rows[name] = reports.select(records, cell, best_of, group, values)
     if out is not None:
         write_rows(out, chosen)
-    columns = ("best_of", "mean", "oracle", "gain", "gain_interval", "counted")
+    columns = ("best_of", "mean", "oracle", "gain", "gain_interval", "gain_p", "counted")
     lines = [[name, *(_text(row[c]) for c in columns)] for name, row in rows.items()]
     text = f"{verdict}\n\n{table(['chosen by', *columns], lines)}\n\n"
     text += table([group, "chosen", "score"], [[c[group], c["trajectory_id"], c["score"]] for c in chosen[:20]])
