@@ -7,6 +7,7 @@ at which drafts are cut short now and then: cutting is where a schedule could go
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.engine.verify import rejection
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.stats.checks import Check
+from ramify.stats.intervals import wilson
 from ramify.stats.tests import chi_square
 
 LOADS = (1, 8, 32)
@@ -38,6 +40,8 @@ FEW = 4
 """Tokens left at each position for the test by samples, so that whole outputs of three tokens can be counted."""
 LENGTH = 3
 TOLERANCE, LEAST_P = 1e-12, 1e-3
+FEW_OPEN = 10.0
+"""Variance of a number of accepted drafts below which it is not taken as normal: nearly all of their chances are 0 or 1."""
 MEASURED = 64
 """Verified drafts with different pasts at which the law of verification is measured."""
 HALVINGS = 50
@@ -70,6 +74,8 @@ class _Watched(Speculator):
         """By past: the sum of the laws said to be drawn from, and how often each token was drafted, [V] each."""
         self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
         """By past: the target's logits and the drafter's weights, [V] each, and the settings."""
+        self.acceptances: list[tuple[np.ndarray, np.ndarray]] = []
+        """By pass: of the drafts that were reached, the chance of being accepted that their laws give, and whether they were."""
 
     def _draft(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> tuple[list[list[int]], np.ndarray]:
         tokens, confidence = super()._draft(arena, rows, slots, depth)
@@ -92,7 +98,31 @@ class _Watched(Speculator):
                 if past not in self.verified and len(self.verified) < MEASURED:
                     self.verified[past] = logits[entry + k].clone(), self._weights[k][place].clone(), row.job.settings
             entry += len(draft) + 1
-        return super()._verify(logits, rows, drafts, places, by_coupling)
+        emitted = super()._verify(logits, rows, drafts, places, by_coupling)
+        if not by_coupling:
+            self._count_accepted(logits, rows, drafts, places, [len(made.tokens) - 1 for made in emitted])
+        return emitted
+
+    def _count_accepted(
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], stayed: Sequence[int]
+    ) -> None:
+        """Keep what became of every draft that was reached; the first ``stayed[i]`` of row i were accepted."""
+        each = [
+            (row.job.settings, not row.logprobs and k == 0)
+            for row, d in zip(rows, drafts, strict=True)
+            for k in range(len(d) + 1)
+        ]
+        p = _whole(laws(logits, [s for s, _ in each], [first for _, first in each])[1].exp())
+        q = _whole(torch.stack(self._weights, dim=1))
+        starts = np.cumsum([0, *(len(draft) + 1 for draft in drafts[:-1])]).tolist()
+        reached = [
+            (start + k, place, k, draft[k], k < n)
+            for start, place, draft, n in zip(starts, places, drafts, stayed, strict=True)
+            for k in range(min(n + 1, len(draft)))
+        ]
+        if reached:
+            e, r, k, token, kept = (np.array(column) for column in zip(*reached, strict=True))
+            self.acceptances.append((np.minimum(1.0, (p[e, token] / q[r, k, token]).cpu().numpy()), kept.astype(bool)))
 
     def apart(self) -> float:
         """The largest :func:`distance` over the verified drafts that were kept; 0 without any."""
@@ -174,15 +204,19 @@ def verify(
 ) -> list[Check]:
     """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
     ``loads`` requests at once; the engine's verification of a token, measured, has the target's law to 1e-12; drafts follow the law that
-    verification is told, and ``draws`` outputs of three tokens the target's law. Last, :func:`control`.
+    verification is told, and ``draws`` outputs of three tokens the target's law; over all schedules, as many drafts are accepted as their
+    laws say. Last, :func:`control`.
 
     ``model`` draws without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
-    schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts.
+    schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts and for an unknown
+    schedule.
     """
     if not prompts:
         raise UserError("checking a pair needs at least one prompt")
     block = drafter.config.block
     names = schedules or ("fixed:1", f"fixed:{block}", "threshold:0.5", "greedy", "stale2")
+    for name in names:
+        schedule_of(name, block, costs or _Costs())
     given = [prompts[i % len(prompts)] for i in range(max(len(prompts), max(loads)))]
     progress.begin(len(names), 0, "without drafts", "schedules")
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
@@ -190,7 +224,8 @@ def verify(
     wanted = {s.temperature: _draw(plain, given, s, max(loads), seed) for s in (settings, greedy)}
     few = Sampling(max_tokens=LENGTH + 2, top_k=FEW)
     outcomes, law = output_law(plain, given[0], few, LENGTH)
-    checks = []
+    checks: list[Check] = []
+    reached: list[tuple[np.ndarray, np.ndarray]] = []
     for i, name in enumerate(names):
         progress.at(i, phase=name)
 
@@ -206,14 +241,34 @@ def verify(
                 differ += sum(not _same(a, b, bits) for a, b in zip(made, wanted[sampling.temperature], strict=True))
             checks.append(_check(f"{name}: {title} that differ", differ, len(loads) * len(given), seed, "==", 0.0))
         sampled, watched = speculating("rejection")
-        counts = _count(sampled, given[0], few, draws, outcomes, seed)
+        counts = _count(sampled, given[0], few, draws, outcomes, seed, name)
+        reached += watched.acceptances
         seen = len(watched.verified)
         checks.append(_check(f"{name}: distance of the law of a verified token", watched.apart(), seen, seed, "<", TOLERANCE))
         drafted = sum(int(count.sum()) for _, count in watched.drawn.values())
         checks.append(_check(f"{name}: p of drafts, chi-square", watched.p_of_drafts(), drafted, seed, ">", LEAST_P))
         p_value = chi_square(counts, law)[1]
         checks.append(_check(f"{name}: p of {LENGTH}-token outputs, chi-square", p_value, draws, seed, ">", LEAST_P))
-    return checks + control(draws, seed)
+    return checks + _accepted(reached, seed) + control(draws, seed)
+
+
+def _accepted(reached: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:
+    """The share of drafts that were accepted, and the two-sided p of their number against the sum of their chances.
+
+    Given the past a draft is accepted with its chance, so the number less the sum of the chances is a martingale: asymptotically normal
+    with the sum of their variances. Where that sum is small, Chebyshev's bound stands in.
+    """
+    chance, kept = (
+        (np.concatenate([[], *column]) for column in zip(*reached, strict=True)) if reached else (np.empty(0), np.empty(0))
+    )
+    n, k, variance = len(kept), int(kept.sum()), float((chance * (1 - chance)).sum())
+    off = abs(k - float(chance.sum()))
+    if variance >= FEW_OPEN:
+        p_value = math.erfc(off / math.sqrt(2 * variance))
+    else:
+        p_value = min(1.0, variance / off**2) if off > 0.5 else 1.0
+    share = Check("all schedules: drafts accepted", k / n if n else math.nan, wilson(k, n) if n else None, n, (seed,), "report")
+    return [share, _check("all schedules: p of accepted drafts, against their chances", p_value, n, seed, ">", LEAST_P)]
 
 
 class _Coin(Drafter):
@@ -265,7 +320,7 @@ def control(draws: int, seed: int) -> list[Check]:
     checks = []
     for name, schedule, op in (("biased control is caught", Anticipating(), "<"), ("both drafts always", Fixed(2), ">")):
         made = plain.speculating(_Watched(drafter, schedule, plain.forward.layers, "rejection"))
-        p_value = chi_square(_count(made, prompt, settings, draws, outcomes, seed), law)[1]
+        p_value = chi_square(_count(made, prompt, settings, draws, outcomes, seed, name), law)[1]
         checks.append(_check(f"example of section 8, {name}: p of {LENGTH}-token outputs", p_value, draws, seed, op, LEAST_P))
     return checks
 
@@ -317,10 +372,19 @@ def output_law(
 
 
 def _count(
-    model: LocalModel, prompt: np.ndarray, settings: Sampling, draws: int, outcomes: dict[tuple[int, ...], int], seed: int
+    model: LocalModel,
+    prompt: np.ndarray,
+    settings: Sampling,
+    draws: int,
+    outcomes: dict[tuple[int, ...], int],
+    seed: int,
+    name: str,
 ) -> np.ndarray:
-    """How often each outcome came, int [outcomes]; one outside them would be the last, with probability 0."""
-    keys = [place_key(seed, "lossless", "sample", i) for i in range(draws)]
+    """How often each outcome came, int [outcomes]; one outside them would be the last, with probability 0.
+
+    The samples are those of ``name``: schedules that shared theirs would repeat one another's accidents.
+    """
+    keys = [place_key(seed, "lossless", "sample", name, i) for i in range(draws)]
     made = asyncio.run(model.sample(Prefix(prompt), draws, settings, keys))
     length = len(next(iter(outcomes)))
     found = [outcomes.get(tuple(draw.tokens[:length].tolist()), -1) for draw in made if draw.tokens is not None]

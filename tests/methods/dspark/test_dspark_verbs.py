@@ -176,9 +176,13 @@ def test_bench_and_verification_run_on_the_pair(pair: tuple[str, Path], call: Ca
     code, text = call("bench", target, str(out), "--loads", "1", "--turns", "3", "--tokens", "8", "--n", "6", "--json")
     assert code == 0
     assert {row["name"] for row in json.loads(text)["domains"]} == {"plain", "drafter"}
-    code, text = call("verify-lossless", target, str(out), "--n", "3", "--draws", "1000", "--json")
+    code, text = call("verify-lossless", target, str(out), "--n", "3", "--draws", "1000", "--schedule", "fixed:2", "--json")
     assert code == 0
-    assert json.loads(text)["passed"]
+    found = json.loads(text)
+    assert found["passed"]
+    names = [check["name"].split(": ")[0] for check in found["checks"]]
+    assert set(names[:5]) == {"fixed:2"}
+    assert names[5:7] == ["all schedules"] * 2
 
 
 def test_prompts_of_a_file(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:
@@ -198,6 +202,7 @@ def test_prompts_of_a_file(pair: tuple[str, Path], tmp_path: Path, call: Call) -
         (["calibrate", "{target}", "{empty}"], 2, "holds no drafter"),
         (["calibrate", "{target}", "{out}", "--n", "2", "--tokens", "2"], 2, "give longer replies"),
         (["profile", "{target}", "{out}", "--loads", "one"], 2, "no list of numbers"),
+        (["verify-lossless", "{target}", "{out}", "--schedule", "gredy"], 2, "unknown schedule 'gredy' (did you mean 'greedy'?)"),
         (["profile", "{target}", "{out}", "--loads", "0"], 2, "at least one request"),
         (["train", "chat:gpt@http://localhost:1", "--out", "x"], 4, "behind an endpoint"),
         (["train", "nothing", "--out", "x"], 2, "neither 'builtin' nor 'hf:PATH'"),

@@ -191,9 +191,12 @@ def verify(
     given: Sequence[np.ndarray],
     seed: int,
     draws: int,
+    schedules: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[bool, list[Check]]:
     """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.engine.lossless.verify` on it."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
-    return costs is not None, lossless.verify(target.model, drafter, given, seed, draws, costs=costs, progress=progress)
+    return costs is not None, lossless.verify(
+        target.model, drafter, given, seed, draws, costs=costs, schedules=schedules, progress=progress
+    )

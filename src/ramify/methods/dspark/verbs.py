@@ -222,6 +222,10 @@ def verify_lossless(
     raw: Raw = False,
     n: Count = 8,
     draws: Annotated[int, typer.Option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
+    schedules: Annotated[
+        list[str] | None,
+        typer.Option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -232,7 +236,7 @@ def verify_lossless(
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")
     with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
-        profiled, checks = run.verify(opened, drafter, given, seed, draws, bar)
+        profiled, checks = run.verify(opened, drafter, given, seed, draws, schedules or (), bar)
     passed = all(one.status in ("pass", "reported") for one in checks)
     title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
