@@ -259,44 +259,61 @@ class _Summaries:
     def __init__(self) -> None:
         self._known: set[str] = set()
         """Messages of the conversation, by their marks."""
-        self._tail: list[tuple[Node, Sequence[Said]]] = []
+        self._tail: list[_Asked] = []
         """The newest call, and those right before it that know nothing of the conversation."""
         self._first = ""
 
     def add(self, node: Node, shown: Sequence[Said]) -> list[str]:
         """The next call. Returns those before it that turn out to be whoever compacts'."""
         found: list[str] = []
-        marks = set(map(_mark, shown))
-        if self._tail and self._tail[-1][0].id != self._first and self._goes_on(marks) and _sums_up(*self._tail[-1], shown):
-            last, given = self._tail.pop()
-            found, texts = [last.id], [_flat(message.text) for message in given]
-            while self._tail and not _own(self._tail[-1][1]) & (self._known | marks):
-                part, given = self._tail.pop()
-                if not any(_gist(part)[:_START] in text for text in texts):
+        call = _Asked.of(node, shown)
+        if self._tail and self._tail[-1].node.id != self._first and self._goes_on(call) and _sums_up(self._tail[-1], call):
+            last = self._tail.pop()
+            found, texts = [last.node.id], [_flat(message.text) for message in last.shown]
+            while self._tail and not self._tail[-1].own & (self._known | call.marks):
+                part = self._tail.pop()
+                if not any(_gist(part.node)[:_START] in text for text in texts):
                     break
-                found.append(part.id)
-                texts += [_flat(message.text) for message in given]
+                found.append(part.node.id)
+                texts += [_flat(message.text) for message in part.shown]
         self._first = self._first or node.id
-        if found or not self._known or _own(shown) & self._known:
-            for call in self._tail:
-                self._known |= _marks(*call)
+        if found or not self._known or call.own & self._known:
+            for one in self._tail:
+                self._known |= {*one.marks, one.reply}
             self._tail = []
         if found or not self._known:
-            self._known |= marks
-        self._tail.append((node, shown))
+            self._known |= call.marks
+        self._tail.append(call)
         return found
 
-    def _goes_on(self, marks: Set[str]) -> bool:
-        return bool(marks & self._known.union(*(_marks(*call) for call in self._tail[:-1])))
+    def _goes_on(self, call: _Asked) -> bool:
+        """Whether a call holds a message of the conversation."""
+        return bool(call.marks & self._known) or any(call.marks & {*one.marks, one.reply} for one in self._tail[:-1])
 
 
-def _sums_up(node: Node, given: Sequence[Said], then: Sequence[Said]) -> bool:
-    """Whether a call that was ``given`` messages, and answered as ``node``, made what stands in the next request ``then``."""
-    gist, old = _gist(node), set(map(_mark, given))
-    if len(gist) < _SHORTEST or node.data.get("tool_calls") or _mark(Said(node.role, node.text, node.data)) in map(_mark, then):
+class _Asked(NamedTuple):
+    """A logged call: what was shown, and the marks of it, of it without the system's messages, and of the reply."""
+
+    node: Node
+    shown: Sequence[Said]
+    marks: Set[str]
+    own: Set[str]
+    reply: str
+
+    @classmethod
+    def of(cls, node: Node, shown: Sequence[Said]) -> _Asked:
+        marks = [(_mark(message), message.role) for message in shown]
+        own = {mark for mark, role in marks if role != "system"}
+        return cls(node, shown, {mark for mark, _ in marks}, own, _mark(Said(node.role, node.text, node.data)))
+
+
+def _sums_up(call: _Asked, then: _Asked) -> bool:
+    """Whether the reply to ``call`` is what stands in the next request ``then``."""
+    gist = _gist(call.node)
+    if len(gist) < _SHORTEST or call.node.data.get("tool_calls") or call.reply in then.marks:
         return False
-    asked = _flat(given[-1].text)[:20] if given else ""
-    new = [_flat(m.text) for m in then if m.role in ("user", "system") and _mark(m) not in old]
+    asked = _flat(call.shown[-1].text)[:20] if call.shown else ""
+    new = [_flat(m.text) for m in then.shown if m.role in ("user", "system") and _mark(m) not in call.marks]
     # a harness that lays the whole conversation out as one text repeats replies as well, below what it asked before
     return any(
         gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (asked and text.startswith(asked)) for text in new
@@ -318,14 +335,6 @@ def _gist(node: Node) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
-
-
-def _own(shown: Sequence[Said]) -> set[str]:
-    return {_mark(message) for message in shown if message.role != "system"}
-
-
-def _marks(node: Node, shown: Sequence[Said]) -> set[str]:
-    return {*map(_mark, shown), _mark(Said(node.role, node.text, node.data))}
 
 
 def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
