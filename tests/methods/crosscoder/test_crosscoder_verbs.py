@@ -133,6 +133,41 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
 
 
+def test_a_model_against_itself_has_nothing_of_its_own(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states, made = tmp_path / "states", tmp_path / "dictionary"
+    corpora = ["--tool", folder / "tool.jsonl", "--plain", folder / "plain.jsonl"]
+    assert run("crosscoder", "capture", *pair(folder, "base"), "--layer", 2, *corpora, "--raw", "--out", states)[0] == 0
+    options = ["--features", 40, "--k", 6, "--exclusive", 0.3, "--steps", 60, "--batch", 32, "--lr", 0.01]
+    assert run("crosscoder", "train", states, "--out", made, *options)[0] == 0
+    assert "Nothing stands out: no feature is the tuned model's own" in capsys.readouterr().out
+    assert run("crosscoder", "rank", made, states, "--json")[0] == 0
+    found = told(capsys)
+    assert found["own"] == []
+    assert found["verdict"].startswith("Nothing stands out")
+    fire = [one for one in found["features"] if one["latent_scaling"] is not None]
+    assert fire
+    assert [one["latent_scaling"] for one in fire] == pytest.approx([1.0] * len(fire), abs=1e-3)
+
+
+def test_directions_of_one_model_are_called_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 14 directions 2 are in the tuned model alone; the control says that of the base against itself there is none."""
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(16, 16)))[0][:14]
+    fires = (rng.random((2000, 14)) < 0.1) * rng.uniform(0.5, 1.5, (2000, 14))
+    values = np.stack([fires @ directions, fires[:, :12] @ directions[:12]], axis=1) + 0.02 * rng.normal(size=(2000, 2, 16))
+    States(values.astype(np.float32), np.arange(2000) < 1000).save(tmp_path / "states")
+    options = ["--features", 32, "--k", 3, "--exclusive", 0.2, "--steps", 400, "--batch", 64, "--lr", 0.005, "--json"]
+    assert run("crosscoder", "train", tmp_path / "states", "--out", tmp_path / "made", *options)[0] == 0
+    found = told(capsys)
+    assert found["own"]
+    assert found["base against base"]["own"] == []
+    assert found["verdict"].endswith("Of the base against itself: 0.")
+    own = Dictionary.load(tmp_path / "made")[0].directions(0)[found["own"]].numpy()
+    cosine = directions @ (own / np.linalg.norm(own, axis=1, keepdims=True)).T
+    assert set(cosine.argmax(axis=0)) <= {12, 13}
+    assert cosine.max(axis=0).min() > 0.9
+
+
 def test_what_other_tools_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states, made, out = tmp_path / "states", tmp_path / "dictionary", tmp_path / "out"
     assert do_capture(folder, states, "--dtype", "float32") == 0
@@ -216,7 +251,10 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(*rank, tmp_path / "no" / "rank.csv")[0] == 2
     assert "there is no folder" in capsys.readouterr().err
     assert run("crosscoder", "rank", tmp_path / "none", states)[0] == 2
-    assert capsys.readouterr().err == f"ramify: cannot read the dictionary {tmp_path / 'none' / 'dictionary.json'}: No such file or directory\n"
+    assert (
+        capsys.readouterr().err
+        == f"ramify: cannot read the dictionary {tmp_path / 'none' / 'dictionary.json'}: No such file or directory\n"
+    )
     steer = ["crosscoder", "steer", tmp_path / "d", states, "--prompts", folder / "test.jsonl", "--raw", "--out", tmp_path / "s"]
     for options, words in (
         (["--features", "20"], "feature 20 does not exist"),
