@@ -72,6 +72,12 @@ def test_training_cells_move_the_model(cache: None) -> None:
     one, again = (repro.training_cell(RECIPE, 0, [row], 20, 1e-2, 5) for _ in range(2))
     assert one == again
     assert set(one) == {"greedy", "sampled"}
+    found = repro.pairs_cell(RECIPE, 0, 2, 0, 2)["dense"]  # the replies with what each tested token changed
+    assert [len(reply["logprobs"]) for reply in found] == [len(reply["reply"]) for reply in found]
+    assert all(reply["moved"] for reply in found)
+    assert set(repro.dense_cell(RECIPE, 0, found, 2, 1e-2, 5)) == {"greedy", "sampled"}
+    untrained = repro.dense_cell(RECIPE, 0, [], 2, 1e-2, 5)
+    assert untrained == repro.dense_cell(RECIPE, 0, [found[0] | {"moved": [[1, 0.0]]}], 2, 1e-2, 5)
     found = repro.policy_cell(RECIPE, 0, 1.0, 1e-3, 5, 5)
     assert found["updates"] == 1
     assert found["tokens"] == pytest.approx(300, abs=180)

@@ -22,7 +22,7 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Chances, Problem, TokenForks
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.checks import Cells, Check
-from ramify.stats.drops import Counts
+from ramify.stats.drops import Counts, standard_error
 from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
 from ramify.stats.martingale import simulate
 from ramify.stats.passk import pass_at_k
@@ -247,17 +247,29 @@ async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 async def _advantages(one: Scanned, forks: TokenForks) -> dict[str, Any]:
-    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out."""
+    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out.
+
+    Of candidates the fresh forks count, which did not choose them.
+    """
     trace, pi = one.trace, (await forks.chances(one.trace)).pi
     assert pi is not None
-    known = [(t, c.rate) for t, c in enumerate(trace.potentials) if c is not None and c.n]
-    moved = {t: now - before for (_, before), (t, now) in itertools.pairwise(known) if pi[t - 1] < 1 - DELTA}
+    known = [(t, c) for t, c in enumerate(trace.potentials) if c is not None and c.n]
+    counts = {t: (before, now) for (_, before), (t, now) in itertools.pairwise(known) if pi[t - 1] < 1 - DELTA}
+    counts |= {cliff.t: cliff.fresh for cliff in one.cliffs if cliff.fresh is not None}
+    moved = {t: _shrunk(*pair) for t, pair in counts.items()}
     return {
         "prompt": list(trace.prompt_ids),
         "reply": list(trace.response_ids),
         "logprobs": list(trace.logprobs),
         "moved": sorted(moved.items()),
     }
+
+
+def _shrunk(before: Counts, now: Counts) -> float:
+    """What a token changed, the less the smaller it is against its standard error: most tokens change nothing, and their noise would add up."""
+    gain = now.rate - before.rate
+    se = standard_error(*(Counts(c.k + 1, c.n + 2) for c in (before, now)))
+    return gain * max(0.0, 1 - (se / gain) ** 2) if gain else 0.0
 
 
 def _tried(one: Examined) -> list[dict[str, Any]]:
@@ -268,7 +280,7 @@ def _tried(one: Examined) -> list[dict[str, Any]]:
             "prompt": prompt,
             "reply": [c.token_id],
             "logprobs": [math.log(c.q)],
-            "moved": [[1, c.q * (c.counts.rate - one.prev.rate)]],
+            "moved": [[1, c.q * _shrunk(one.prev, c.counts)]],
         }
         for c in one.candidates
         if c.token_id != token and c.counts.n and one.prev.n
@@ -308,7 +320,8 @@ def dense_cell(
     from ramify.train.loop import TrainConfig, Trainer
 
     lab, made = Lab(recipe, seed), []
-    size = np.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]]))
+    rows = [row for row in rows if any(value for _, value in row["moved"])]
+    size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
     for row in rows:
         start, tokens = len(row["prompt"]), np.array([*row["prompt"], *row["reply"]], np.int32)
         streams = {"advantage": np.zeros(len(tokens), np.float32), "logprobs": np.zeros(len(tokens), np.float32)}
@@ -384,8 +397,8 @@ _SIZES = {
     ),
     "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), {"accuracy": 0.15, "every": 5}, 30, 10, 0.25, 5.0, 0.95, 0.25, 60),
 }  # fmt: skip
-#: shown pairs per pair of the largest set; learning rates of the preference and of the policy gradient
-EPOCHS, RATE, POLICY_RATE = 4, 1e-5, 3e-4
+#: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and on replies
+EPOCHS, RATE, DENSE_RATE, POLICY_RATE = 4, 1e-5, 1e-4, 3e-4
 GREEDY = "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and there are few pairs: see docs/methods/cliffs.md"
 DENSE = "few replies, each potential measured on a few forks: see docs/methods/cliffs.md"
 NEAR = "many of these drops lie near the least detectable one, where chance decides; a faithful scan repeated finds fewer: see docs/methods/cliffs.md"
@@ -615,7 +628,7 @@ def _training(plan: _Size, cells: Cells) -> list[Check]:
             if rows[arm]:
                 shown = EPOCHS * len(rows["cliffs"])
                 jobs[f"{arm}, seed {seed}"] = {**common[seed], "rows": rows[arm], "shown": shown, "lr": RATE}
-        dense[f"dense advantages, seed {seed}"] = {**common[seed], "rows": rows["dense"], "passes": EPOCHS, "lr": POLICY_RATE}
+        dense[f"dense advantages, seed {seed}"] = {**common[seed], "rows": rows["dense"], "passes": EPOCHS, "lr": DENSE_RATE}
         tokens = sum(block["tokens"] for block in own) / 10
         policy[f"policy gradient, seed {seed}"] = {**common[seed], "tokens": tokens, "lr": POLICY_RATE, "known": 800}
     done = cells.map(training_cell, jobs) | cells.map(dense_cell, dense) | cells.map(policy_cell, policy)
