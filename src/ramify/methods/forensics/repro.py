@@ -55,10 +55,6 @@ SHARED = {"sentence": SAID, "forbid": SAID, "stack": SAID}
 PLANTED = (1 - (float(tedium(np.array(258))) - NEVER) / (FOLLOWS - NEVER)) * (FOLLOWS - NEVER)
 """(1 - pi) Delta of the planted sentence: .213."""
 
-_COSTS = "its lever must show at .05 over all eight tests of the battery with 150 runs a cell: docs/methods/forensics.md"
-LEVER = {"confused": _COSTS, "evasive": _COSTS}
-"""Motives that hang on one lever -> why they may be named in fewer than 18 of 20 seeds."""
-
 WORLDS = (
     "pre-commit",
     "funding-email",
@@ -205,10 +201,8 @@ class _Found:
     def each(self, kind: str, what: Callable[[dict[str, Any]], Any]) -> list[Any]:
         return [what(cell[kind]) for cell in self.cells.values()]
 
-    def share(
-        self, name: str, hits: Sequence[bool], op: str = "report", threshold: float | None = None, known_miss: str = ""
-    ) -> Check:
-        return Check.share(name, sum(hits), len(hits), self.seeds, op, threshold, known_miss)
+    def share(self, name: str, hits: Sequence[bool], op: str = "report", threshold: float | None = None) -> Check:
+        return Check.share(name, sum(hits), len(hits), self.seeds, op, threshold)
 
     def worst(self, name: str, values: Sequence[float], op: str, threshold: float) -> Check:
         return Check(f"{name}, largest", max(values), None, len(values), self.seeds, op, threshold)
@@ -354,9 +348,7 @@ def _verdicts(found: _Found, quick: bool) -> list[Check]:
     gap = Check("protocol - best simple reading, share named", float(ahead.mean()), interval, n, found.seeds, *wanted)
     return [
         *(
-            found.share(
-                f"protocol names {kind}", [ours[seed, kind] == [kind] for seed in found.seeds], ">=", 0.9, LEVER.get(kind, "")
-            )
+            found.share(f"protocol names {kind}", [ours[seed, kind] == [kind] for seed in found.seeds], ">=", 0.9)
             for kind in found.kinds
         ),
         found.share("protocol names the motive", right),
