@@ -1,6 +1,10 @@
 """Training of a dictionary beside a peer's at equal parameters on the same data, and collecting two models beside one.
 
     python benchmarks/crosscoder.py --peer PEER_PYTHON [--repeats 7] [--save]
+    python benchmarks/crosscoder.py --peer PEER_PYTHON --residual
+
+The second compares the share of variance that stays unexplained after equal training (steps, batch, learning rate, k, features) on the same
+states: those of the reproduction's tiny pair (a minute to train), seed 100, both models side by side, in the joint normaliser's units.
 
 PEER_PYTHON is the interpreter of an environment with sae-lens 6.54 (``pip install sae-lens``): dictionary-learning 0.1.0, the peer one
 would rather name, does not import beside today's transformers. Each repeat trains both for the same steps on the same rows, one after
@@ -55,6 +59,64 @@ for line in sys.stdin:
 """
 
 
+RESIDUAL = """
+import json, sys
+import numpy as np, torch
+torch.set_num_threads(1)
+from sae_lens.config import LoggingConfig, SAETrainerConfig
+from sae_lens.saes.batchtopk_sae import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
+from sae_lens.saes.topk_sae import TopKTrainingSAE, TopKTrainingSAEConfig
+from sae_lens.training.sae_trainer import SAETrainer
+y = torch.from_numpy(np.load(sys.argv[1])).flatten(1)
+features, k, steps, batch = map(int, sys.argv[2:6])
+def rows():
+    draws = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(len(y), generator=draws)
+        yield from (y[order[i * batch : (i + 1) * batch]] for i in range(len(y) // batch))
+found = {}
+for name, shape, kind in (("TopK", TopKTrainingSAEConfig, TopKTrainingSAE), ("BatchTopK", BatchTopKTrainingSAEConfig, BatchTopKTrainingSAE)):
+    torch.manual_seed(0)
+    sae = kind(shape(d_in=y.shape[1], d_sae=features, k=k, device="cpu"))
+    config = SAETrainerConfig(total_training_samples=steps * batch, train_batch_size_samples=batch, lr=2e-3, lr_end=2e-4, device="cpu",
+                              dead_feature_window=100, logger=LoggingConfig(log_to_wandb=False))
+    SAETrainer(config, sae, rows()).fit()
+    with torch.no_grad():
+        back = sae.decode(sae.encode_with_hidden_pre(y)[0])
+    found[name] = float((y - back).square().sum() / (y - y.mean(dim=0)).square().sum())
+print(json.dumps(found))
+"""
+
+
+def residual(peer: str) -> None:
+    """Print the unexplained share of variance of ramify's dictionaries and the peer's on the same states."""
+    from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, fit, moments, quality
+    from ramify.methods.crosscoder.repro import SHAPE, make_base, plain_prompts, states_of, tool_prompts, tune
+
+    seed, (features, k, steps, batch) = 100, (256, 12, 900, 256)
+    base = make_base(seed, 900)
+    pair = (tune(base, seed)[0], base)
+    x = np.concatenate([states_of(pair, tool_prompts(seed, "rows", 4000)[0]), states_of(pair, plain_prompts(seed, "rows", 4000))])
+    found = {}
+    for name, shape, loss in (
+        ("ramify, partitioned", {"exclusive": 0.1}, {}),
+        ("ramify, plain", {"exclusive": 0.0}, {}),
+        ("ramify, plain, no L1", {"exclusive": 0.0}, {"l1_shared": 0.0}),
+        ("ramify, plain, no L1, TopK of a row", {"exclusive": 0.0, "topk": "row"}, {"l1_shared": 0.0}),
+    ):
+        d = Dictionary(DictionaryConfig(width=SHAPE.width, features=features, k=k, **shape), seed)
+        fit(d, x, FitConfig(steps=steps, batch=batch, lr=2e-3, **loss), seed)
+        found[name] = 1 - float(np.mean(quality(d, x)["fve"]))
+    mean, scale = moments(x)
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "x.npy", ((x - mean) / scale).astype(np.float32))
+        command = [peer, "-c", RESIDUAL, str(Path(folder) / "x.npy"), *map(str, (features, k, steps, batch))]
+        told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    found |= {f"sae-lens, {name}": value for name, value in json.loads(told.splitlines()[-1]).items()}
+    for name, value in found.items():
+        print(f"{name:40s} {value:.5f}")
+
+
 def ours(x: np.ndarray) -> tuple[Any, int]:
     """A function of steps that trains and returns CPU-seconds, and the number of parameters."""
     import torch
@@ -105,7 +167,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--residual", action="store_true", help="compare what stays unexplained instead of speed")
     args = parser.parse_args()
+    if args.residual:
+        residual(args.peer)
+        return
     x = np.random.default_rng(0).normal(size=(ROWS, 2, WIDTH)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "x.npy", x)

@@ -192,6 +192,22 @@ def test_an_outcome_is_paired() -> None:
     assert one.interval == pytest.approx(mean_t(after - clean))
 
 
+def test_a_change_stands_out_only_above_chance_and_random_directions() -> None:
+    from ramify.methods.crosscoder.report import verdict
+
+    chosen = {"name": "clamp 6 of 1", "score": 0.8, "lift": 0.5, "p": 0.01}
+    randoms = [{"name": f"random {i}", "score": 0.4} for i in range(19)]
+    assert verdict([chosen, *randoms]).startswith("clamp 6 of 1 raises the score")
+    for rows in (
+        [chosen, *randoms[:18]],  # too few to say
+        [chosen, {"name": "random 0", "score": 0.8}, *randoms[1:]],
+        [chosen | {"p": 0.2}, *randoms],
+        [chosen | {"lift": -0.5}, *randoms],
+        [chosen],
+    ):
+        assert verdict(rows).startswith("Nothing stands out")
+
+
 def test_what_cannot_reach_is_said() -> None:
     d = axes()
     assert no_reach(d, [Cell((0, 4), "scale", 2)], 0) == ""

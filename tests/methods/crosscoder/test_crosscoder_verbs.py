@@ -124,6 +124,8 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     text = (tmp_path / "report.md").read_text()
     assert result["chosen"] in text
     assert "random directions of the same length do as well" in text
+    assert result["verdict"].startswith("Nothing stands out")  # two random directions refute nothing
+    assert result["verdict"] in text
     assert "| base, reconstructed |" in text
     capsys.readouterr()
     assert run("crosscoder", *steer[:-1], f"factory:{__name__}:make_other", *options)[0] == 0

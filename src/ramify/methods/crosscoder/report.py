@@ -5,6 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 
+def verdict(confirmed: list[dict[str, Any]]) -> str:
+    """What the confirmation comes to, in a sentence: the chosen cell stands out where it raises the score (sign test, p at most 0.05) and does
+    more than random directions of its length (p = (1 + those that do as well) / (1 + all), at most 0.05, so 19 are needed)."""
+    chosen, randoms = confirmed[0], [row for row in confirmed if row["name"].startswith("random ")]
+    p = (1 + sum(row["score"] >= chosen["score"] for row in randoms)) / (1 + len(randoms))
+    if chosen["lift"] > 0 and chosen["p"] <= 0.05 and p <= 0.05:
+        return f"{chosen['name']} raises the score, and does more than random directions of its length (p = {p:.2g})."
+    return (
+        f"Nothing stands out: {chosen['name']} does not raise the score by more than chance (p = {chosen['p']:.2g}) and by more than "
+        f"random directions of its length (p = {p:.2g})."
+    )
+
+
 def markdown(study: dict[str, Any]) -> str:
     """The report of what ``ramify crosscoder steer`` kept: the search, the confirmation with its controls, the windows."""
     about = study["about"]
@@ -13,6 +26,8 @@ def markdown(study: dict[str, Any]) -> str:
     chosen, randoms = confirmed[0], [row for row in confirmed if row["name"].startswith("random ")]
     lines = [
         f"# Steering {about['tuned']} (a) and {about['base']} (b) after block {about['layer']}",
+        "",
+        f"**{verdict(confirmed)}**",
         "",
         f"Chosen on {study['search'][0]['n']} prompts out of {len(study['search'])} cells: **{study['chosen']}** of model {options['target']}.",
         f"On {chosen['n']} other prompts, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "

@@ -36,7 +36,7 @@ from ramify.methods.crosscoder.algorithm import (
     search,
     shortlist,
 )  # fmt: skip
-from ramify.methods.crosscoder.report import markdown
+from ramify.methods.crosscoder.report import markdown, verdict
 from ramify.methods.crosscoder.run import (
     Checkpoints,
     Scores,
@@ -131,8 +131,8 @@ class SteerOptions(Config):
     """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh, FILE.py:FUNCTION, python:MODULE:FUNCTION"""
     budgets: tuple[int, ...] = (50, 100, 200)
     """replies are judged after so many tokens; the last is what a reply may have"""
-    randoms: int = Field(10, ge=0)
-    """random directions of the same length, for comparison"""
+    randoms: int = Field(19, ge=0)
+    """random directions of the same length, for comparison; fewer than 19 refute nothing at 5 %"""
     raw: bool = False
     """prompts are the text as it is, without the chat template"""
     seed: int = 0
@@ -200,12 +200,12 @@ def train(
             found.append(quality | _own(made[-1], np.asarray(values[sample]), kept.tool[sample]))
     against = {"base against base": {name: found[1][name] for name in ("l0", "own", "highest_d")}} if options.control else {}
     made[0].save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found[0] | against})
-    verdict = _verdict(found[0]["own"], found[0]["tested"])
+    sentence = _verdict(found[0]["own"], found[0]["tested"])
     if options.control:
-        verdict += f" Of the base against itself: {len(found[1]['own'])}."
-    shown = {name: value for name, value in found[0].items() if name != "loss"} | against | {"verdict": verdict, "out": str(out)}
+        sentence += f" Of the base against itself: {len(found[1]['own'])}."
+    shown = {name: value for name, value in found[0].items() if name != "loss"} | against | {"verdict": sentence, "out": str(out)}
     rows = [[name, json.dumps(value) if isinstance(value, dict | list) else value] for name, value in shown.items()]
-    emit(shown, as_json, table(["number", "value"], rows, verdict))
+    emit(shown, as_json, table(["number", "value"], rows, sentence))
 
 
 def _own(made: Dictionary, values: np.ndarray, tool: np.ndarray) -> dict[str, Any]:
@@ -262,11 +262,11 @@ def rank(
         writer.writerows(rows)
         write_whole(out, text.getvalue())
     shown = [list(row.values()) for row in rows[:top]]
-    verdict = _verdict(own, tested)
+    sentence = _verdict(own, tested)
     emit(
-        {"tool_signed": len(signed), "own": own, "verdict": verdict, "features": rows},
+        {"tool_signed": len(signed), "own": own, "verdict": sentence, "features": rows},
         as_json,
-        table(columns, shown, f"{verdict}\n{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
+        table(columns, shown, f"{sentence}\n{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
     )
 
 
@@ -349,7 +349,8 @@ def steer(
         "partition": {name: len(made.partition(name)) for name in PARTITIONS},
         "search": [one.to_json() | {"p_holm": p} for one, p in zip(found, corrected(found), strict=True)],
         "chosen": cell.name,
-        "confirmed": [one.to_json() for one in table_],
+        "confirmed": (confirmed := [one.to_json() for one in table_]),
+        "verdict": verdict(confirmed),
         "windows": windows,
         "warning": warning,
     }
