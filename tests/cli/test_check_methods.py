@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ramify.base import registry
+from ramify.cli.nulls import cases_module, cases_of
 from ramify.stats.nulls import Case, verdict
 
 TOY = """
@@ -109,3 +110,12 @@ def test_a_case_fails_only_where_its_interval_says_so() -> None:
     assert [verdict(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]
     with pytest.raises(ValueError, match="no repetitions"):
         verdict(nothing, [])
+
+
+@pytest.mark.parametrize("slug", registry.builtin_methods())
+def test_every_method_brings_a_null_and_a_planted_case(slug: str) -> None:
+    cases = cases_of(cases_module(slug))
+    for case in cases:
+        assert case.says.endswith(".")
+        assert case.full >= 20, case.name
+        assert (case.wanted <= 0.1) == (case.truth == "nothing"), case.name

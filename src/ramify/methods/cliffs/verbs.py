@@ -189,11 +189,18 @@ def scan_(
         say(f"warning: trace '{name}' was not scanned: {why}")
     if result.failed and not result.scanned:
         raise RamifyError("no trace was scanned")
+    _warn(report, config, "seeds" in forks.model.capabilities)
+    if result.left:
+        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
+
+
+def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
+    """Say what a reader of the report has to know; ``repeats``: whether the model repeats a draw for its seed."""
     if report["truncated"] and config.screen == "prob" and not config.faithful:
         say(
             "warning: some forks were truncated; the screen is exact for the chance to end, and right, not for that of the ones that end"
         )
-    if "seeds" not in forks.model.capabilities:
+    if not repeats:
         say("warning: the model does not repeat a draw for its seed, so the same command may find other counts")
     if report["gap"] > ELSEWHERE:
         say(
@@ -207,8 +214,6 @@ def scan_(
             say(
                 f"warning: V_0 is {'01'[name == 'all']} for {report['solved'][name]} of {report['traces']} traces, {what}: check that {check}"
             )
-    if result.left:
-        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
 
 
 def _retold(
