@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.sandbox import group
 from ramify.sandbox.channel import Channel
 from ramify.sandbox.protocol import Command, inside_path
 
@@ -159,6 +160,9 @@ class Running:
             self._ours.append(read)
         self._report, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs["report"] = report.detach()
+        self.group = group.make(limits)
+        """The control group that bounds it, where this user may make one."""
+        theirs |= {f"group{i}": os.dup(door) for i, door in enumerate(self.group.doors if self.group else ())}
         self.channel: socket.socket | None = None
         if channel:
             self.channel, other = socket.socketpair()
@@ -216,6 +220,8 @@ class Running:
             self._report.close()
             for handle in self._ours:
                 os.close(handle)
+            if self.group is not None:
+                self.group.close()
 
 
 def content_bytes(content: bytes | str) -> bytes:

@@ -148,7 +148,9 @@ async def run_in(control: Any, command: Command, isolated: bool, commands: int) 
 
 def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -> Outcome:
     """The monitor's report and what was read, as an Outcome."""
-    reason = report["reason"]
+    reason, group = report["reason"], running.group
+    if group is not None and group.overran and reason in ("exit", "signal", "error"):
+        reason = "memory"
     if reason == "error":
         raise BoundaryError("sandbox", f"the command could not be started: {report['error']}")
     if reason == "killed" or (running.killed_for == "output" and reason in ("exit", "signal")):
@@ -164,7 +166,7 @@ def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -
         stdout=stdout,
         stderr=stderr,
         seconds=report["seconds"],
-        cpu_seconds=report["cpu_seconds"],
+        cpu_seconds=max(report["cpu_seconds"], group.cpu_seconds if group else 0.0),
         memory_bytes=report["memory_bytes"],
         files=files,
         refused=refused,
