@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -824,3 +825,64 @@ def test_a_worker_that_answers_with_other_types(sandbox: ProcessSandbox) -> None
 
     reply = asyncio.run(play())
     assert (reply.stdout, reply.text, reply.error) == ("", "", "")
+
+
+# --- what lies in a readable folder -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A folder shown to the sandbox with a socket somebody listens on, a pipe somebody reads, and a file."""
+    tmp_path.chmod(0o755)  # what nobody may not read stays unreadable
+    folder = tmp_path / "shared, with: odd \\ name"
+    folder.mkdir()
+    (folder / "file").write_text("text")
+    os.mkfifo(folder / "pipe")
+    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    before = os.getcwd()
+    os.chdir(folder)  # a socket's path has 107 bytes at most
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("door")
+        door.listen()
+        for name in ("door", "pipe", "file"):
+            os.chmod(name, 0o777)  # else nobody's permissions already say no
+        os.chdir(before)
+        yield folder
+    os.close(reader)
+
+
+def test_sockets_pipes_and_locks_of_a_readable_folder(shared: Path) -> None:
+    code = TRY + (
+        "import fcntl\n"
+        f"os.chdir({str(shared)!r})\n"
+        "print(open('file').read())\n"
+        "attempt('socket', lambda: socket.socket(socket.AF_UNIX).connect('door') or 0)\n"
+        "attempt('pipe', lambda: os.open('pipe', os.O_WRONLY | os.O_NONBLOCK))\n"
+        "attempt('write', lambda: open('new', 'w') and 0)\n"
+        "held = open('file')\n"
+        "fcntl.flock(held, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "time.sleep(2)\n"
+    )
+    said: list[bool] = []
+
+    async def both() -> Outcome:
+        running = asyncio.create_task(
+            ProcessSandbox(readable=[shared]).run(["python", "-c", "import time\n" + code], limits=SHORT)
+        )
+        end = time.monotonic() + 60
+        with (shared / "file").open() as file:
+            while not running.done() and time.monotonic() < end:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    said.append(True)
+                except BlockingIOError:
+                    said.append(False)
+                await asyncio.sleep(0.05)
+        return await running
+
+    found = asyncio.run(both())
+    assert found.ok, found.error_text
+    assert found.text == "text\nheld\n"
+    assert all(said)

@@ -113,6 +113,8 @@ def _new_root(options: dict[str, Any]) -> None:
             os.symlink(os.readlink(path), path[1:])
     for target, tree in trees:
         kernel.move_mount(tree, _mount_point(target))
+        if any(target in (path, os.path.realpath(path)) for path in options["readable"]):
+            _cover(target)
     # before the old root goes: a user may mount /proc only where one is seen in full
     kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.pivot_root("/tmp")
@@ -141,6 +143,19 @@ def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
         kernel.restrict(tree, kernel.MS_NOSUID | kernel.MS_NOEXEC)
         trees.append((f"/dev/{name}", tree))
     return trees
+
+
+def _cover(place: str) -> None:
+    """Put a read-only overlay over a folder shown from the host: the files are the host's, but a socket or pipe in it leads nowhere, and
+    a lock is no lock of the host's file. Left out where the kernel refuses, and where more is mounted below, which it would hide."""
+    with open("/proc/self/mountinfo") as mounts:
+        below = any(line.split()[4].startswith(f"/tmp{place}/") for line in mounts)
+    if below or not os.path.isdir(place[1:]):
+        return
+    os.chdir(place[1:])
+    with contextlib.suppress(OSError):
+        kernel.mount("ramify", ".", "overlay", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV, "lowerdir=.:/tmp/box")
+    os.chdir("/tmp")
 
 
 def _mount_point(place: str) -> str:
