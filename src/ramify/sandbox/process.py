@@ -17,6 +17,7 @@ from ramify.base.errors import BoundaryError, NeedsError
 from ramify.base.registry import register
 from ramify.sandbox import launch
 from ramify.sandbox.channel import Channel, Tools, serve
+from ramify.sandbox.group import home
 from ramify.sandbox.protocol import Command, CommandRunner, Outcome, make_command
 from ramify.sandbox.worker import WorkerSession
 
@@ -258,7 +259,8 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
         "filter": (seen["filter"], "system calls are those of a list; about 80 of it and all newer ones are refused", "no system-call filter on this architecture"),
         "privileges": (seen["privileges"], "set-uid programs gain nothing", "set-uid programs work"),
         "limits": (seen["limits"], "resource limits hold", "resource limits do not hold"),
-        "memory": (seen["processes"] > 0, "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible",
+        "memory": (seen["processes"] > 0, "bounded by a control group, and sampled every 50 ms" if home() is not None else
+                   "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible (no control group may be made)",
                    "limited per process only"),
     }  # fmt: skip
     return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()} | {"docker": _docker()}
