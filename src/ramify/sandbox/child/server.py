@@ -111,9 +111,11 @@ def _new_root(options: dict[str, Any]) -> None:
     for path in _TOP:
         if os.path.islink(path):
             os.symlink(os.readlink(path), path[1:])
+    python = {sys.base_prefix, sys.prefix, sys.exec_prefix}  # holds no doors, and is read all the time
+    given = {place for path in options["readable"] if path not in python for place in (path, os.path.realpath(path))}
     for target, tree in trees:
         kernel.move_mount(tree, _mount_point(target))
-        if any(target in (path, os.path.realpath(path)) for path in options["readable"]):
+        if target in given:
             _cover(target)
     # before the old root goes: a user may mount /proc only where one is seen in full
     kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
