@@ -6,6 +6,7 @@ blob is never more durable than the blob.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class Blobs:
             return name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            if target.parent.is_symlink():
+                raise UserError(f"{target.parent} is a link")
             write_whole(target, data)
         except OSError as error:
             raise refusal(f"cannot store a blob of {len(data)} bytes under {self.folder}", error) from error
@@ -37,8 +40,11 @@ class Blobs:
 
     def get(self, name: str) -> bytes:
         """The bytes of a blob. Raises UserError when it is missing, RamifyError when its content does not match its name."""
+        path = self._path(name)
         try:
-            data = self._path(name).read_bytes()
+            if path.parent.is_symlink() or not stat.S_ISREG(path.lstat().st_mode):
+                raise UserError(f"{path} is no plain file")
+            data = path.read_bytes()
         except (OSError, ValueError) as error:
             raise UserError(f"there is no blob '{name}' under {self.folder}") from error
         if stable_hash(data) != name:

@@ -12,7 +12,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal
 from ramify.trace import schema
 
-FILE, LOCK = "run.sqlite", "run.lock"
+FILE, LOCK, BLOBS = "run.sqlite", "run.lock", "blobs"
 #: What SQLite says of a value it cannot take, and not of the disk.
 UNSTORABLE = (
     *(sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError),
@@ -20,9 +20,16 @@ UNSTORABLE = (
 )
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise UserError where a file of a run is a link: whoever made the folder would choose what else is read or written over."""
+    for name in (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal")), LOCK, BLOBS):
+        if (folder / name).is_symlink():
+            raise UserError(f"{folder / name} is a link; the files of a run lie in its folder (the folder itself may be a link)")
+
+
 def take_lock(folder: Path) -> int:
     """A handle on the lock of the one writer. Raises UserError when another process holds it, OSError when it cannot be made."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -30,13 +30,12 @@ from ramify.base.ids import stable_hash
 from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
-from ramify.trace.connect import FILE, UNSTORABLE, check, connect, refused, remove, take_lock
+from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, refuse_links, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
 from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
-BLOBS = "blobs"
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
 BATCH = 1000
@@ -105,6 +104,7 @@ class Run:
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder)
             lock = take_lock(folder)
         except (OSError, ValueError) as error:
             raise refused(f"cannot make a run in {folder}", error) from error
@@ -136,6 +136,7 @@ class Run:
         process writes to it.
         """
         folder = FilePath(path)
+        refuse_links(folder)
         if not (folder / FILE).is_file():
             raise UserError(f"{folder} is no run: it holds no {FILE}")
         if not os.access(folder / FILE, os.R_OK):
