@@ -86,6 +86,6 @@ def test_printed_figures_are_all_checked() -> None:
     cells = Cells()
     checks = {check.name: check for check in repro._theory(cells, 20)}
     assert set(repro.PRINTED) < set(checks)
-    assert all(check.status == "pass" for name, check in checks.items() if "standard errors" not in name)
+    assert all(check.status in ("pass", "reported") for name, check in checks.items() if "standard errors" not in name)
     with pytest.raises(UserError, match="no size 'gpu'"):
         repro.reproduce("gpu", cells)
