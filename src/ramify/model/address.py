@@ -23,7 +23,7 @@ _PASSED_ON = ("api-version",)
 PLAIN_HTTP = "RAMIFY_ALLOW_PLAIN_HTTP"
 HIDDEN = "***"
 _SHORT, _ESCAPE = 8, 6
-_ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})")
+_ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})|\\(.)")
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,10 @@ class Endpoint:
         return replace(limits, read=found["timeout"], total=found["timeout"]) if "timeout" in found else limits
 
 
+def _unescaped(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16)) if found[1] else found[2]
+
+
 class Secret:
     """A text that shows itself to nobody who does not ask."""
 
@@ -161,7 +165,7 @@ class Secret:
         cut = len(raw) - len(plain)
         start = max(0, len(plain) - _ESCAPE * (len(self._text) - 1))
         for at in range(start, len(plain)):
-            if self._text.startswith(_ESCAPED.sub(lambda found: chr(int(found[1], 16)), plain[at:])):
+            if plain[at] in (self._text[0], "\\") and self._text.startswith(_ESCAPED.sub(_unescaped, plain[at:])):
                 return len(raw) - at
         return cut
 
