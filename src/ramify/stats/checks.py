@@ -84,18 +84,9 @@ class Check:
         return cls(name, value, interval, len(values), tuple(seeds), op, threshold, known_miss)
 
     @classmethod
-    def share(
-        cls,
-        name: str,
-        k: int,
-        n: int,
-        seeds: Sequence[int],
-        op: str = "report",
-        threshold: float | None = None,
-        known_miss: str = "",
-    ) -> Self:
+    def share(cls, name: str, k: int, n: int, seeds: Sequence[int], op: str = "report", threshold: float | None = None) -> Self:
         """``k`` of ``n``, with Wilson's interval."""
-        return cls(name, k / n, wilson(k, n), n, tuple(seeds), op, threshold, known_miss)
+        return cls(name, k / n, wilson(k, n), n, tuple(seeds), op, threshold)
 
     @property
     def status(self) -> str:

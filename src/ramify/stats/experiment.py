@@ -149,10 +149,9 @@ def counterfactuals(
     controls: Mapping[str, Control] | None = None,
     *,
     kind: str = "counterfactual",
-    correction: str = "holm",
 ) -> list[TestResult]:
     """One test for each changed arm against the baseline: Fisher's exact test, Newcombe's interval, corrected together."""
-    rows = evidence((base.k, base.n), {name: (arm.k, arm.n) for name, arm in arms.items()}, correction=correction)
+    rows = evidence((base.k, base.n), {name: (arm.k, arm.n) for name, arm in arms.items()})
     return [
         TestResult(
             row.intervention,
