@@ -52,6 +52,11 @@ def test_memory_of_many_processes_is_bounded_by_the_kernel() -> None:
     assert left() == []
 
 
+def test_its_counts_are_read_before_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group.Group, "overran", property(lambda one: one._folders[0].exists()))
+    assert run("pass").reason == "memory"
+
+
 def test_time_of_children_that_nobody_waits_for_is_counted() -> None:
     if HOME is None or (HOME.version == 1 and HOME.time is None):
         pytest.skip("time is not counted here")

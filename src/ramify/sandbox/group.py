@@ -165,6 +165,11 @@ class Group:
         return self._count("cpuacct.usage") / 1e9 if self._home.time is not None else 0.0
 
     @property
+    def peak_bytes(self) -> int:
+        """Most memory it ever used, cached files included."""
+        return self._count("memory.peak" if self._home.version == 2 else "memory.max_usage_in_bytes")
+
+    @property
     def overran(self) -> bool:
         """Whether the kernel ended a process of it because its memory was used up."""
         file = "memory.events" if self._home.version == 2 else "memory.oom_control"

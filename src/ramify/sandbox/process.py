@@ -136,22 +136,25 @@ async def run_in(control: Any, command: Command, isolated: bool, commands: int) 
             channel.close()
 
     try:
-        if running.channel is not None:
-            serving = asyncio.create_task(answer(await running.open_channel()))
-        report = await running.report(command.limits.seconds + _GRACE)
+        try:
+            if running.channel is not None:
+                serving = asyncio.create_task(answer(await running.open_channel()))
+            report = await running.report(command.limits.seconds + _GRACE)
+        finally:
+            if serving is not None:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+        return outcome_of(report, running, broke)  # before its group is removed, with what that counted
     finally:
-        if serving is not None:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
         await running.close()
-    return outcome_of(report, running, broke)
 
 
 def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -> Outcome:
     """The monitor's report and what was read, as an Outcome."""
-    reason, group = report["reason"], running.group
-    if group is not None and group.overran and reason in ("exit", "signal", "error"):
-        reason = "memory"
+    reason, group, memory = report["reason"], running.group, report["memory_bytes"]
+    if group is not None and group.overran:
+        reason = "memory" if reason in ("exit", "signal", "error") else reason
+        memory = max(memory, group.peak_bytes)  # the last sample may be of before
     if reason == "error":
         raise BoundaryError("sandbox", f"the command could not be started: {report['error']}")
     if reason == "killed" or (running.killed_for == "output" and reason in ("exit", "signal")):
@@ -168,7 +171,7 @@ def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -
         stderr=stderr,
         seconds=report["seconds"],
         cpu_seconds=max(report["cpu_seconds"], group.cpu_seconds if group else 0.0),
-        memory_bytes=report["memory_bytes"],
+        memory_bytes=memory,
         files=files,
         refused=refused,
         detail=broke,
