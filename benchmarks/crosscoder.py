@@ -90,7 +90,7 @@ print(json.dumps(found))
 
 def residual(peer: str) -> None:
     """Print the unexplained share of variance of ramify's dictionaries and the peer's on the same states."""
-    from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, fit, moments, quality
+    from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, fit, moments, quality
     from ramify.methods.crosscoder.repro import SHAPE, make_base, plain_prompts, states_of, tool_prompts, tune
 
     seed, (features, k, steps, batch) = 100, (256, 12, 900, 256)
@@ -121,7 +121,7 @@ def ours(x: np.ndarray) -> tuple[Any, int]:
     """A function of steps that trains and returns CPU-seconds, and the number of parameters."""
     import torch
 
-    from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, _step
+    from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, _step
 
     torch.set_num_threads(1)
     made = Dictionary(DictionaryConfig(width=WIDTH, features=FEATURES, k=K, exclusive=0.1))

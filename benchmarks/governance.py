@@ -19,8 +19,8 @@ from pathlib import Path
 from common import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ramify.env.standing_rules import reader, scenarios
 from ramify.methods.governance import Bench, BenchConfig, Pins, Player
+from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.rollout.views import approximate_tokens
 
 ROOT = Path(__file__).parent.parent

@@ -15,8 +15,8 @@ from magiccube import Cube
 from textworld.agents import RandomCommandAgent, WalkthroughAgent
 
 from ramify.methods.maze_recovery import audit_traces
-from ramify.score.attempts import Traces, from_records
-from ramify.score.traces import Lexicon, audit_texts, detect
+from ramify.methods.maze_recovery.attempts import Traces, from_records
+from ramify.methods.maze_recovery.traces import Lexicon, audit_texts, detect
 from ramify.trace.keys import scrub
 
 N = 100

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ramify.env.star import Maze
 from ramify.methods.maze_recovery.algorithm import train_exact
+from ramify.methods.maze_recovery.star import Maze
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
 

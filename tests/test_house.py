@@ -83,7 +83,7 @@ def test_the_package_neither_unpickles_nor_evaluates() -> None:
 
 
 def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
-    inside = [ROOT / "src" / "ramify" / layer / "inside" for layer in ("sandbox", "env")]
+    inside = [ROOT / "src" / "ramify" / layer / "inside" for layer in ("sandbox", "methods/forensics")]
     assert not [path for folder in inside for path in folder.rglob("__init__.py")]
     names = {path.stem for folder in inside for path in folder.rglob("*.py")}
     assert {"worker", "judge_repo"} <= names

@@ -14,10 +14,10 @@ import torch
 
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.worlds.household import HouseholdWorld
-from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
-from ramify.interp.steer import draw, random_like, scale
 from ramify.methods.crosscoder import Checkpoints, capture, rank_features
+from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.methods.crosscoder.run import prompts
+from ramify.methods.crosscoder.steer import draw, random_like, scale
 from ramify.model.protocol import Sampling
 
 

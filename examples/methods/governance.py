@@ -5,8 +5,8 @@ python examples/methods/governance.py: my harness is `shorten` below, a function
 
 from ramify.env.filler import filler, opening
 from ramify.methods.governance import Pin, Pins, pin, survives
+from ramify.methods.governance.predicates import allows
 from ramify.rollout.pins import RuleBrokenError
-from ramify.score.predicates import allows
 
 RULE = "Only send email to recipients at acme.com."
 

@@ -12,7 +12,7 @@ import ramify
 from ramify.engine.checkpoints import load_model, model_folder, save_model
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.maze_recovery import audit_traces, build_sft
-from ramify.score.attempts import load
+from ramify.methods.maze_recovery.attempts import load
 from ramify.train.loop import TrainConfig, Trainer
 
 TOKENS = 150  # with a loss, in each set; real ones hold millions

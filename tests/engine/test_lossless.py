@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.engine import lossless
 from ramify.engine import verify as engine_verify
 from ramify.engine.local import LocalModel
-from ramify.engine.lossless import control, distance, output_law, verdict, verify
 from ramify.engine.sampling import laws
 from ramify.engine.schedules import schedule_of
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyLM
+from ramify.methods.dspark import lossless
+from ramify.methods.dspark.lossless import control, distance, output_law, verdict, verify
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.standing_rules import scenarios
 from ramify.integrations.assertions import assert_survives
+from ramify.methods.governance.standing_rules import scenarios
 from ramify.rollout.carriage import survives
 from ramify.rollout.pins import Pin, Pins, pin
 

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.integrations import verifiers as door
-from ramify.score.lost_rules import Rule, audit
+from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
 from ramify.trace.node import Mark, Node, Producer, Stream

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ramify.methods.cliffs.passk import pass_at_k
 from ramify.stats.drops import ZTest
-from ramify.stats.passk import pass_at_k
 from ramify.stats.sequential import chance_of, final_count
 
 

@@ -22,6 +22,7 @@ from model_server import serving
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.methods.governance.middleware import KeepsRules
 from ramify.methods.implicit_advantage.middleware import Graded
 from ramify.model.endpoint import HttpModel
@@ -30,7 +31,6 @@ from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import stream
 from ramify.rollout.pins import Pins
-from ramify.score.lost_rules import Rule, audit
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.web.api import Api

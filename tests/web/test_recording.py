@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import CLIENT, Draw, Message, Model, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.score.lost_rules import Rule, audit
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.web.exchange import Exchange

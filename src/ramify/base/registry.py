@@ -42,6 +42,7 @@ _CALLABLE = ("env", "model", "drafter", "scorer", "searcher", "loss", "compactor
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
         "ramify.env.worlds",
+        "ramify.methods.forensics.worlds",
         "ramify.integrations.functions",
         "ramify.integrations.gymnasium",
         "ramify.integrations.mcp",

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from ramify.base.errors import UserError
-from ramify.interp.dictionary import Dictionary, DictionaryConfig, encode_rows
-from ramify.interp.steer import Change
 from ramify.methods.crosscoder.algorithm import (
     Cell,
     best,
@@ -30,6 +28,8 @@ from ramify.methods.crosscoder.algorithm import (
     shortlist,
     tool_call,
 )
+from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
+from ramify.methods.crosscoder.steer import Change
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc

@@ -11,8 +11,8 @@ import torch
 from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
-from ramify.interp.steer import along, draw
 from ramify.methods.crosscoder import repro
+from ramify.methods.crosscoder.steer import along, draw
 from ramify.model.protocol import Sampling
 from ramify.stats.checks import Cells
 

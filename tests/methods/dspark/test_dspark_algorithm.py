@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
-from ramify.engine.rounds import Rounds, accepted_length, conditional_acceptance, joined
 from ramify.engine.schedules import Fixed, Off, schedule_of
 from ramify.methods.dspark.algorithm import (
     GRID,
@@ -20,6 +19,7 @@ from ramify.methods.dspark.algorithm import (
     simulate,
     survival,
 )
+from ramify.methods.dspark.rounds import Rounds, accepted_length, conditional_acceptance, joined
 
 
 def make(n: int, confidence: np.ndarray | None = None, seed: int = 0, alpha: float = 0.8, block: int = 7) -> Rounds:

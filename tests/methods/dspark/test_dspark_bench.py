@@ -98,7 +98,7 @@ def test_transformers_drafts_with_our_dflash_what_the_engine_drafts(target: Path
     engine = bench.Engine(module, greedy, 1, drafter=drafter, schedule="fixed:3")
     run = engine(PROMPTS, 1, 0)
     assert abs(run.passes - passes) <= len(PROMPTS)  # one pass more or less a reply: the first token's, and room at the end
-    from ramify.engine.transformers_drafter import transformers_dflash
+    from ramify.methods.dspark.transformers_drafter import transformers_dflash
 
     with pytest.raises(UserError, match="kind dflash"):
         transformers_dflash(for_target(module, "dspark", layers=1, block=3, rank=4))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.engine.rounds import Rounds
 from ramify.methods.dspark.domains import DOMAINS
 from ramify.methods.dspark.repro import (
     acceptance_checks,
@@ -17,6 +16,7 @@ from ramify.methods.dspark.repro import (
     simulation_cell,
     simulation_checks,
 )
+from ramify.methods.dspark.rounds import Rounds
 from ramify.stats.checks import Cells
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify.env.worlds.tedious_repair import TediousRepairWorld
+from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 

@@ -28,13 +28,13 @@ from ramify.methods.forensics import (
     stacked,
 )
 from ramify.methods.forensics.algorithm import awareness
+from ramify.methods.forensics.experiment import result_from_json
+from ramify.methods.forensics.hypotheses import NOTHING, UNDECIDED
 from ramify.methods.forensics.report import ach_text
+from ramify.methods.forensics.trend import cochran_armitage
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import result_from_json
-from ramify.stats.hypotheses import NOTHING, UNDECIDED
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import fisher, two_proportions
-from ramify.stats.trend import cochran_armitage
 
 DOSES = [0, 10, 28, 51, 77, 108, 124, 151, 182, 200, 224, 258]
 HITS = [0, 0, 0, 0, 2, 2, 6, 7, 8, 7, 16, 23]

@@ -11,12 +11,12 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import CaseConfig, check_case, intervention, load_case, varied
+from ramify.methods.forensics.hypotheses import NONE
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
 from ramify.score.classify import by_pattern
-from ramify.stats.hypotheses import NONE
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict
 from tests.methods.forensics import scripted_organisms as organisms
@@ -407,7 +407,7 @@ def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(
-        "from ramify.env.worlds.tedious_repair import TediousRepairWorld\n\nONE = TediousRepairWorld(plan=True)\n\n\n"
+        "from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld\n\nONE = TediousRepairWorld(plan=True)\n\n\n"
         "def broken(messages):\n    return {}['action']\n\n\ndef advice(messages):\n    return 'Hm.'\n"
     )
     env = "agent.py:ONE" if "advice" in model else "tedious-repair"

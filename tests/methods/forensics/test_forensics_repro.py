@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
-from ramify.env.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify.methods.forensics import battery, organisms, repro
 from ramify.methods.forensics.algorithm import sentence_scores
 from ramify.methods.forensics.battery import CUT, LEAVES, Table, of_law, run
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.organisms import HUGE, K
 from ramify.methods.forensics.run import Case
+from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify.score.classify import by_pattern
 from ramify.stats.checks import Cells
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import BoundaryError, UserError
-from ramify.env.standing_rules import reader, scenarios
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, counted, crossing, decay, gate, mixture, rates, summary, unclean
 from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
 from ramify.methods.governance.run import Bench, BenchConfig, Cell, Player, read_rows, report, with_note
+from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.env.standing_rules import task_names
 from ramify.methods.governance.algorithm import MAIN
+from ramify.methods.governance.standing_rules import task_names
 from ramify.stats.intervals import difference_of_proportions, difference_over_clusters, wilson
 from ramify.stats.tests import fisher
 

@@ -11,10 +11,10 @@ import torch
 
 from ramify.base.errors import BoundaryError, UserError
 from ramify.engine.checkpoints import model_folder
-from ramify.engine.follow import Follower
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer, Monitor
+from ramify.methods.implicit_advantage.follow import Follower
 from ramify.methods.implicit_advantage.monitor import Grade
 from ramify.model.pair import Pair
 from ramify.model.protocol import Draw
@@ -150,7 +150,7 @@ def test_a_reward_head_scores_and_a_bare_model_is_refused(tmp_path: Path) -> Non
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     from ramify.base.errors import NeedsError
-    from ramify.engine.reward_head import head_scores
+    from ramify.methods.implicit_advantage.reward_head import head_scores
 
     tokenizer = HfTokenizer.load(model_folder("builtin"))
     shape = {"vocab_size": tokenizer.size, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

@@ -12,8 +12,8 @@ from maze_cases import DETOUR, GOLDEN, K, W, base_walks, trace, way
 
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import audit_traces
-from ramify.score.attempts import Source, Traces, from_records, load
-from ramify.score.traces import Marked, Step, against_keys, audit_texts
+from ramify.methods.maze_recovery.attempts import Source, Traces, from_records, load
+from ramify.methods.maze_recovery.traces import Marked, Step, against_keys, audit_texts
 from ramify.trace.keys import scrub
 
 

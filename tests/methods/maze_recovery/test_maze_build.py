@@ -15,10 +15,10 @@ from maze_cases import DETOUR, GOLDEN, K, W, base_walks, trace, way
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.methods.maze_recovery import audit_traces, build_sft
+from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.build import Example
-from ramify.score.attempts import Traces, from_records, load
-from ramify.score.traces import Marked, Step
-from ramify.train.conversations import whole
+from ramify.methods.maze_recovery.conversations import whole
+from ramify.methods.maze_recovery.traces import Marked, Step
 
 WALKS = base_walks(30)
 TRACES = Traces(from_records(WALKS))

@@ -16,9 +16,9 @@ from ramify.base.errors import BoundaryError, NeedsError
 from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.maze_recovery import audit_traces
+from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.run import audit_replies
-from ramify.score.attempts import Traces, from_records, load
-from ramify.score.traces import Step
+from ramify.methods.maze_recovery.traces import Step
 from ramify.trace.db import Run
 
 

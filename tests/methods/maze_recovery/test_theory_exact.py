@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.env.star import NAMED, Maze, TabularPolicy
 from ramify.methods.maze_recovery.algorithm import (
     REGIMES,
     closed_form,
@@ -23,6 +22,7 @@ from ramify.methods.maze_recovery.algorithm import (
     slope,
     train_exact,
 )  # fmt: skip
+from ramify.methods.maze_recovery.star import NAMED, Maze, TabularPolicy
 
 sizes = st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(1, 4))
 

@@ -7,10 +7,10 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.env.star import Maze
-from ramify.env.walks import family_rows, star_graph, star_walks
 from ramify.methods.maze_recovery import repro
 from ramify.methods.maze_recovery.algorithm import gradient, search_steps
+from ramify.methods.maze_recovery.star import Maze
+from ramify.methods.maze_recovery.walks import family_rows, star_graph, star_walks
 from ramify.stats.checks import Cells
 
 

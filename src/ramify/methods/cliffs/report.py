@@ -13,12 +13,12 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.methods.cliffs.algorithm import KINDS, Cliff
+from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
 from ramify.model.protocol import Tokenizer
 from ramify.render.potential import Estimate, Potential, Spot
 from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
 from ramify.stats.intervals import bootstrap, wilson
-from ramify.stats.passk import pass_at_k
 from ramify.trace.db import Run
 from ramify.trace.growing import Tail
 from ramify.trace.lines import at_place, read_lines

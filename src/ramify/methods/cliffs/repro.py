@@ -17,6 +17,8 @@ from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
+from ramify.methods.cliffs.martingale import simulate
+from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Chances, Problem, TokenForks
@@ -24,8 +26,6 @@ from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.checks import Cells, Check
 from ramify.stats.drops import Counts, standard_error
 from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
-from ramify.stats.martingale import simulate
-from ramify.stats.passk import pass_at_k
 
 TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
 ARMS = ("del", "keep", "random", "critical", "tangent")
@@ -300,8 +300,8 @@ def training_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], shown: int, lr: float, problems: int
 ) -> dict[str, Any]:
     """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
+    from ramify.methods.cliffs.pairs import pair_rows
     from ramify.train.loop import TrainConfig, Trainer, with_reference
-    from ramify.train.pairs import pair_rows
 
     lab = Lab(recipe, seed)
     made = with_reference(lab.module, pair_rows(rows))

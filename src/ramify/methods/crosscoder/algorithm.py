@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ramify.interp.dictionary import Dictionary, encode_rows, latent_scaling
-from ramify.interp.steer import Change, along, clamp, random_like, reachless, reconstruct, scale
+from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
+from ramify.methods.crosscoder.steer import Change, along, clamp, random_like, reachless, reconstruct, scale
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.interp.dictionary import Dictionary
+from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.run import States
 from ramify.stats.nulls import Case, Repetition
 

@@ -17,9 +17,17 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
-from ramify.interp.dictionary import Dictionary, DictionaryConfig, FitConfig, encode_rows, fit, latent_scaling, quality
-from ramify.interp.steer import Change, clamp, reconstruct, scale
 from ramify.methods.crosscoder.algorithm import Outcome, best, confirm, grid, outcome, owned, rank_features, search
+from ramify.methods.crosscoder.dictionary import (
+    Dictionary,
+    DictionaryConfig,
+    FitConfig,
+    encode_rows,
+    fit,
+    latent_scaling,
+    quality,
+)
+from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
 from ramify.stats.checks import Cells, Check
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
@@ -155,7 +163,7 @@ def write(
 ) -> tuple[Any, Any]:
     """``n`` tokens behind each prompt and their log-probs, [N, n] each: greedy, or drawn by the uniforms ``u`` [N, n].
 
-    ``change`` is added after block :data:`LAYER` at the prompt's last token, as :func:`ramify.interp.steer.draw` does it.
+    ``change`` is added after block :data:`LAYER` at the prompt's last token, as :func:`ramify.methods.crosscoder.steer.draw` does it.
     """
     tokens, seen = torch.from_numpy(prompts), []
     delta = None if change is None else torch.from_numpy(change.delta)

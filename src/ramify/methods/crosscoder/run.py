@@ -21,9 +21,9 @@ from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
 from ramify.engine.pairs import open_pair
 from ramify.interp.collect import collect
-from ramify.interp.dictionary import Dictionary
-from ramify.interp.steer import Change, draw, static_vector
 from ramify.methods.crosscoder.algorithm import tool_call
+from ramify.methods.crosscoder.dictionary import Dictionary
+from ramify.methods.crosscoder.steer import Change, draw, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.token_forks import Problem, Verifier, read_problems

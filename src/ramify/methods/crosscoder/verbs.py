@@ -19,8 +19,6 @@ from ramify.base.config import Config, load
 from ramify.base.errors import UserError
 from ramify.base.files import refusal, write_whole
 from ramify.base.seeds import generator
-from ramify.interp.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
-from ramify.interp.steer import reconstruct
 from ramify.methods.crosscoder.algorithm import (
     Cell,
     Owned,
@@ -36,6 +34,7 @@ from ramify.methods.crosscoder.algorithm import (
     search,
     shortlist,
 )  # fmt: skip
+from ramify.methods.crosscoder.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.methods.crosscoder.report import markdown, verdict
 from ramify.methods.crosscoder.run import (
     Checkpoints,
@@ -50,6 +49,7 @@ from ramify.methods.crosscoder.run import (
 from ramify.methods.crosscoder.run import (
     export as export_files,
 )
+from ramify.methods.crosscoder.steer import reconstruct
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.growing import Growing
 

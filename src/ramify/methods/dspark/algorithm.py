@@ -1,6 +1,6 @@
 """Calibration of the confidence head, and schedules on recorded rounds. Pure functions of numpy arrays.
 
-Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. What a round is: :mod:`ramify.engine.rounds`.
+Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. What a round is: :mod:`ramify.methods.dspark.rounds`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.engine.rounds import Rounds
 from ramify.engine.schedules import Costs, Schedule
-from ramify.stats.calibration import calibration_error, calibration_floor, standard_error
+from ramify.methods.dspark.calibration import calibration_error, calibration_floor, standard_error
+from ramify.methods.dspark.rounds import Rounds
 from ramify.stats.ranking import auroc
 
 GRID = np.exp(np.linspace(np.log(0.25), np.log(8.0), 61))

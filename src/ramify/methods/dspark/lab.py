@@ -13,14 +13,14 @@ import numpy as np
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
-from ramify.engine.recorder import record
-from ramify.engine.rounds import Rounds
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import domains
+from ramify.methods.dspark.recorder import record
+from ramify.methods.dspark.rounds import Rounds
 from ramify.methods.dspark.run import Target, TrainOptions, train
+from ramify.methods.dspark.training import kept_text
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row
-from ramify.train.drafters import kept_text
 from ramify.train.recipes import fit, place
 
 START, GIVEN = 8, 24

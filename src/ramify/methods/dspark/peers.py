@@ -42,7 +42,7 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Drafter | Path | 
             setattr(assistant.generation_config, name, value)
         options = {"assistant_model": assistant}
     elif kind == "hf_dflash" and isinstance(drafter, Drafter):
-        from ramify.engine.transformers_drafter import transformers_dflash
+        from ramify.methods.dspark.transformers_drafter import transformers_dflash
 
         options = {"assistant_model": transformers_dflash(drafter), "speculation_type": "dflash"}
     elif kind != "generate":

@@ -13,7 +13,6 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
-from ramify.engine.rounds import Rounds, conditional_acceptance, joined
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
     StepCosts,
@@ -24,6 +23,7 @@ from ramify.methods.dspark.algorithm import (
     simulate,
 )
 from ramify.methods.dspark.domains import DOMAINS, prompts
+from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Cells, Check
 from ramify.stats.intervals import bootstrap, mean_t
 
@@ -328,8 +328,8 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
 
 def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
     """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
-    from ramify.engine.lossless import verify
     from ramify.methods.dspark.lab import GIVEN, Lab
+    from ramify.methods.dspark.lossless import verify
 
     lab = Lab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]

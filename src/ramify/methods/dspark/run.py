@@ -15,21 +15,20 @@ from pydantic import Field
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.progress import SILENT, Progress
-from ramify.engine import lossless
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.drafter_files import for_target, load_drafter, save_drafter, unserved
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import FILE, Profile
-from ramify.engine.recorder import record
-from ramify.engine.rounds import accepted_length, conditional_acceptance
-from ramify.methods.dspark import prompts
+from ramify.methods.dspark import lossless, prompts
 from ramify.methods.dspark.algorithm import scaled
+from ramify.methods.dspark.recorder import record
+from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
+from ramify.methods.dspark.training import DrafterTraining, kept_text, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
-from ramify.train.drafters import DrafterTraining, kept_text, train_drafter, unused_token
 
 CALIBRATION = "calibration.json"
 """File beside a drafter: how well its confidences are calibrated."""
@@ -194,7 +193,7 @@ def verify(
     schedules: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[bool, list[Check]]:
-    """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.engine.lossless.verify` on it."""
+    """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.methods.dspark.lossless.verify` on it."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
     return costs is not None, lossless.verify(

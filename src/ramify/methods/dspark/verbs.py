@@ -10,10 +10,9 @@ import typer
 from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
-from ramify.engine import lossless
 from ramify.engine.drafter_files import load_drafter
 from ramify.engine.drafters import Drafter
-from ramify.methods.dspark import run
+from ramify.methods.dspark import lossless, run
 from ramify.methods.dspark.run import Target, TrainOptions
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table

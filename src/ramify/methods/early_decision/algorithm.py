@@ -17,7 +17,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
-from ramify.stats.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
+from ramify.methods.early_decision.agreement import Equality, detection, equality, fleiss_kappa, kappa_interval
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import Interval, clustered_mean, clustered_proportion, wilson
 from ramify.stats.tests import fisher
@@ -363,7 +363,7 @@ Counts = Sequence[tuple[int, int]]
 
 
 def told_apart(harmful: tuple[int, int], benign: tuple[int, int]) -> dict[str, float]:
-    """Both error rates of (refused, traces) of each pool, and d' and c (:func:`ramify.stats.agreement.detection`), which take apart how
+    """Both error rates of (refused, traces) of each pool, and d' and c (:func:`ramify.methods.early_decision.agreement.detection`), which take apart how
     well the pools are told from each other and how much it takes to refuse [derived]."""
     (hit, n), (alarm, m) = harmful, benign
     d, c = detection(hit, n, alarm, m)

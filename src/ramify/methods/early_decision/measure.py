@@ -15,8 +15,6 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import collect, hop
-from ramify.interp.probe import STATE_A, bar, folds_of, out_of_fold, probe, shuffled_labels
-from ramify.interp.separability import valley
 from ramify.methods.early_decision.algorithm import (
     Cut,
     continuation_point,
@@ -40,6 +38,8 @@ from ramify.methods.early_decision.organisms import (
     organism,
     tokenizer,
 )
+from ramify.methods.early_decision.probe import STATE_A, bar, folds_of, out_of_fold, probe, shuffled_labels
+from ramify.methods.early_decision.separability import valley
 from ramify.model.protocol import Sampling
 from ramify.rollout.thinking import Marks, Thinker, Thought, cut_at
 from ramify.stats.ranking import auroc

@@ -24,10 +24,10 @@ from ramify.methods.early_decision.algorithm import (
     thinking_effect,
     told_apart,
 )
+from ramify.methods.early_decision.page import html_table, page
 from ramify.methods.early_decision.run import Mode, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
-from ramify.render.page import html_table, page
 from ramify.stats.intervals import clustered_proportion
 from ramify.trace.growing import Growing
 

@@ -17,7 +17,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import whole_file
 from ramify.engine.local import LocalModel
 from ramify.interp.collect import FINAL, collect, hop
-from ramify.interp.probe import (
+from ramify.methods.early_decision.probe import (
     SHUFFLES,
     STATE_A,
     TABLE,
@@ -29,8 +29,8 @@ from ramify.interp.probe import (
     shuffled_labels,
     too_few,
 )
-from ramify.interp.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.run import Study
+from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
 from ramify.rollout.guards import Guard
 from ramify.rollout.thinking import Thinker
 from ramify.stats.ranking import auroc

@@ -20,6 +20,16 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.algorithm import plan as plan
     from ramify.methods.forensics.algorithm import sentence_scores as sentence_scores
     from ramify.methods.forensics.case import CaseConfig as CaseConfig
+    from ramify.methods.forensics.experiment import Control as Control
+    from ramify.methods.forensics.experiment import TestResult as TestResult
+    from ramify.methods.forensics.experiment import absence as absence
+    from ramify.methods.forensics.experiment import corrected as corrected
+    from ramify.methods.forensics.experiment import counterfactuals as counterfactuals
+    from ramify.methods.forensics.experiment import dose_response as dose_response
+    from ramify.methods.forensics.experiment import stacked as stacked
+    from ramify.methods.forensics.hypotheses import ACH as ACH
+    from ramify.methods.forensics.hypotheses import NONE as NONE
+    from ramify.methods.forensics.hypotheses import Hypothesis as Hypothesis
     from ramify.methods.forensics.logs import by_field as by_field
     from ramify.methods.forensics.logs import read_log as read_log
     from ramify.methods.forensics.probes import ask as ask
@@ -27,16 +37,6 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.report import as_text as as_text
     from ramify.methods.forensics.report import table_of as table_of
     from ramify.methods.forensics.run import Case as Case
-    from ramify.stats.experiment import Control as Control
-    from ramify.stats.experiment import TestResult as TestResult
-    from ramify.stats.experiment import absence as absence
-    from ramify.stats.experiment import corrected as corrected
-    from ramify.stats.experiment import counterfactuals as counterfactuals
-    from ramify.stats.experiment import dose_response as dose_response
-    from ramify.stats.experiment import stacked as stacked
-    from ramify.stats.hypotheses import ACH as ACH
-    from ramify.stats.hypotheses import NONE as NONE
-    from ramify.stats.hypotheses import Hypothesis as Hypothesis
 else:
     __all__, __getattr__ = public(
         __name__,
@@ -48,7 +48,7 @@ else:
             "probes": "ask control",
             "report": "table_of as_text",
             "logs": "read_log by_field",
-            "ramify.stats.experiment": "TestResult Control corrected counterfactuals dose_response stacked absence",
-            "ramify.stats.hypotheses": "ACH NONE Hypothesis",
+            "ramify.methods.forensics.experiment": "TestResult Control corrected counterfactuals dose_response stacked absence",
+            "ramify.methods.forensics.hypotheses": "ACH NONE Hypothesis",
         },
     )

@@ -1,9 +1,9 @@
-"""The motives and the benign explanations that a case begins with; the table itself is :mod:`ramify.stats.hypotheses` [3.6, 3.7]."""
+"""The motives and the benign explanations that a case begins with; the table itself is :mod:`ramify.methods.forensics.hypotheses` [3.6, 3.7]."""
 
 from __future__ import annotations
 
-from ramify.stats.experiment import Move
-from ramify.stats.hypotheses import Hypothesis
+from ramify.methods.forensics.experiment import Move
+from ramify.methods.forensics.hypotheses import Hypothesis
 
 BENIGN: dict[str, str] = {
     "misspecification": "the task asked for it, or rewarded it",

@@ -1,7 +1,7 @@
 """The tests of a motive as pure functions of counts (arXiv 2606.26071, section 3; sections of the spec in brackets).
 
 Counterfactuals [3.2], dose-response [3.4, 13], stacks [8, 9] and silence without a positive control [3.4, 14] are those of
-:mod:`ramify.stats.experiment`; here are sentences, forbidding, awareness and the plan. Axis legend: S sentences of a trace, k forks at
+:mod:`ramify.methods.forensics.experiment`; here are sentences, forbidding, awareness and the plan. Axis legend: S sentences of a trace, k forks at
 each place.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ramify.methods.forensics.experiment import ALPHA, TestResult, counterfactuals
+from ramify.methods.forensics.trend import trend_power
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
-from ramify.stats.experiment import ALPHA, TestResult, counterfactuals
 from ramify.stats.intervals import normal_quantile, wilson
 from ramify.stats.power import draws_for_difference, power_of_difference
 from ramify.stats.tests import fisher, two_proportions
-from ramify.stats.trend import trend_power
 
 INVALID = 0.1
 """More invalid runs than this share make a rate doubtful."""

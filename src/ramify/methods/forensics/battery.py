@@ -20,11 +20,11 @@ import torch
 from scipy.stats import ttest_1samp
 
 from ramify.engine.tiny import TinyLM
-from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN
 from ramify.methods.forensics.algorithm import forbidding, sentence_scores
+from ramify.methods.forensics.experiment import TestResult, corrected, counterfactuals, dose_response, stacked
 from ramify.methods.forensics.organisms import HUGE, KINDS, LENGTH, SENTENCES, K, actions, prompts, thoughts, tokens
+from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import TestResult, corrected, counterfactuals, dose_response, stacked
 from ramify.stats.intervals import mean_t
 from ramify.stats.tests import fisher
 

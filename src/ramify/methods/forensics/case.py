@@ -16,13 +16,13 @@ from pydantic import Field
 from ramify.base.config import Config, check, read_toml
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
-from ramify.env.levers import Lever, LeverWorld, first_screen
 from ramify.env.protocol import Task, World
 from ramify.methods.forensics.ach import BENIGN, STANDARD
+from ramify.methods.forensics.experiment import Move
+from ramify.methods.forensics.hypotheses import Hypothesis
+from ramify.methods.forensics.levers import Lever, LeverWorld, first_screen
 from ramify.rollout.parts import check_model, find_world
 from ramify.score.classify import behaviour_kind, find_behaviour
-from ramify.stats.experiment import Move
-from ramify.stats.hypotheses import Hypothesis
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import canonical_json
+from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.score.classify import Behaviour, as_said
 from ramify.score.steps import RunPath, every_path
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import TestResult, counterfactuals
 from ramify.trace.failures import failure_of, failures
 from ramify.trace.lines import field, first_record, read_lines
 from ramify.trace.outcome import succeeded

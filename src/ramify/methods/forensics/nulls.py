@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ramify.env.worlds.tedious_repair import TediousRepairWorld
-from ramify.stats.hypotheses import NOTHING
+from ramify.methods.forensics.hypotheses import NOTHING
+from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld
 from ramify.stats.nulls import Case, Repetition
 
 _CASE = """

@@ -24,7 +24,7 @@ import torch
 
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
+from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
 

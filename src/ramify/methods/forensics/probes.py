@@ -13,12 +13,12 @@ from ramify.base.progress import gathered
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Panel, World
 from ramify.methods.forensics.case import pieces, varied
+from ramify.methods.forensics.experiment import Control, TestResult
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Message, Model
 from ramify.rollout.compact import reply
 from ramify.score.classify import Says, by_model, by_pattern
-from ramify.stats.experiment import Control, TestResult
 from ramify.stats.intervals import proportion
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from ramify.base.errors import BoundaryError
 from ramify.methods.forensics.algorithm import INVALID, plan
 from ramify.methods.forensics.case import CaseConfig, are_doses
+from ramify.methods.forensics.experiment import ALPHA, TestResult
+from ramify.methods.forensics.hypotheses import ACH, NONE, NOTHING, SIGNS, UNDECIDED, Hypothesis
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.render.terminal import table
 from ramify.score.judge import reply_to
-from ramify.stats.experiment import ALPHA, TestResult
-from ramify.stats.hypotheses import ACH, NONE, NOTHING, SIGNS, UNDECIDED, Hypothesis
 from ramify.trace.graph import short
 
 _SIGNS = {cell: sign for sign, cell in SIGNS.items()}

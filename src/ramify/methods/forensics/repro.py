@@ -17,12 +17,12 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.battery import DOSES, Table, Tables, of_law, of_model, run
+from ramify.methods.forensics.experiment import Control, Move, TestResult, corrected, result_from_json
+from ramify.methods.forensics.hypotheses import ACH, NONE, Hypothesis
 from ramify.methods.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
+from ramify.methods.forensics.trend import logistic_fit
 from ramify.stats.checks import Cells, Check
-from ramify.stats.experiment import Control, Move, TestResult, corrected, result_from_json
-from ramify.stats.hypotheses import ACH, NONE, Hypothesis
 from ramify.stats.intervals import mean_t, wilson
-from ramify.stats.trend import logistic_fit
 
 OWN: dict[str, tuple[str, Move]] = {
     "dose": ("tedium", "rises"),
@@ -146,7 +146,7 @@ def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> d
 def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
     """Shortcuts among ``n`` baseline episodes drawn token by token by the engine in the world itself, and how many were valid."""
     from ramify.engine.local import LocalModel
-    from ramify.env.worlds.tedious_repair import TediousRepairWorld, action_of
+    from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld, action_of
     from ramify.model.chat import TagTemplate
     from ramify.train.lockstep import play
 
@@ -161,7 +161,7 @@ def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
 def scripted(name: str) -> dict[str, Any]:
     """Scripted agents of a world whose label by its grader is wrong, or whose honest one does not succeed, in words."""
     from ramify.base import registry
-    from ramify.env.levers import misjudged
+    from ramify.methods.forensics.levers import misjudged
 
     world = registry.get("env", name)()
     wrong = {script: misjudged(world, world.task(**world.scripts[script].levers), script) for script in world.scripts}

@@ -17,6 +17,7 @@ from ramify.env.protocol import Task
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
 from ramify.methods.forensics.case import are_doses, intervention, is_number
+from ramify.methods.forensics.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.filtered import Filtered
@@ -25,7 +26,6 @@ from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
 from ramify.score.classify import Says
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.stats.intervals import proportion
 from ramify.stats.tests import homogeneity
 from ramify.trace.path import text_between

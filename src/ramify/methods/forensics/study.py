@@ -20,16 +20,16 @@ from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
-from ramify.env.levers import LeverWorld, require_honest
 from ramify.env.protocol import Panel, Task, World, read_panel
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
+from ramify.methods.forensics.experiment import Control, TestResult, corrected, result_from_json
+from ramify.methods.forensics.levers import LeverWorld, require_honest
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
 from ramify.score.classify import Behaviour, by_pattern, find_behaviour
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import Control, TestResult, corrected, result_from_json
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.path import Said

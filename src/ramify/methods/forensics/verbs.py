@@ -16,6 +16,8 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
+from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
+from ramify.methods.forensics.hypotheses import NOTHING, Hypothesis
 from ramify.methods.forensics.logs import by_field, invalid, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import (
@@ -34,8 +36,6 @@ from ramify.render.terminal import emit, progress, table
 from ramify.rollout.parts import find_model, find_world
 from ramify.score.classify import find_behaviour, transcript
 from ramify.stats.drops import Counts
-from ramify.stats.experiment import ALPHA, TestResult, corrected
-from ramify.stats.hypotheses import NOTHING, Hypothesis
 from ramify.stats.intervals import proportion
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")

@@ -15,12 +15,12 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.env.protocol import Task
+from ramify.methods.governance.calls import read_calls
+from ramify.methods.governance.lost_rules import Rule, read_rules
+from ramify.methods.governance.predicates import UnreadableError, allows, forbids
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Message, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
-from ramify.score.calls import read_calls
-from ramify.score.lost_rules import Rule, read_rules
-from ramify.score.predicates import UnreadableError, allows, forbids
 from ramify.trace.node import Stream, Verdict
 from ramify.trace.path import Path as Messages
 from ramify.trace.rules import survival

@@ -9,7 +9,7 @@ from typing import Any
 
 from ramify.base.seeds import generator
 from ramify.env.filler import filler
-from ramify.env.standing_rules import CHANNELS, conversation, reader, scenarios
+from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import RecencyTruncate

@@ -19,16 +19,16 @@ from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.filler import LANGUAGES, filler
-from ramify.env.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
 from ramify.methods.governance.attack import note
+from ramify.methods.governance.calls import Grade, grade
+from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
 from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
-from ramify.score.calls import Grade, grade
 from ramify.trace.growing import Growing
 from ramify.trace.rules import Survival, survival
 

@@ -14,12 +14,12 @@ from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.engine.named import find_model
-from ramify.env.standing_rules import reader, scenarios
+from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
+from ramify.methods.governance.markdown import markdown
 from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, report
-from ramify.render.markdown import markdown
+from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.terminal import emit, progress, say, table
-from ramify.score import lost_rules
 
 app = typer.Typer(
     add_completion=False,

@@ -34,7 +34,7 @@ def judged(
             raise UserError(f"{trajectories}: '{a.id}' is another attempt than the one that was graded: its actions differ")
     kind, _, path = model.partition(":")
     if kind == "head":
-        from ramify.engine.reward_head import head_scores
+        from ramify.methods.implicit_advantage.reward_head import head_scores
 
         values = head_scores(Path(path).expanduser(), [text for _, text, _ in texts])
         return {name: value for (name, _, _), value in zip(texts, values, strict=True)}, []

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.engine.follow import Follower
 from ramify.engine.local import LocalModel
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, step_columns
+from ramify.methods.implicit_advantage.follow import Follower
 from ramify.methods.implicit_advantage.run import finite
 from ramify.model.pair import Pair
 

@@ -15,7 +15,7 @@ import numpy as np
 from ramify.base.errors import UserError, nearest
 from ramify.methods.implicit_advantage import algorithm
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, STEP_AGGS, TOKEN_AGGS, Rule, StepAgg, TokenAgg
-from ramify.score.confidence import bottom10, tail
+from ramify.methods.implicit_advantage.confidence import bottom10, tail
 from ramify.stats import ranking
 from ramify.stats.intervals import clustered_mean
 

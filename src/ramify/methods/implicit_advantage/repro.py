@@ -21,13 +21,13 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.protocol import Task
 from ramify.env.worlds import desk
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, RULES, best_of, blame, by_step
+from ramify.methods.implicit_advantage.confidence import token_columns
 from ramify.methods.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
 from ramify.methods.implicit_advantage.report import baselines, calibrate, cell_scores, column, select
 from ramify.methods.implicit_advantage.run import AdvantageScorer
 from ramify.model.chat import TagTemplate
 from ramify.model.pair import Pair
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.confidence import token_columns
 from ramify.score.group import normalise
 from ramify.score.trajectories import Trajectory
 from ramify.stats import ranking

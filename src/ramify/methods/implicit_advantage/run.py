@@ -21,9 +21,9 @@ from ramify.methods.implicit_advantage.algorithm import (
     noise_floor,
     step_columns,
 )
+from ramify.methods.implicit_advantage.confidence import TOP_K, confidences
 from ramify.model.pair import Fault, Pair
 from ramify.model.protocol import TokenScores
-from ramify.score.confidence import TOP_K, confidences
 from ramify.score.trajectories import Trajectory
 
 MAKER = "implicit-advantage"

@@ -6,10 +6,10 @@ numbers (``Maze``, ``train_exact``), an audit of anyone's traces (``audit_traces
 
 from __future__ import annotations
 
-from ramify.env.star import Maze, TabularPolicy
 from ramify.methods.maze_recovery.algorithm import train_exact
 from ramify.methods.maze_recovery.audit import audit_traces
 from ramify.methods.maze_recovery.build import build_sft
+from ramify.methods.maze_recovery.star import Maze, TabularPolicy
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished traces."""

@@ -1,6 +1,6 @@
 """The theory in exact numbers: closed forms of expected steps, the policy gradient, and the training regimes without sampling.
 
-The maze, its policy and the solver are in ``ramify.env.star``. Theorems are those of arXiv 2606.22938; where its public
+The maze, its policy and the solver are in ``ramify.methods.maze_recovery.star``. Theorems are those of arXiv 2606.22938; where its public
 reproduction gives a recurrence or a setting, that is said; the closed forms are derived.
 
 Axis legend: F = 4 families in the order a b c d, K diamonds.
@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
-from ramify.env.star import Maze, TabularPolicy
+from ramify.methods.maze_recovery.star import Maze, TabularPolicy
 
 REGIMES = ("rlvr", "sft", "distill", "distill-erased")
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.score.attempts import Key, Trace, Traces, from_records
+from ramify.methods.maze_recovery.attempts import Key, Trace, Traces, from_records
+from ramify.methods.maze_recovery.loops import Recovery, ambiguous
 from ramify.stats.intervals import clustered_proportion
 from ramify.trace.graph import factorize, short
 from ramify.trace.keys import Canonicaliser, exact
-from ramify.trace.loops import Recovery, ambiguous
 
 _TOP = 10
 _AMBIGUOUS = 0.05

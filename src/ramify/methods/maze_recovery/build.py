@@ -13,11 +13,11 @@ from pydantic import Field
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
-from ramify.score.attempts import Trace, Traces, from_records
-from ramify.score.traces import BACK, Marked, taken_back
-from ramify.trace.loops import shortest_ways
-from ramify.trace.turns import Turn
-from ramify.train.conversations import Conversation, Spans, whole
+from ramify.methods.maze_recovery.attempts import Trace, Traces, from_records
+from ramify.methods.maze_recovery.conversations import Conversation, Spans, whole
+from ramify.methods.maze_recovery.loops import shortest_ways
+from ramify.methods.maze_recovery.traces import BACK, Marked, taken_back
+from ramify.methods.maze_recovery.turns import Turn
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate

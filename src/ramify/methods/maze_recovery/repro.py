@@ -14,8 +14,10 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.star import FAMILIES, Maze, TabularPolicy
-from ramify.env.walks import (
+from ramify.env.worlds.maze import MazeWorld
+from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
+from ramify.methods.maze_recovery.star import FAMILIES, Maze, TabularPolicy
+from ramify.methods.maze_recovery.walks import (
     Graph,
     GridTasks,
     Walks,
@@ -27,8 +29,6 @@ from ramify.env.walks import (
     walk,
     without_loops,
 )  # fmt: skip
-from ramify.env.worlds.maze import MazeWorld
-from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
 from ramify.stats.checks import Cells, Check
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer

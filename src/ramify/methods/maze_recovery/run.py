@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError
-from ramify.render.terminal import say
-from ramify.score.attempts import Traces
-from ramify.score.traces import (
+from ramify.methods.maze_recovery.attempts import Traces
+from ramify.methods.maze_recovery.traces import (
     BACK,
     Detector,
     Judge,
@@ -27,6 +26,7 @@ from ramify.score.traces import (
     mark_all,
     mask_precision,
 )
+from ramify.render.terminal import say
 from ramify.stats.intervals import clustered_proportion
 from ramify.trace.lines import read_lines
 

@@ -10,8 +10,8 @@ import typer
 
 from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
-from ramify.env.star import NAMED, Maze
 from ramify.methods.maze_recovery.algorithm import REGIMES, growth, search_steps, train_exact
+from ramify.methods.maze_recovery.star import NAMED, Maze
 from ramify.render.terminal import emit, table
 from ramify.score.steps import write_rows
 

@@ -12,13 +12,13 @@ from ramify.base.command import Json, takes
 from ramify.base.config import load as resolve
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import theory_verbs
+from ramify.methods.maze_recovery.attempts import Source, Traces, load
 from ramify.methods.maze_recovery.audit import audit_traces
 from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft, check_masks
 from ramify.methods.maze_recovery.run import UNMEASURED, audit_replies, find_detector, mark, on_labels
+from ramify.methods.maze_recovery.traces import Detector
 from ramify.render.terminal import emit, say, table
-from ramify.score.attempts import Source, Traces, load
 from ramify.score.steps import write_rows
-from ramify.score.traces import Detector
 from ramify.trace.graph import short
 from ramify.trace.keys import scrub
 

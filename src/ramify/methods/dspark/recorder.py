@@ -1,0 +1,96 @@
+"""Rounds of a drafter on a target, recorded while the engine runs: what acceptance, calibration and simulations are computed from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress, gathered
+from ramify.base.seeds import place_key
+from ramify.engine.local import LocalModel
+from ramify.engine.sampling import Picked
+from ramify.engine.schedules import Fixed
+from ramify.engine.speculate import Speculator
+from ramify.methods.dspark.rounds import Rounds
+from ramify.model.protocol import Prefix, Sampling
+
+if TYPE_CHECKING:
+    from ramify.engine.drafters import Drafter
+    from ramify.engine.rows import Row
+
+
+class _Whole(Fixed):
+    """Every draft is verified; remembers the confidences it was shown."""
+
+    def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        self.seen = confidence
+        return super().admit(confidence, limits)
+
+
+class Recorder(Speculator):
+    """Notes every round whose draft had the whole block: (key of the draw, accepted, proposed, ended, confidences)."""
+
+    def __init__(self, drafter: Drafter, first: int) -> None:
+        self.whole = _Whole(drafter.config.block)
+        super().__init__(drafter, self.whole, first, "rejection")
+        self.notes: list[tuple[int, int, int, bool, np.ndarray]] = []
+
+    def settle(
+        self,
+        rows: Sequence[Row],
+        drafts: Sequence[Sequence[int]],
+        emitted: Sequence[Picked],
+        kept: Sequence[int],
+    ) -> None:
+        """See :meth:`Speculator.settle`. A row that stopped before its last token stopped at an accepted draft."""
+        super().settle(rows, drafts, emitted, kept)
+        for i, (row, draft, made, n) in enumerate(zip(rows, drafts, emitted, kept, strict=True)):
+            if len(draft) == self.block:  # drafts near a draw's last token are shorter, and no round of the full length
+                ended = n < len(made.tokens)
+                accepted = n if ended else n - 1
+                self.notes.append((row.job.key, accepted, n if ended else len(draft), ended, self.whole.seen[self._places[i]]))
+
+
+def record(
+    model: LocalModel,
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    settings: Sampling,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Rounds:
+    """Draw a reply to each prompt with every draft verified at full length; the rounds, each with the number of its prompt.
+
+    Raises UserError where no round had room for a whole block.
+    """
+    recorder = Recorder(drafter, model.forward.layers)
+    speculating = model.speculating(recorder)
+    keys = [place_key(seed, "dspark", "record", i) for i in range(len(prompts))]
+
+    async def draw() -> None:
+        await gathered(
+            (speculating.sample(Prefix(p), 1, settings, [key]) for p, key in zip(prompts, keys, strict=True)), progress
+        )
+
+    progress.begin(len(prompts), 0, "draw", "replies")
+    asyncio.run(draw())
+    if not recorder.notes:
+        raise UserError(
+            f"no round had room for a block of {drafter.config.block} drafts: give longer replies than {settings.max_tokens} tokens"
+        )
+    number = {key: i for i, key in enumerate(keys)}
+    accepted, proposed, ended, confidence, prompt = zip(
+        *((a, p, e, c, number[key]) for key, a, p, e, c in recorder.notes), strict=True
+    )
+    bare = np.full((len(accepted), drafter.config.block), np.nan)
+    return Rounds(
+        np.array(accepted),
+        np.array(proposed),
+        np.array(ended),
+        np.array(confidence) if drafter.config.confidence else bare,
+        np.array(prompt),
+    )

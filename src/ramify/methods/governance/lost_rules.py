@@ -1,0 +1,455 @@
+"""Which rules a harness's compaction dropped in its own logged conversations, when, and what was called afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ramify.base.config import read_toml
+from ramify.base.errors import UserError
+from ramify.base.files import reason
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.methods.governance.calls import read_calls
+from ramify.methods.governance.predicates import UnreadableError, forbids
+from ramify.trace.aliases import name_in
+from ramify.trace.db import Run
+from ramify.trace.lines import field, read_document
+from ramify.trace.messages import compacted, opaque, spoken
+from ramify.trace.node import Mark, Node
+from ramify.trace.path import Said
+from ramify.trace.rules import CLASSES, SURVIVED, survival
+from ramify.trace.sources import opened
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule to look for. ``predicate`` says what it forbids, where that can be told from calls."""
+
+    text: str
+    predicate: Mapping[str, Any] | None = None
+
+
+def read_rules(path: Path) -> list[Rule]:
+    """Rules of a file: one a line; or TOML with ``[[rule]]`` tables or JSON with a list, of ``text`` and ``predicate``.
+
+    Raises UserError naming the file and the rule that is none.
+    """
+    if path.suffix == ".toml":
+        found: Any = read_toml(path).get("rule")
+    elif path.suffix == ".json":
+        found = read_document(path)
+    else:
+        try:
+            found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the rules {path}: {reason(error)}") from None
+    if not isinstance(found, list) or not found:
+        raise UserError(f"{path} holds no rule: write one a line, [[rule]] tables (.toml), or a list (.json)")
+    rules = []
+    for at, value in enumerate(found):
+        value = {"text": value} if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise UserError(f"{path}: rule {at} is neither text nor a table")
+        rules.append(
+            Rule(field(value, "text", str, f"{path}: rule {at}"), field(value, "predicate", dict, f"{path}: rule {at}", None))
+        )
+        if rules[-1].predicate is not None:
+            _check(rules[-1].predicate, f"{path}: rule {at}")
+    return rules
+
+
+def _check(predicate: Mapping[str, Any], place: str) -> None:
+    try:
+        tool = predicate.get("tool")
+        forbids(predicate, tool if isinstance(tool, str) else (tool or [""])[0], {})
+    except UnreadableError:
+        pass  # of an empty call nothing can be told: the predicate itself is one
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[str, Any]:
+    """The fate of each rule in the conversations of ``source``: the folder of a run, or a file of any format that can be imported.
+
+    What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
+    conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
+    path from the root to a leaf. A call goes on from the reply that its request repeats; one that repeats none, and does not begin as
+    another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
+    trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent.
+    Behind a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost. Raises UserError like the readers.
+    """
+    with opened(source, form) as run:
+        return _audited(run, rules)
+
+
+def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
+    known: dict[str, list[str]] = {}
+    fates = [_Fate(rule) for rule in rules]
+    compactions: list[dict[str, Any]] = []
+    marks: dict[str, Counter[str]] = {}
+    ends: set[str] = set()
+    others = _others(run)
+    for step, reply in enumerate(_replies(run, others), 1):
+        node, before = reply.node, reply.before
+        marks[node.id] = Counter(_mark(message) for message in reply.shown)
+        gone = 0 if before is None else (marks[before] - marks[node.id]).total()
+        named: Sequence[str | None] = reply.compactions
+        if before is not None and gone and not named:
+            named = [_seen(reply, marks[before])]
+        compactions += [
+            {"session": reply.session, "step": step, "dropped": gone if at == len(named) - 1 else 0, "strategy": strategy}
+            for at, strategy in enumerate(named)
+        ]
+        compactions += [{"session": reply.session, "step": None, "dropped": None, "strategy": name} for name in reply.then]
+        ends.add(node.id)
+        ends.discard(before or "")
+        calls = list(_calls(node))
+        unread = any(opaque(message.data) for message in reply.shown)
+        for at, fate in enumerate(fates):
+            kinds = []
+            for message in reply.shown:
+                cached = known.setdefault(stable_hash(message.text), [])
+                while len(cached) <= at:
+                    cached.append(survival(rules[len(cached)].text, message.text).kind)
+                kinds.append(cached[at])
+            kind = min(kinds, key=CLASSES.index, default="dropped")
+            fate.see(reply, step, kind if kind in SURVIVED or not unread else "unknown", calls)
+    if not marks:
+        raise UserError(f"{run.folder} holds no reply of a model, so nothing can be said of rules")
+    told = [fate.report(ends) for fate in fates]
+    apart = {purpose: list(others.values()).count(purpose) for purpose in sorted(set(others.values()))}
+    read = {"sessions": len(ends), "replies": len(marks), "compactions": compactions, "other_calls": apart}
+    return read | {"rules": told, "verdict": verdict(told)}
+
+
+def _mark(message: Said) -> str:
+    """Tells a message from others; a call by what is called, since harnesses write ids and arguments anew."""
+    own = canonical_json(message.data["content"]) if opaque(message.data) else ""
+    return stable_hash(message.role, spoken(message.text, message.data), own)
+
+
+def _seen(reply: _Reply, before: Counter[str]) -> str | None:
+    """Who made a compaction that no log tells of: ``native`` where a provider's own stands in what is shown since, else nobody knows."""
+    new = [message for message in reply.shown if _mark(message) not in before]
+    return "native" if any(_native(message) for message in new) else None
+
+
+def _native(message: Said) -> bool:
+    parts = message.data.get("content")
+    return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) is not None for part in parts)
+
+
+class _Reply(NamedTuple):
+    """What the model was shown at one of its replies, and the reply before it in the same session: None where the session begins."""
+
+    session: str
+    node: Node
+    shown: Sequence[Said]
+    before: str | None
+    compactions: Sequence[str] = ()
+    """Those that the log itself tells of, since the reply before: who made each."""
+    then: Sequence[str] = ()
+    """As well, but after the last reply."""
+
+
+def _logged(run: Run) -> Iterator[tuple[Node, str, Mapping[str, Any]]]:
+    """The replies of logged calls, each with its session and with what its line says beside the call."""
+    named = {info.name: bool(info.task) for info in run.trees()}
+    for node in run.each(Node):
+        about = node.data.get("response")
+        if about is not None and node.role == "assistant" and node.index >= 0 and node.opens:
+            record = about.get("record") if isinstance(about, Mapping) else None
+            record = record if isinstance(record, Mapping) else {}
+            session, name = node.tree if named[node.tree] else "log", name_in(record, "attempt")
+            yield node, session if name is None else f"{session}#{record[name]}", record
+
+
+def _others(run: Run) -> dict[str, str]:
+    """Calls that are no replies of an agent -> what they are for: those of whoever compacts, those of whoever scores.
+
+    A log may say so (``purpose``). Where it does not, whoever compacts is known by its reply, which comes back in the very next request of
+    the session, not as the assistant's: :class:`_Summaries`.
+    """
+    found: dict[str, str] = {}
+    sessions: dict[str, _Summaries] = {}
+    for node, session, record in _logged(run):
+        if isinstance(purpose := record.get("purpose"), str):
+            found[node.id] = purpose
+            continue
+        summaries = sessions.setdefault(session, _Summaries())
+        found |= dict.fromkeys(summaries.add(node, run.shown(node.id).messages), "compaction")
+    return found
+
+
+def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
+    """Every reply of an agent in the order in which the log was written, after the one it follows."""
+    about = {node.id: (session, record) for node, session, record in _logged(run)}
+    logs = {node.tree for node in run.each(Node) if "response" in node.data}
+    calls: dict[str, _Calls] = {}
+    declared = {  # a harness that says itself which turn a compaction followed
+        mark.node: str(mark.value.get("node"))
+        for mark in run.each(Mark)
+        if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
+    }
+    nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
+    for node in run.each(Node):
+        before = None if node.parent is None else nearest.get(node.parent)
+        if before is not None:
+            nearest[node.id] = before
+        if node.role != "assistant" or node.index < 0 or not node.opens or node.id in others:
+            continue
+        if node.tree in logs and node.id not in about:
+            continue  # in a log of calls, what a request repeats is no reply
+        before = nearest.get(declared.get(node.id, ""), before)
+        nearest[node.id] = node.id
+        shown = run.shown(node.id).messages
+        if node.id not in about:
+            yield _Reply(node.tree, node, shown, before)
+            continue
+        session, record = about[node.id]
+        made, then = (_strategies(record.get(name)) for name in ("compactions", "compactions_after"))
+        before = calls.setdefault(session, _Calls()).follows(shown, node, bool(made))
+        yield _Reply(session, node, shown, before, made, then)
+
+
+def _strategies(told: Any) -> list[str]:
+    """Who made each compaction that a line of a log tells of."""
+    found = [str(one.get("strategy", "")) for one in told or () if isinstance(one, Mapping)] if isinstance(told, list) else []
+    return ["native" if name == "CompactionNative" else name for name in found]
+
+
+class _Calls:
+    """The logged calls of one task (or file), each a request and a reply: which follows which is told from what requests repeat."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, str] = {}  # hash of a request and its reply -> the reply's node
+        self._openings: set[str] = set()
+        self._last: str | None = None
+
+    def follows(self, shown: Sequence[Said], node: Node, compacted: bool) -> str | None:
+        """The reply that this call goes on from, None where it opens an attempt. ``compacted``: the log says so itself."""
+        chain, before = "", None
+        for message in shown:
+            chain = stable_hash(chain, _mark(message))
+            before = self._after.get(chain, before)
+        if compacted:
+            before = self._last
+        if before is None and self._last is not None and chain not in self._openings:
+            before = self._last  # it repeats no reply whole, and begins as no other did: the history was compacted
+        if before is None:
+            self._openings.add(chain)
+        reply = Said(node.role, node.text, node.data)
+        self._after[stable_hash(chain, _mark(reply))] = self._last = node.id
+        return before
+
+
+class _Summaries:
+    """The logged calls of one session: which of them are those of whoever compacts.
+
+    Such a call follows one of the agent's and calls no tool; in the very next request, which goes on with the agent's conversation, its
+    reply stands nearly alone in a new message of the user or the system. Calls right before it that know nothing of the conversation, and
+    whose replies it was given, are the same one's: a summary of summaries.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        """Messages of the conversation, by their marks."""
+        self._tail: list[_Asked] = []
+        """The newest call, and those right before it that know nothing of the conversation."""
+        self._first = ""
+
+    def add(self, node: Node, shown: Sequence[Said]) -> list[str]:
+        """The next call. Returns those before it that turn out to be whoever compacts'."""
+        found: list[str] = []
+        call = _Asked.of(node, shown)
+        if self._tail and self._tail[-1].node.id != self._first and self._goes_on(call) and _sums_up(self._tail[-1], call):
+            last = self._tail.pop()
+            found, texts = [last.node.id], [_flat(message.text) for message in last.shown]
+            while self._tail and not self._tail[-1].own & (self._known | call.marks):
+                part = self._tail.pop()
+                if not any(_gist(part.node)[:_START] in text for text in texts):
+                    break
+                found.append(part.node.id)
+                texts += [_flat(message.text) for message in part.shown]
+        self._first = self._first or node.id
+        if found or not self._known or call.own & self._known:
+            for one in self._tail:
+                self._known |= {*one.marks, one.reply}
+            self._tail = []
+        if found or not self._known:
+            self._known |= call.marks
+        self._tail.append(call)
+        return found
+
+    def _goes_on(self, call: _Asked) -> bool:
+        """Whether a call holds a message of the conversation."""
+        return bool(call.marks & self._known) or any(call.marks & {*one.marks, one.reply} for one in self._tail[:-1])
+
+
+class _Asked(NamedTuple):
+    """A logged call: what was shown, and the marks of it, of it without the system's messages, and of the reply."""
+
+    node: Node
+    shown: Sequence[Said]
+    marks: Set[str]
+    own: Set[str]
+    reply: str
+
+    @classmethod
+    def of(cls, node: Node, shown: Sequence[Said]) -> _Asked:
+        marks = [(_mark(message), message.role) for message in shown]
+        own = {mark for mark, role in marks if role != "system"}
+        return cls(node, shown, {mark for mark, _ in marks}, own, _mark(Said(node.role, node.text, node.data)))
+
+
+def _sums_up(call: _Asked, then: _Asked) -> bool:
+    """Whether the reply to ``call`` is what stands in the next request ``then``."""
+    gist = _gist(call.node)
+    if len(gist) < _SHORTEST or call.node.data.get("tool_calls") or call.reply in then.marks:
+        return False
+    asked = _flat(call.shown[-1].text)[:20] if call.shown else ""
+    new = [_flat(m.text) for m in then.shown if m.role in ("user", "system") and _mark(m) not in call.marks]
+    # a harness that lays the whole conversation out as one text repeats replies as well, below what it asked before
+    return any(
+        gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (asked and text.startswith(asked)) for text in new
+    )
+
+
+_SHORTEST, _START, _FRAME = 16, 80, 600
+"""Characters: of a reply that is told from others by its text; of its start, since harnesses cut summaries; of what they write around one."""
+_ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
+_SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
+
+
+def _gist(node: Node) -> str:
+    """What of a summariser's reply goes into the context: without the analysis that some prompts ask for before it."""
+    text = _ANALYSIS.sub("", node.text)
+    framed = _SUMMARY.search(text)
+    return _flat(framed[1] if framed else text)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        yield from read_calls(node.text, node.data.get("tool_calls") or ())
+    except UnreadableError:
+        yield "(unreadable)", {}
+
+
+class _Fate:
+    """One rule through all sessions."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.held: dict[str, bool] = {}
+        """Reply at or before which the rule was stated -> whether what was shown still held it."""
+        self.losses: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.without = self.since = self.unknown = 0
+
+    def see(self, reply: _Reply, step: int, kind: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """What the model was shown at one reply says ``kind`` of the rule; it made ``calls``."""
+        holds = kind in SURVIVED
+        held = self.held.get(reply.before or "")
+        if not holds and held is None:  # not stated yet
+            return
+        self.since += 1
+        if kind == "unknown":  # a provider's own compaction may hold it, or not
+            self.held[reply.node.id] = bool(held)
+            self.unknown += 1
+            return
+        self.held[reply.node.id] = holds
+        if holds:
+            return
+        self.without += 1
+        if held:
+            self.losses.append({"session": reply.session, "step": step, "became": kind})
+        self.calls += [
+            {"session": reply.session, "step": step, "name": name, "arguments": dict(a), "forbidden": self._forbidden(name, a)}
+            for name, a in calls
+        ]
+
+    def _forbidden(self, name: str, arguments: Mapping[str, Any]) -> bool | None:
+        if self.rule.predicate is None:
+            return None
+        try:
+            return forbids(self.rule.predicate, name, arguments)
+        except UnreadableError:
+            return None
+
+    def report(self, ends: Set[str]) -> dict[str, Any]:
+        """The rule's part of the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
+        return {
+            "rule": self.rule.text,
+            "stated_in": len(self.held.keys() & ends),
+            "lost": self.losses,
+            "replies_since_stated": self.since,
+            "replies_without": self.without,
+            "replies_unknown": self.unknown,
+            "calls_without": self.calls,
+            "forbidden": None if self.rule.predicate is None else sum(call["forbidden"] is True for call in self.calls),
+        }
+
+
+_OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
+
+
+def head(found: Mapping[str, Any]) -> str:
+    """What was read, in one line: replies, sessions, compactions and by whom, calls that are no replies of an agent."""
+    by = Counter(c["strategy"] for c in found["compactions"] if c["strategy"])
+    made = f" ({', '.join(f'{count} by {name}' for name, count in by.items())})" if by else ""
+    apart = [f"{count} calls {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()]
+    said = f"; no replies: {', '.join(apart)}" if apart else ""
+    return f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions{made}{said}"
+
+
+def verdict(rules: Sequence[Mapping[str, Any]]) -> str:
+    """What the fates of all rules come to, in one sentence."""
+    lost, stated = (sum(bool(rule[name]) for rule in rules) for name in ("lost", "stated_in"))
+    if lost:
+        return f"compaction dropped {lost} of {len(rules)} rules"
+    if not stated:
+        return "nothing stands out: none of the rules is stated in these conversations, so none could be lost"
+    unread = sum(bool(rule["replies_unknown"]) for rule in rules)
+    but = f"; {unread} could not be looked for behind a provider's own compaction" if unread else ""
+    return f"nothing stands out: no rule was lost{but}"
+
+
+def as_text(found: Mapping[str, Any]) -> list[list[Any]]:
+    """A row for each rule: rule, sessions, times lost, replies without it, calls then, forbidden ones."""
+    return [
+        [
+            r["rule"],
+            r["stated_in"],
+            len(r["lost"]),
+            f"{r['replies_without']} of {r['replies_since_stated']}",
+            len(r["calls_without"]),
+            "no predicate" if r["forbidden"] is None else r["forbidden"],
+        ]
+        for r in found["rules"]
+    ]
+
+
+def lines(found: Mapping[str, Any], most: int = 20) -> list[str]:
+    """When each rule was lost and what was called without it, a line each, ``most`` of each kind a rule."""
+    told = []
+    for r in found["rules"]:
+        told += [
+            f"lost: {r['rule']!r} ({loss['became']}) at reply {loss['step']} of {loss['session']}" for loss in r["lost"][:most]
+        ]
+        if r["replies_unknown"]:
+            told.append(f"unknown: {r['rule']!r} at {r['replies_unknown']} replies: a provider's own compaction cannot be read")
+        for call in r["calls_without"][:most]:
+            mark = "FORBIDDEN " if call["forbidden"] else ""
+            told.append(
+                f"  {mark}call without it at reply {call['step']}: {call['name']}({json.dumps(call['arguments'], ensure_ascii=False)[:120]})"
+            )
+    return told
