@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,21 @@ from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
-from ramify.engine.taps import Edit, Read, Taps, as_arrays
+from ramify.engine.taps import Edit, Read, Taps
 from ramify.model.protocol import Prefix, Sampling
 
 from .helpers import draw, tiny, tokens
 from .kernels import needs_tiles
 from .test_determinism import bits
 from .test_generic import module_of
+
+
+def as_arrays(states: Mapping[int, Mapping[int, np.ndarray]]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """layer -> (positions int64 (P,), states float32 (P, D)), sorted by position."""
+    return {
+        layer: (np.array(sorted(by_position)), np.stack([by_position[p] for p in sorted(by_position)]))
+        for layer, by_position in sorted(states.items())
+    }
 
 
 def tapped(model: LocalModel, taps: Taps, prefix: np.ndarray, keys: list[int], **settings: Any) -> list[Any]:

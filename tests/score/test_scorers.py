@@ -17,7 +17,7 @@ from ramify.score.battery import check_scorer, said
 from ramify.score.group import moments, normalise
 from ramify.score.match import ExactMatch, NumberMatch, last_number
 from ramify.score.protocol import score_path
-from ramify.score.returns import discounted_returns, remaining, terminal_returns
+from ramify.score.returns import remaining, terminal_returns
 from ramify.trace.node import Stream, Verdict
 
 TASK = Task("t", {"answer": "42"})
@@ -182,21 +182,6 @@ def test_weights_count_visits():
     plain = moments(np.array([1.0, 5.0]))
     assert (mean[0], std[0], total[0]) == pytest.approx((plain[0][0], plain[1][0], plain[2][0]))
     assert normalise(np.array([1.0, 5.0]), weights=np.array([0.5, 0.5])).tolist() == [0.0, 0.0]
-
-
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=1, max_size=5), st.floats(0.1, 1))
-@settings(max_examples=40, deadline=None)
-def test_returns_match_the_recursion(attempts, gamma):
-    rewards = np.concatenate([np.array(rewards) for rewards in attempts])
-    index = np.repeat(np.arange(len(attempts)), [len(rewards) for rewards in attempts])
-    expected = []
-    for own in attempts:
-        back, total = [], 0.0
-        for reward in reversed(own):
-            total = reward + gamma * total
-            back.append(total)
-        expected += back[::-1]
-    np.testing.assert_allclose(discounted_returns(rewards, index, gamma), expected, atol=1e-9)
 
 
 def test_terminal_returns():

@@ -6,7 +6,6 @@ prefix included. The hidden state at position p is the one that predicts token p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,11 +99,3 @@ class Taps:
 
 def _covers(tap: Read | Edit, position: int) -> bool:
     return tap.start <= position and (tap.stop is None or position < tap.stop)
-
-
-def as_arrays(states: Mapping[int, Mapping[int, np.ndarray]]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """layer -> (positions int64 (P,), states float32 (P, D)), sorted by position."""
-    return {
-        layer: (np.array(sorted(by_position)), np.stack([by_position[p] for p in sorted(by_position)]))
-        for layer, by_position in sorted(states.items())
-    }

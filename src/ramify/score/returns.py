@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 
@@ -21,18 +19,3 @@ def terminal_returns(rewards: np.ndarray, left: np.ndarray, gamma: float) -> np.
     ``rewards`` (N,) the attempt's terminal reward on every row, ``left`` as given by :func:`remaining`; the last step carries gamma^1.
     """
     return np.asarray(rewards * np.power(gamma, left + 1.0))
-
-
-def discounted_returns(rewards: np.ndarray, attempts: np.ndarray, gamma: float) -> np.ndarray:
-    """``G_j = r_j + gamma G_{j+1}`` within each attempt, float64 (N,). ``rewards`` (N,) are paid step by step.
-
-    Works backwards over the distance to the end, all attempts at once: O(N).
-    """
-    left = remaining(attempts)
-    out = np.array(rewards, dtype=np.float64)
-    order = np.argsort(left, kind="stable")
-    edges = np.searchsorted(left[order], np.arange(1, int(left.max(initial=0)) + 2))
-    for start, end in pairwise(edges.tolist()):
-        rows = order[start:end]
-        out[rows] += gamma * out[rows + 1]
-    return out

@@ -33,19 +33,6 @@ def paired_permutation(
     return _share_as_extreme(sums, abs(float(difference.sum())), exact)
 
 
-def two_sample_permutation(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, draws: int = 20_000
-) -> float:
-    """Two-sided p-value of equal means of two independent samples, by seeded random relabelling (never 0)."""
-    if len(a) == 0 or len(b) == 0:
-        raise ValueError("both samples need at least 1 value")
-    pooled = np.concatenate([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])
-    rng = generator(seed, "two-sample-permutation")
-    shuffled = rng.permuted(np.broadcast_to(pooled, (draws, len(pooled))), axis=1)
-    differences = shuffled[:, : len(a)].mean(axis=1) - shuffled[:, len(a) :].mean(axis=1)
-    return _share_as_extreme(np.abs(differences), abs(float(np.mean(a) - np.mean(b))), exact=False)
-
-
 def _share_as_extreme(statistics: np.ndarray, observed: float, exact: bool) -> float:
     extreme = int((statistics >= observed - _TIE * max(1.0, abs(observed))).sum())
     return extreme / len(statistics) if exact else (extreme + 1) / (len(statistics) + 1)

@@ -24,7 +24,6 @@ from ramify.methods.crosscoder.algorithm import (
     overall,
     rank_features,
     search,
-    set_size,
     shortlist,
     tool_call,
 )
@@ -87,12 +86,6 @@ def test_sweep_of_the_paper() -> None:
     t = values.mean() / (values.std(ddof=1) / math.sqrt(47))
     assert t == pytest.approx(9.57, abs=0.005)
     assert (high - low) / 2 == pytest.approx(6.7 / t * 2.0129, rel=1e-3)
-
-
-def test_set_sizes() -> None:
-    assert set_size(4, 8) == 1  # the paper's headline: 8 tool-signed features
-    assert [set_size(p, 8) for p in (1, 15, 16, 100)] == [1, 2, 2, 8]
-    assert set_size(7, 0) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,17 @@ from ramify.methods.dspark.algorithm import (
     GRID,
     StepCosts,
     calibration,
-    expected_length,
     logits_of,
     sequential_temperatures,
     simulate,
     survival,
 )
 from ramify.methods.dspark.rounds import Rounds, accepted_length, conditional_acceptance, joined
+
+
+def expected_length(alpha: float, block: int) -> float:
+    """tau of a constant conditional acceptance ``alpha``: (1 - alpha^(gamma+1)) / (1 - alpha)."""
+    return float(sum(alpha**k for k in range(block + 1)))
 
 
 def make(n: int, confidence: np.ndarray | None = None, seed: int = 0, alpha: float = 0.8, block: int = 7) -> Rounds:

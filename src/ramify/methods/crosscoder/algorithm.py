@@ -5,7 +5,6 @@ Axis legend: N prompts, M models, D width, F features.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -120,11 +119,6 @@ def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", leve
 def shortlist(ranked: Iterable[Ranked], on_tool: float = 0.3, on_plain: float = 0.1) -> list[Ranked]:
     """Those that fire on at least ``on_tool`` of the corpus and on at most ``on_plain`` of the other; rank with threshold 0.1 for it."""
     return [one for one in ranked if one.fires_tool >= on_tool and one.fires_plain <= on_plain]
-
-
-def set_size(percent: float, tool_signed: int) -> int:
-    """|S| = ceil(k% of the tool-signed features)."""
-    return math.ceil(percent / 100 * tool_signed)
 
 
 # --- scoring a call (3.7) ------------------------------------------------------------------------------------------------------

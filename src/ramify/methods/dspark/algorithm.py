@@ -19,11 +19,6 @@ GRID = np.exp(np.linspace(np.log(0.25), np.log(8.0), 61))
 """Temperatures that are tried (derived: the paper names no grid)."""
 
 
-def expected_length(alpha: float, block: int) -> float:
-    """tau of a constant conditional acceptance ``alpha``: (1 - alpha^(gamma+1)) / (1 - alpha)."""
-    return float(sum(alpha**k for k in range(block + 1)))
-
-
 # -- calibration (section 3.3.1 of the paper)
 
 

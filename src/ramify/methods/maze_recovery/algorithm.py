@@ -19,20 +19,6 @@ from ramify.methods.maze_recovery.star import Maze, TabularPolicy
 REGIMES = ("rlvr", "sft", "distill", "distill-erased")
 
 
-def closed_form(maze: Maze, policy: str) -> Fraction:
-    """The same expected steps of a named policy by its closed form or recurrence: an independent way to the number."""
-    W, K, L = maze.W, maze.K, maze.L
-    if policy == "optimal":
-        return Fraction(4 * W * K + 2 * (W - K))
-    if policy == "golden_sft":
-        return (W - 1) * (2 * K + 1 + exit_steps(K, L)) + 2 * K + 2
-    maze.named(policy)  # an unknown name is refused there
-    m = (W - 1) * (K * (L + 1) + 1)
-    edges = sum(2 * (m + i * (L + 1)) + 1 for i in range(K + 1))
-    parallel = sum(2 * (m + j * (L + 1) + 1) + L for j in range(K))
-    return 1 + edges + Fraction(parallel, L)
-
-
 def growth(maze: Maze) -> Fraction:
     """What one more diamond multiplies the golden SFT limit by: (L+1)^2 / L."""
     return Fraction((maze.L + 1) ** 2, maze.L)
