@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.env.tools import describe, tool_json
-from ramify.model.chat import parse_tool_calls
+from ramify.trace.message import parse_tool_calls
 
 ENDS = (
     "<|im_end|>",

@@ -17,8 +17,9 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.trace.db import Run
+from ramify.trace.foreign import root
 from ramify.trace.jsonl import write_lines
-from ramify.trace.messages import plain, root
+from ramify.trace.message import plain
 from ramify.trace.node import Node, Producer, Verdict, make_node
 
 log_module = pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed: THE inspect DOOR IS NOT TESTED")

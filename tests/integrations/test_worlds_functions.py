@@ -19,9 +19,9 @@ from ramify.integrations.functions import FunctionTool, FunctionWorld
 from ramify.integrations.spec import TaskList, generated, options, seeded
 from ramify.jobs.parts import find_world
 from ramify.jobs.play import fork_run, play
-from ramify.model.chat import parse_tool_calls
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.message import parse_tool_calls
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -415,7 +415,7 @@ class Adder:
         return Observation("1 + 2 = ?")
 
     def step(self, action: str) -> Observation:
-        from ramify.model.chat import parse_tool_calls
+        from ramify.trace.message import parse_tool_calls
 
         calls = parse_tool_calls(action)
         if calls:

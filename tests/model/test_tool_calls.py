@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.ids import canonical_json
-from ramify.model.chat import TagTemplate, assistant_node_parts, parse_tool_calls
+from ramify.model.chat import TagTemplate, assistant_node_parts
 from ramify.model.scripted import CharTokenizer, scripted_draw
+from ramify.trace.message import Message, parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 
@@ -95,3 +96,24 @@ def test_sound_calls_come_back(arguments: dict) -> None:
     text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
     (call,) = parse_tool_calls(text)
     assert (call.name, call.arguments, call.error) == ("f", arguments, "")
+
+
+def test_calls_beside_the_text_are_written_into_it_where_an_environment_or_a_template_takes_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
+    assert Message("assistant", "", {"tool_calls": [call]}).written() == CALL
+    flat = {"name": "add", "arguments": {"a": 1, "b": [2]}}
+    assert Message("assistant", "so", {"tool_calls": [flat]}).written() == f"so\n{CALL}"
+    for message in (Message("assistant", "", {"tool_calls": [call]}), Message("assistant", "", {"tool_calls": [flat]})):
+        assert [(c.name, c.arguments) for c in message.calls] == [(c.name, c.arguments) for c in parse_tool_calls(CALL)]
+    assert Message("assistant", CALL, {"tool_calls": [call]}).written() == CALL  # a server's own model wrote it there already
+    assert Message("assistant", "x", {"tool_calls": None}).written() == "x"
+
+
+def test_a_call_beside_the_text_that_cannot_be_made_says_so_and_stays_one_when_it_is_written() -> None:
+    for arguments in ("{", "[]", "3"):
+        message = Message("assistant", "", {"tool_calls": [{"function": {"name": "add", "arguments": arguments}}]})
+        (beside,), (written,) = message.calls, parse_tool_calls(message.written())
+        assert beside.error
+        assert written.error
+    (junk,) = Message("assistant", "", {"tool_calls": ["junk"]}).calls
+    assert junk.error == "the call has no name"

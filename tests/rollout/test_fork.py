@@ -41,7 +41,7 @@ def do(made: Episodes, attempt: Attempt, node: str, *args: Any, **options: Any) 
 
 
 def texts(made: Episodes, attempt: Attempt) -> list[str]:
-    return [text for _, text, _ in made.trees[attempt.tree].path(attempt.leaf).messages()]
+    return [m.text for m in made.trees[attempt.tree].path(attempt.leaf).messages()]
 
 
 def test_resampling_from_a_message_keeps_the_past(made: Episodes) -> None:

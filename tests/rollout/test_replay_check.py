@@ -17,11 +17,9 @@ from ramify.env.protocol import Observation, Panel, Task, Volatile
 from ramify.jobs.play import fork_run
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.model.protocol import Draw
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout import run as running
 from ramify.rollout.fork import fork
-from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
@@ -211,7 +209,7 @@ def test_fork_scan_and_tree_rollouts_work_without_snapshots(tmp_path: Path) -> N
         assert done.control is not None
         assert done.control.scored == 6
         after = made.trees["t"].path(done.arm.attempts[0].leaf).messages()
-        assert after[5][:2] == ("assistant", "down")
+        assert (after[5].role, after[5].text) == ("assistant", "down")
         assert after[6].text != after[4].text
         replayed = asyncio.run(fork(made, "t", TASK, first.turns[1].node.id, edit={"replace": "down"}, after="replay"))
         assert replayed.arm.attempts[0].failure is None
@@ -322,66 +320,3 @@ def test_a_fork_in_a_new_process_replays_what_was_only_in_memory(tmp_path: Path,
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(Path(__file__).parent), node]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.stdout.split(maxsplit=2) == ["3", "3", "{3}\n"], done.stderr
-
-
-def test_calls_an_endpoint_returned_reach_the_world_as_text() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    assert said_to_world("", {"tool_calls": [call]}) == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    ours = {"name": "add", "arguments": {"a": "é"}}
-    assert said_to_world("so", {"tool_calls": [ours]}) == 'so\n<tool_call>{"name": "add", "arguments": {"a": "é"}}</tool_call>'
-    said = "<tool_call>{}</tool_call>"
-    assert said_to_world(said, {"tool_calls": [call]}) == said
-    assert said_to_world("x", {"tool_calls": None}) == "x"
-    assert said_to_world("", {"tool_calls": ["junk"]}) == '<tool_call>{"name": "", "arguments": {}}</tool_call>'
-
-
-class Calling(Climb):
-    """Moves by what stands in a call."""
-
-    def step(self, action: str) -> Observation:
-        return super().step("up" if '"go": "up"' in action else "stay")
-
-
-class CallingWorld(ClimbWorld):
-    def make(self) -> Any:
-        return Calling()
-
-
-def test_calls_apart_from_the_text_are_replayed_too(tmp_path: Path) -> None:
-    def reply(messages: Any, key: int) -> Draw:
-        call = {"id": "x", "type": "function", "function": {"name": "move", "arguments": '{"go": "up"}'}}
-        return Draw("", "eos", data={"tool_calls": [call]})
-
-    with Run.create(tmp_path / "run", {}) as run:
-        made = episodes(run, CallingWorld(), reply)
-        first = play(made)
-        assert first.outcome is True
-        assert branch(made, 2, first).outcome is True
-        done = asyncio.run(fork(made, "t", TASK, first.turns[1].node.id, after="replay"))
-        assert done.arm.attempts[0].outcome is True, "the recorded calls are issued again"
-
-
-class Silent(Calling):
-    """Shows the same whatever was called, until the goal."""
-
-    def look(self, reward: float = 0.0) -> Observation:
-        seen = super().look(reward)
-        return seen if seen.terminated else Observation("done", reward)
-
-
-class SilentWorld(ClimbWorld):
-    def make(self) -> Any:
-        return Silent()
-
-
-def test_replies_that_differ_in_their_calls_alone_are_two_places_of_a_tree(tmp_path: Path) -> None:
-    def reply(messages: Any, key: int) -> Draw:
-        way = "up" if key % 2 else "stay"
-        call = {"id": "x", "type": "function", "function": {"name": "move", "arguments": f'{{"go": "{way}"}}'}}
-        return Draw("", "eos", data={"tool_calls": [call]})
-
-    with Run.create(tmp_path / "run", {}) as run:
-        sampler = TreeSampler(episodes(run, SilentWorld(), reply), TreeConfig(unit="turns", roots=10), seed=1)
-        tree = asyncio.run(sampler.run(TASK, 80))
-        firsts = [place for place in tree.places.values() if place.parent == tree.root.id]
-        assert len(firsts) == 2, "up and stay, though text and answer are the same"

@@ -69,7 +69,7 @@ def test_an_attempt_is_stored_whole(tmp_path: Path, tokens: bool) -> None:
         attempt = play(made)[0]
         run.commit()
         path = run.path(attempt.leaf)
-        said = [(role, text) for role, text, _ in path.messages()]
+        said = [(m.role, m.text) for m in path.messages()]
         assert len(said) == 1 + 2 * len(attempt.turns)
         assert said[0][1].startswith("Goal: take the")
         assert said[1] == ("assistant", attempt.turns[0].node.text)

@@ -11,7 +11,7 @@ import pytest
 from ramify.base.errors import BoundaryError, UserError
 from ramify.model.scripted import ScriptedModel
 from ramify.score.classify import as_said, by_model, by_pattern, find_behaviour, transcript
-from ramify.trace.path import Said
+from ramify.trace.message import Message
 
 CALL = '<tool_call>{"name": "delete", "arguments": {}}</tool_call>'
 RUN = as_said(
@@ -23,23 +23,23 @@ RUN = as_said(
 )
 
 
-def graded(spec: str, run: Sequence[Said] = RUN, judge: Any = None) -> bool | None:
+def graded(spec: str, run: Sequence[Message] = RUN, judge: Any = None) -> bool | None:
     return asyncio.run(find_behaviour(spec, judge)(run))  # type: ignore[arg-type]
 
 
-def longer(said: Sequence[Said]) -> bool | None:
+def longer(said: Sequence[Message]) -> bool | None:
     return None if len(said) < 2 else len(said) > 2
 
 
-async def later(said: Sequence[Said]) -> bool:
+async def later(said: Sequence[Message]) -> bool:
     return True
 
 
-def broken(said: Sequence[Said]) -> bool:
+def broken(said: Sequence[Message]) -> bool:
     raise ZeroDivisionError("no")
 
 
-def odd(said: Sequence[Said]) -> Any:
+def odd(said: Sequence[Message]) -> Any:
     return "maybe"
 
 
@@ -54,9 +54,9 @@ def test_a_run_is_graded_by_what_the_agent_said_and_called() -> None:
 
 
 def test_a_run_is_graded_by_its_world() -> None:
-    last = [Said("user", "over", {"grade": {"target": True}, "outcome": False})]
+    last = [Message("user", "over", {"grade": {"target": True}, "outcome": False})]
     assert (graded("grade", last), graded("outcome", last)) == (True, False)
-    assert graded("grade", [Said("user", "over", {"grade": {"target": None}})]) is None
+    assert graded("grade", [Message("user", "over", {"grade": {"target": None}})]) is None
     assert graded("grade", RUN) is None
     assert graded("outcome", RUN) is None
 

@@ -91,7 +91,7 @@ def test_messages_and_cuts() -> None:
     head = tree.add(node(ask.id, 3, "assistant", "", tokens=[6], ends=[0]))
     draw = tree.add(node(head.id, 1, "assistant", "hello you", tokens=[7, 8, 9], ends=[5, 6, 9], opens=False, index=0))
     fork = tree.add(node(draw.id, 1, "assistant", "!", tokens=[10], opens=False, index=0))
-    assert [tuple(m) for m in tree.path(fork.id).messages()] == [
+    assert [(m.role, m.text, m.data) for m in tree.path(fork.id).messages()] == [
         ("system", "be good", {}), ("user", "hi there", {"n": 1}), ("assistant", "hello!", {})]  # fmt: skip
     assert tree.path(fork.id).tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 10]
     cut = tree.path(ask.id).upto(2)

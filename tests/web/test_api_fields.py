@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.web.fields import IGNORED, NEUTRAL, REFUSED, ChatRequest, Said, TextRequest, read_request
+from ramify.web.fields import IGNORED, NEUTRAL, REFUSED, ChatMessage, ChatRequest, TextRequest, read_request
 from ramify.web.limits import RefusedError, read_json
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "serve.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_the_page_names_every_other_field() -> None:
     assert named("of no effect on the reply:", "In a message:") == set(IGNORED)
     assert named("Refused by name,", "In front of") == set(REFUSED)
     unseen = named("In a message:", "so that a reply")
-    assert unseen == set(Said.model_fields) - {"role", "content", "tool_calls", "tool_call_id", "audio", "function_call"}
+    assert unseen == set(ChatMessage.model_fields) - {"role", "content", "tool_calls", "tool_call_id", "audio", "function_call"}
 
 
 @pytest.mark.parametrize("name", REFUSED)

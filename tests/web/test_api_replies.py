@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.model.laid import joined_reply, split_reply
 from ramify.model.protocol import Draw
 from ramify.model.scripted import scripted_draw
 from ramify.model.streaming import Piece, whole
+from ramify.trace.message import joined_reply, split_reply
 from ramify.web.replies import Part, Reply
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "hall"}}\n</tool_call>'

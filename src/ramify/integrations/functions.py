@@ -24,6 +24,7 @@ from ramify.env.tools import tool_json
 from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
 from ramify.rollout.parts import find_world
+from ramify.trace.message import write_call
 
 STATE = "state"
 """A parameter of this name is not the agent's: the tool is given the episode's state in it."""
@@ -221,7 +222,7 @@ def _call(function: Mapping[str, Any]) -> str:
     for name in function["parameters"].get("required", ()):
         kind = properties.get(name, {})
         arguments[name] = kind["enum"][0] if kind.get("enum") else _MADE_UP.get(str(kind.get("type")))
-    return f"<tool_call>{json.dumps({'name': function['name'], 'arguments': arguments})}</tool_call>"
+    return write_call(function["name"], arguments)
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:

@@ -20,9 +20,9 @@ from ramify.base.files import reason
 from ramify.base.secrets import redact
 from ramify.integrations.inspect_out import checked, require_inspect, worth, write_log
 from ramify.trace.db import Run
-from ramify.trace.foreign import import_records
+from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader, Writer
-from ramify.trace.messages import Thread, as_text, content_of, plain
+from ramify.trace.message import Message, as_text, content_of, plain
 from ramify.trace.node import Producer, Verdict
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
@@ -90,13 +90,10 @@ class _Samples:
             drawn = said.role == "assistant" and said.source != "input"
             fields = self._drawn(run, said.model or sample.output.model) if drawn else {}
             last = at == len(sample.messages) - 1
-            data = message_data(said, f"{who}: message {at}")
-            if last:
-                fields["stop"] = _stop(sample)
-                data["sample"] = self._about(sample, tree)
-            thread.hang(said.role, content_of(_parts(said.content), who)[0], data, drawn, last, **fields)
+            fields |= {"stop": _stop(sample), "about": {"sample": self._about(sample, tree)}} if last else {}
+            thread.hang(as_message(said, f"{who}: message {at}"), drawn, last, **fields)
         if not sample.messages:
-            thread.hang("user", "", {"sample": self._about(sample, tree)}, False, True, stop=_stop(sample))
+            thread.hang(Message("user", "", {"sample": self._about(sample, tree)}), False, True, stop=_stop(sample))
         for name, score in (sample.scores or {}).items():
             for verdict in _verdicts(thread.node.id, name, score):
                 run.add(verdict)
@@ -143,8 +140,8 @@ def _parts(content: Any) -> Any:
     return content if isinstance(content, str) else [part.model_dump(mode="json", exclude_none=True) for part in content]
 
 
-def message_data(said: Any, spot: str) -> dict[str, Any]:
-    """What a message says beyond role and text, tool calls in OpenAI's form."""
+def as_message(said: Any, spot: str) -> Message:
+    """A message of inspect, its tool calls in OpenAI's form."""
     data = said.model_dump(mode="json", exclude_none=True, exclude={"role", "content", "tool_calls", "function"})
     if not isinstance(said.content, str):
         data["content"] = _parts(said.content)
@@ -156,8 +153,7 @@ def message_data(said: Any, spot: str) -> dict[str, Any]:
             | ({"parse_error": call.parse_error} if call.parse_error else {})
             for call in calls
         ]
-    found: dict[str, Any] = plain(data)
-    return found
+    return Message(said.role, content_of(_parts(said.content), spot)[0], plain(data))
 
 
 def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:

@@ -18,7 +18,7 @@ from ramify.integrations.inspect_out import checked, require_inspect
 from ramify.trace.chats import Calls
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
-from ramify.trace.messages import compacted, content_of
+from ramify.trace.message import compacted, content_of
 
 
 def read_model_calls(path: Path, folder: Path) -> int:
@@ -114,12 +114,11 @@ def _sample(raw: dict[str, Any], form: Any) -> Any:
 
 
 def _openai(said: Any, who: str) -> dict[str, Any]:
-    data = logs.message_data(said, who)
-    kept = {name: data[name] for name in ("tool_calls", "tool_call_id", "name") if name in data}
-    text, parts = content_of(data.get("content", said.content), who)
+    message = logs.as_message(said, who)
+    parts = content_of(message.data.get("content"), who)[1]
     native = [part for part in parts or () if isinstance(part, dict) and compacted(part) is not None]
     texts = [part for part in parts or () if isinstance(part, dict) and part.get("type") == "text"]
-    return {"role": said.role, "content": [*texts, *native] if native else text} | kept
+    return message.to_openai() | ({"content": [*texts, *native]} if native else {})
 
 
 def _never(path: Path, first: Any) -> bool:

@@ -11,7 +11,7 @@ from ramify.integrations.inspect_scorer import as_openai
 from ramify.integrations.pinning import Rules, recorded, registry
 from ramify.rollout.pins import without_blocks
 from ramify.rollout.views import Compaction
-from ramify.trace.messages import compacted
+from ramify.trace.message import compacted
 
 
 def keep_rules(strategy: Any, rules: Rules, **options: Any) -> Any:

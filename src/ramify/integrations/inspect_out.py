@@ -19,7 +19,7 @@ from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
-from ramify.trace.messages import number, plain
+from ramify.trace.message import number, plain
 from ramify.trace.node import Node, TreeInfo, Verdict
 from ramify.trace.path import Path as TracePath
 

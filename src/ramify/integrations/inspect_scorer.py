@@ -8,7 +8,7 @@ from ramify.env.protocol import Task
 from ramify.integrations.inspect_out import require_inspect
 from ramify.integrations.trl_trainer import path_of
 from ramify.score.protocol import Scorer, score_path
-from ramify.trace.messages import compacted, plain
+from ramify.trace.message import compacted, plain
 from ramify.trace.node import Verdict
 
 

@@ -13,8 +13,9 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Run
+from ramify.trace.foreign import Thread
 from ramify.trace.lines import read_lines
-from ramify.trace.messages import Thread, message, plain
+from ramify.trace.message import plain, read_message
 from ramify.trace.node import Stream, Verdict
 
 SINGLE = 3.4e38
@@ -50,22 +51,25 @@ class Forest:
 
         Raises UserError naming ``place`` on messages that are none and on scores that are no numbers.
         """
-        given = [message(m, f"{place}: message {i} of the prompt") for i, m in enumerate(prompt)]
-        said = [message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]
+        given = [read_message(m, f"{place}: message {i} of the prompt") for i, m in enumerate(prompt)]
+        said = [read_message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]
         if not said:
             raise UserError(f"{place}: the completion holds no message")
-        name = f"prompt-{stable_hash('prompt', canonical_json([list(m) for m in given]))[:16]}" if task is None else task
+        name = (
+            f"prompt-{stable_hash('prompt', canonical_json([[m.role, m.text, m.data] for m in given]))[:16]}"
+            if task is None
+            else task
+        )
         group = "" if step is None else f"step-{step:06d}"
         tree = f"{group}/{name}" if group else name
         self.run.add_tree(tree, {"id": name}, group)
         index = self._drawn[tree] = self._drawn.get(tree, -1) + 1
         thread = Thread(self.run, tree, index)
-        for role, text, data in given:
-            thread.hang(role, text, data, False)
-        for i, (role, text, data) in enumerate(said):
+        for message in given:
+            thread.hang(message, False)
+        for i, message in enumerate(said):
             last = i == len(said) - 1
-            kept = {"record": plain(record)} if last and record else {}
-            thread.hang(role, text, data | kept, role == "assistant", last)
+            thread.hang(message, message.role == "assistant", last, {"record": plain(record)} if last and record else None)
         leaf = thread.node.id
         for scorer, value in (scores or {}).items():
             evidence = {"outcome": success} if success is not None and scorer == IMPORTED else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,6 @@ from ramify.trace.db import Run
 from ramify.trace.node import Node, Stream, Verdict
 from ramify.trace.outcome import Decider, decider, paid
 from ramify.trace.path import Path as TracePath
-from ramify.trace.path import Said
 from ramify.trace.tree import Tree
 
 Messages = list[dict[str, Any]]
@@ -136,12 +135,6 @@ def _judged(verdict: Verdict | None) -> tuple[float | None, bool | None]:
     return verdict.value, outcome if isinstance(outcome, bool) else None
 
 
-def as_json(said: Sequence[Said]) -> Messages:
-    """Messages in the form of OpenAI's; tool calls that came with them are kept."""
-    kept = ("name", "tool_calls", "tool_call_id")
-    return [{"role": m.role, "content": m.text} | {k: m.data[k] for k in kept if k in m.data} for m in said]
-
-
 # --- rows of tokens ---------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +156,7 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
             tree = ended.tree
             credit, done = credit_in(tree), {}
         streams = _streams(ended.path, credit, done if selection.shared == "once" else {}, selection.clip)
-        said = as_json(ended.path.messages())
+        said = [message.to_openai() for message in ended.path.messages()]
         prompt = said[: next((i for i, m in enumerate(said) if m["role"] == "assistant"), len(said))]
         for row in rows_from_path(ended.path, run.node, run.context, streams):
             trained = row.mask & (row.streams["trained"] > 0)

@@ -16,8 +16,8 @@ from typing import Any
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.env.protocol import Observation, Task
 from ramify.env.tools import Tools, cut, describe
-from ramify.model.chat import parse_tool_calls
 from ramify.score.match import ExactMatch
+from ramify.trace.message import parse_tool_calls
 
 MOST_CALLS = 32
 """Calls of one reply that are run."""

@@ -16,7 +16,6 @@ from ramify.integrations.reading import SINGLE, Forest, add_records, messages, n
 from ramify.integrations.rows import (
     Selection,
     StepSelection,
-    as_json,
     attempts,
     credited_rows,
     settings_of,
@@ -59,7 +58,7 @@ def write_sft(run: Run, out: Path, **settings: Any) -> int:
 
 def _conversations(run: Run, chosen: SftSettings) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
-        said = as_json(ended.path.messages())
+        said = [message.to_openai() for message in ended.path.messages()]
         replies = [i for i, m in enumerate(said) if m["role"] == "assistant"]
         if not replies:
             continue
@@ -76,7 +75,7 @@ def _contexts(run: Run, segments: Any) -> list[list[dict[str, Any]] | None]:
     found: list[list[dict[str, Any]] | None] = []
     for node, _ in segments:
         if node.role == "assistant" and (node.opens or not found):
-            found.append(None if node.context is None else as_json(run.shown(node.id).messages))
+            found.append(None if node.context is None else [message.to_openai() for message in run.shown(node.id).messages])
     return found
 
 

@@ -26,7 +26,7 @@ from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.score.protocol import Scorer, score_paths
-from ramify.trace.messages import message, plain
+from ramify.trace.message import plain, read_message
 from ramify.trace.node import Verdict, make_node
 from ramify.trace.path import Path
 
@@ -276,9 +276,9 @@ def _drawn_path(prompt: Any, ids: Sequence[int], drawn: Sequence[int], template:
     else:
         pieces = []
         for value in messages(prompt, "user", place):
-            role, text, _ = message(value, place)
-            pieces.append((role, template.render(role, text, after)[0], text))
-            after = role
+            said = read_message(value, place)
+            pieces.append((said.role, template.render(said.role, said.text, after)[0], said.text))
+            after = said.role
         head = template.open("assistant", after)
     for role, tokens, text in pieces:
         nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, tokens=tokens))
@@ -294,6 +294,6 @@ def path_of(prompt: Any, completion: Any, place: str) -> Path:
     """A path of text, from texts or lists of messages. Raises UserError naming ``place`` on what is no message."""
     nodes = [make_node("trl", None, 0, "root", "")]
     for value in [*messages(prompt, "user", place), *messages(completion, "assistant", place)]:
-        role, text, data = message(value, place)
-        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, data=data))
+        said = read_message(value, place)
+        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), said.role, said.text, data=said.data))
     return Path.of(nodes)

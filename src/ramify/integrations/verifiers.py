@@ -20,10 +20,10 @@ from ramify.base.secrets import redact
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.chats import FINISHED
 from ramify.trace.db import Run
-from ramify.trace.foreign import import_records
+from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, first_record
-from ramify.trace.messages import Thread, message, number, plain, root
+from ramify.trace.message import Message, number, plain, read_message
 from ramify.trace.node import Mark, Node, Producer, Stream, Verdict
 
 TRACE_VERSION = 1
@@ -85,7 +85,7 @@ class _Traces:
             self._add_trace(run, tree, trace, about, f"{place}: trace {at}")
         if not traces:  # it failed before an agent began
             stop = "" if record.get("ok") else "failed"
-            Thread(run, tree, next(self._draws)).hang("user", "", {"episode": _about(about)}, False, True, stop=stop)
+            Thread(run, tree, next(self._draws)).hang(Message("user", "", {"episode": _about(about)}), False, True, stop=stop)
 
     def _tree(self, run: Run, record: dict[str, Any], place: str) -> str:
         """The tree of a record's task: called as the task is, and apart from another task of that name."""
@@ -124,21 +124,21 @@ class _Traces:
         for at, (raw, parent) in enumerate(zip(raws, parents, strict=True)):
             spot = f"{place}: node {at}"
             call = calls.get(at, {})
-            role, text, data = message(field(raw, "message", dict, spot), spot)
-            data |= _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
+            said = read_message(field(raw, "message", dict, spot), spot)
+            told = _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
             fields = _arrays(raw, spot) if tokens else {}
             drawn = field(raw, "sampled", bool, spot, False)
             if drawn:
                 fields |= {"producer": self._producer(run, call, trace), "stop": FINISHED.get(str(call.get("finish_reason")), "")}
             if at == end:
-                data |= closing
+                told |= closing
                 fields["stop"] = _stop(trace) or fields.get("stop", "")
             thread = Thread(run, tree, next(self._draws), None if parent is None else nodes[parent])
-            nodes.append(thread.hang(role, text, data, drawn, at == end, **fields))
+            nodes.append(thread.hang(said, drawn, at == end, told, **fields))
             for stream in _streams(raw, nodes[-1], fields.get("sampled"), spot):
                 run.add(stream)
         if end is None:
-            nodes.append(Thread(run, tree, next(self._draws)).hang("user", "", closing, False, True, stop=_stop(trace)))
+            nodes.append(Thread(run, tree, next(self._draws)).hang(Message("user", "", closing), False, True, stop=_stop(trace)))
         for mark in _links(raws, nodes, place):
             run.add(mark)
         for verdict in _judged(trace, nodes[-1 if end is None else end], place):
@@ -167,12 +167,12 @@ class _Traces:
         closing = {"result": _about({k: v for k, v in record.items() if k not in left_out and v is not None})}
         stop = "failed" if record.get("error") else "truncated" if record.get("is_truncated") else ""
         thread = Thread(run, tree, next(self._draws))
-        for at, (role, text, data) in enumerate([*given, *said]):
+        for at, one in enumerate([*given, *said]):
             last = at == len(given) + len(said) - 1
-            ends = {"stop": stop} if last else {}
-            thread.hang(role, text, data | (closing if last else {}), role == "assistant" and at >= len(given), last, **ends)
+            ends: dict[str, Any] = {"about": closing, "stop": stop} if last else {}
+            thread.hang(one, one.role == "assistant" and at >= len(given), last, **ends)
         if not given and not said:
-            thread.hang("user", "", closing, False, True, stop=stop)
+            thread.hang(Message("user", "", closing), False, True, stop=stop)
         reward = field(record, "reward", (float, int), place, None)
         if reward is not None:
             run.add(Verdict(thread.node.id, IMPORTED, number(reward)))
@@ -180,11 +180,11 @@ class _Traces:
             run.add(Verdict(thread.node.id, metric, number(value), "metric"))
 
 
-def _said(record: dict[str, Any], name: str, role: str, place: str) -> list[tuple[str, str, dict[str, Any]]]:
+def _said(record: dict[str, Any], name: str, role: str, place: str) -> list[Message]:
     value = field(record, name, (list, str), place, [])
     if isinstance(value, str):
-        return [(role, value, {})] if value else []
-    return [message(said, f"{place}: '{name}', message {at}") for at, said in enumerate(value)]
+        return [Message(role, value)] if value else []
+    return [read_message(said, f"{place}: '{name}', message {at}") for at, said in enumerate(value)]
 
 
 def _parent(raw: Any, at: int, spot: str) -> int | None:

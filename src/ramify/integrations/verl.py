@@ -22,7 +22,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.registry import register
 from ramify.integrations.reading import Forest, add_records, messages
-from ramify.integrations.rows import StepSelection, as_json, credited_rows, settings_of, write_table
+from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Run
@@ -70,7 +70,7 @@ def _prompts(run: Run, chosen: PromptSettings) -> Iterator[dict[str, Any]]:
         node = tree.root
         while (below := tree.children(node.id)) and below[0].role != "assistant":
             node = below[0]
-        prompt = as_json(tree.path(node.id).messages())
+        prompt = [message.to_openai() for message in tree.path(node.id).messages()]
         if not prompt:
             continue
         seen.add(task)

@@ -23,6 +23,7 @@ from ramify.base.files import read_record, read_regular, read_small, reason
 from ramify.base.ids import stable_hash
 from ramify.model.protocol import Draw, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
+from ramify.trace.message import parse_tool_calls, write_call
 
 TAGS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 END = "<|end|>"
@@ -300,7 +301,7 @@ class JinjaTemplate:
     @cached_property
     def _told_calls(self) -> bool:
         """Whether a tool's result is only shown after a message whose calls are told in fields of their own."""
-        call = '<tool_call>\n{"name": "probe", "arguments": {}}\n</tool_call>'
+        call = write_call("probe", {}, lines=True)
         asked, answer = {"role": "user", "content": "x"}, {"role": "tool", "content": _PROBE}
         refused = ""
         plain: dict[str, Any] = {"role": "assistant", "content": call}
@@ -525,63 +526,6 @@ def assistant_node_parts(
         "ends": ends,
         "text": text,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One tool call in a reply. Spans are half-open; ``token_span`` is None where the node has no tokens."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    char_span: tuple[int, int]
-    token_span: tuple[int, int] | None
-    error: str = ""
-    """Why the call cannot be made, one clause; "" where it can."""
-
-
-def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) -> list[ToolCall]:
-    """Tool calls of the form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen), in order.
-
-    ``ends`` are a node's character ends, shape (T,). A malformed call comes back with ``error``; nothing is raised.
-    """
-    calls, start = [], text.find(_OPEN)
-    while start >= 0:
-        name, arguments, end, error = _parse_call(text, start + len(_OPEN))
-        span = None
-        if ends is not None:
-            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay out.
-            span = (int(np.searchsorted(ends, start, "right")), min(len(ends), int(np.searchsorted(ends, end, "left")) + 1))
-        calls.append(ToolCall(name, arguments, (start, end), span, error))
-        start = text.find(_OPEN, end)
-    return calls
-
-
-_OPEN, _SHUT = "<tool_call>", "</tool_call>"
-
-
-def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
-    body = start + len(text[start:]) - len(text[start:].lstrip())
-    try:
-        call, stop = json.JSONDecoder().raw_decode(text, body)
-        json.dumps(call, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        shut = text.find(_SHUT, start)
-        end = len(text) if shut < 0 else shut + len(_SHUT)
-        return "", {}, end, f"the call is not JSON ({str(error).split(':')[0]})"
-    stop += len(text[stop:]) - len(text[stop:].lstrip())
-    shut = text.find(_SHUT, stop)
-    end = len(text) if shut < 0 else shut + len(_SHUT)
-    name = call.get("name") if isinstance(call, dict) else None
-    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-    if not isinstance(name, str) or not name:
-        return "", {}, end, "the call has no name"
-    if not isinstance(arguments, dict):
-        return name, {}, end, "the arguments are not an object"
-    if shut < 0:
-        return name, arguments, end, "the call is not closed"
-    if shut != stop:
-        return name, arguments, end, "text follows the call's JSON"
-    return name, arguments, end, ""
 
 
 def _encode(

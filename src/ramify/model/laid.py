@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts, parse_tool_calls
+from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
 from ramify.model.protocol import Draw, Identity, Laid, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
+from ramify.trace.message import split_reply
 
 _TOOLS = """# Tools
 
@@ -235,39 +236,6 @@ class _Prompt:
 
 def _drawn(source: Piece, piece: Reused) -> list[bool]:
     return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
-
-
-def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """A reply's text around its tool calls, and the calls as OpenAI writes them (``id`` is the place: ``call_0``).
-
-    A malformed call stays text.
-    """
-    said: list[str] = []
-    calls: list[dict[str, Any]] = []
-    at = 0
-    for call in parse_tool_calls(text):
-        if call.error:
-            continue
-        said.append(text[at : call.char_span[0]])
-        at = call.char_span[1]
-        function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
-        calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
-    said.append(text[at:])
-    return (said[0].rstrip() + "".join(said[1:]).strip() if calls else text), calls
-
-
-def joined_reply(content: str, calls: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a reply that :func:`split_reply` takes apart into ``content`` and ``calls`` (OpenAI's form)."""
-    written = []
-    for call in calls:
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            arguments = function["arguments"]
-        body = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
-        written.append(f"<tool_call>\n{body}\n</tool_call>")
-    return "\n".join([content, *written] if content else written)
 
 
 def _gist(text: str) -> str:

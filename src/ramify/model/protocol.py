@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ramify.base.errors import NeedsError
+from ramify.trace.message import Message as Message
 
 #: What a model may be able to do. A method declares needs; a mismatch is one sentence before anything runs.
 CAPABILITIES = {
@@ -29,17 +30,6 @@ CAPABILITIES = {
 
 #: On whose behalf a draw is asked for: a model that queues draws is fair between clients. Tasks started meanwhile inherit it.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message."""
-
-    role: str
-    text: str
-    data: Any = None
-    sent: Any = field(default=None, compare=False, repr=False)
-    """The JSON object that a client sent, where it is passed on: what middleware leaves alone goes to the endpoint as it came."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +119,11 @@ class Draw:
     """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
     head: tuple[int, ...] | None = None
     """The tokens between these and what was drawn, which open the reply; None where they are the template's own after a message."""
+
+    @property
+    def message(self) -> Message:
+        """The reply as a message."""
+        return Message("assistant", self.text, self.data or {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ramify.model.chat import parse_tool_calls
 from ramify.model.http import ProviderError
 from ramify.model.protocol import Draw, Message
+from ramify.trace.message import parse_tool_calls
 
 _ENDED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"}
 _ABOVE = 1e-4
@@ -33,7 +33,7 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     waiting: list[str] = []
     for at, message in enumerate(messages):
         if message.role == "tool" and waiting:
-            named = (message.data or {}).get("tool_call_id") if isinstance(message.data, Mapping) else None
+            named = message.data.get("tool_call_id")
             call = named if named in waiting else waiting[0]
             waiting.remove(call)
             sent.append({"role": "tool", "tool_call_id": call, "content": clean(message.text)})
@@ -57,8 +57,7 @@ def _unanswered(waiting: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _calls_of(message: Message) -> list[dict[str, Any]]:
-    data = message.data if isinstance(message.data, Mapping) else {}
-    calls = _tool_calls(data.get("tool_calls"))
+    calls = _tool_calls(message.data.get("tool_calls"))
     if calls:
         return calls
     written = [call for call in parse_tool_calls(message.text) if not call.error]

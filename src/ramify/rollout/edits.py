@@ -34,8 +34,9 @@ from ramify.base.ids import json_hash
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.trace.context import Part, by_message, tokens_of
+from ramify.trace.message import Message
 from ramify.trace.node import Insert
-from ramify.trace.path import Said, as_messages
+from ramify.trace.path import as_messages
 
 EDITS: dict[str, tuple[type, ...]] = {
     "append": (str,),
@@ -199,7 +200,7 @@ def _swapped(pair: Sequence[str], text: str, where: str) -> str:
 
 
 def _put(
-    groups: list[list[Part]], said: list[Said], at: int | None, role: str, text: str | None, template: ChatTemplate | None
+    groups: list[list[Part]], said: list[Message], at: int | None, role: str, text: str | None, template: ChatTemplate | None
 ) -> list[Part]:
     """The messages with number ``at`` (None: a new first one) saying ``text``, or left out; laid out anew where a neighbour changed."""
     rest = 0 if at is None else at + 1
@@ -226,10 +227,10 @@ def _laid(role: str, text: str, after: str, template: ChatTemplate | None) -> In
     return Insert(text, tuple(tokens), role)
 
 
-def diff(before: Sequence[Said], after: Sequence[Said]) -> str:
+def diff(before: Sequence[Message], after: Sequence[Message]) -> str:
     """Unified diff of two conversations, each message under a line with its role."""
 
-    def lines(said: Sequence[Said]) -> list[str]:
+    def lines(said: Sequence[Message]) -> list[str]:
         return [line for message in said for line in (f"[{message.role}]", *message.text.splitlines())]
 
     return "\n".join(difflib.unified_diff(lines(before), lines(after), "shown", "shown, changed", lineterm="", n=1))

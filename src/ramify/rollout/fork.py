@@ -18,13 +18,13 @@ from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require
 from ramify.rollout.edits import SHOWN, Change, diff, draw_one, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
-from ramify.rollout.replay import said_to_world
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.evidence import Row, evidence
 from ramify.stats.intervals import wilson
 from ramify.trace.graph import short
+from ramify.trace.message import Message
 from ramify.trace.node import Node, make_node
-from ramify.trace.path import Said, as_messages
+from ramify.trace.path import as_messages
 from ramify.trace.segment import sentence_offsets
 
 AFTER = ("resample", "replay", "keep")
@@ -275,7 +275,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
     if kind == "insert":
         return _inserting(episodes, node, offset, value)
     if kind == "replace":
-        told = [*_said(episodes, node, len(node))[:-1], Said(node.role, value, {})]
+        told = [*_said(episodes, node, len(node))[:-1], Message(node.role, value)]
         insert = None if node.role == "assistant" else episodes.replaced(node, value)
         return _Plan(node, insert, diff=diff(_said(episodes, node, len(node)), told))
     if node.role != "assistant":
@@ -303,10 +303,10 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
         node = episodes.load(node.tree).node(str(node.parent))
     added = episodes.inserted(node, value["role"], value["text"])
     said = _said(episodes, node, len(node))
-    return _Plan(node, added, diff=diff(said, [*said, Said(value["role"], value["text"], {})]))
+    return _Plan(node, added, diff=diff(said, [*said, Message(value["role"], value["text"])]))
 
 
-def _said(episodes: Episodes, node: Node, offset: int) -> list[Said]:
+def _said(episodes: Episodes, node: Node, offset: int) -> list[Message]:
     return as_messages(episodes.shown(node, offset))
 
 
@@ -317,11 +317,11 @@ async def _replay(
     if node.role != "assistant" or (edit is not None and "replace" not in edit):
         raise UserError("after='replay' goes with an agent's message and a 'replace' edit or none")
     known = episodes.load(tree)
-    actions, here = [edit["replace"] if edit else said_to_world(node.text, node.data)], node
+    actions, here = [edit["replace"] if edit else node.message.written()], node
     while rest and (children := known.children(here.id)):
         here = min(children, key=lambda c: c.index)
         if here.role == "assistant":
-            actions.append(said_to_world(here.text, here.data))
+            actions.append(here.message.written())
     before = known.path(node.id).segments[-2][0]
     return await episodes.reissue(tree, task, before, actions)
 

@@ -44,7 +44,7 @@ async def restore(
         elif reply:
             turns, replayed = turns + 1, replayed + 1
             (said,) = as_messages((part, 0, length) for part, length in reply)
-            check(task, turns, _original(seen, tree), await step(said_to_world(said.text, said.data)))
+            check(task, turns, _original(seen, tree), await step(said.written()))
             reply = []
     return replayed
 
@@ -67,23 +67,6 @@ def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     else:
         return
     raise BoundaryError("env", f"replay of task '{task.id}' differs at step {step}: {difference}")
-
-
-def said_to_world(text: str, data: Mapping[str, object]) -> str:
-    """The agent's reply as a world is told it: its text, and behind it the calls an endpoint returned apart from the text
-    (``data["tool_calls"]``, in OpenAI's form or as name and arguments) in the form ``parse_tool_calls`` reads."""
-    calls = data.get("tool_calls")
-    if not isinstance(calls, list) or "<tool_call>" in text:
-        return text
-    written = []
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        arguments = function.get("arguments", {})
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        name = json.dumps(function.get("name", ""), ensure_ascii=False)
-        written.append(f'<tool_call>{{"name": {name}, "arguments": {arguments or "{}"}}}</tool_call>')
-    return "\n".join([text, *written] if text else written)
 
 
 def _original(node: Node, tree: Tree) -> Node:

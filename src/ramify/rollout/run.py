@@ -30,7 +30,7 @@ from ramify.rollout.attempts import drawn
 from ramify.rollout.compact import fitted
 from ramify.rollout.edits import Change, draw_one
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.replay import check, restore, said_to_world
+from ramify.rollout.replay import check, restore
 from ramify.rollout.shown import head_of, rendered_parts
 from ramify.trace.context import HISTORY, Part, changed, context_of_parts, seen, whole_tokens
 from ramify.trace.db import Run
@@ -349,7 +349,7 @@ class Episodes:
 
     def _laid_out(self, parts: list[Part]) -> dict[str, Any]:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
-        return {"tokens": tokens, "messages": [Message(role, text, data or None) for role, text, data in as_messages(parts)]}
+        return {"tokens": tokens, "messages": as_messages(parts)}
 
     async def _play(self, env: Env, task: Task, place: _Place, index: int, change: Change | None = None) -> Attempt:
         """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first draw; later ones are the only child."""
@@ -464,7 +464,7 @@ class Episodes:
         return rendered_parts(template, place.shown or self.shown(place.parent, place.offset), place.begun is None)
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
-        action = said_to_world((place.begun or "") + node.text, node.data)
+        action = replace(node.message, text=(place.begun or "") + node.text).written()
         return await self._world("env", "step", lambda: env.step(action))
 
     async def _answered(self, env: Env, place: _Place, node: Node) -> Turn:
@@ -487,8 +487,8 @@ class Episodes:
         if node.tokens is not None and answer.tokens is not None:
             tokens += [node.tokens, answer.tokens]
         before = place.messages if place.begun is None else place.messages[:-1]
-        reply = Message("assistant", (place.begun or "") + node.text, dict(node.data) or None)
-        messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data) or None)]
+        reply = Message("assistant", (place.begun or "") + node.text, dict(node.data))
+        messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data))]
         return _Place(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
 
 

@@ -28,7 +28,8 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     """
     groups = by_message(parts)
     begun = [] if opens else groups.pop()
-    known = [Known(*as_messages(group)[0][:2], tuple(_piece(part) for part in group)) for group in groups]
+    said = [as_messages(group)[0] for group in groups]
+    known = [Known(m.role, m.text, tuple(map(_piece, group))) for m, group in zip(said, groups, strict=True)]
     try:
         found = rendered(template, known)
     except NeedsError as error:

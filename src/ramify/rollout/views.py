@@ -16,14 +16,13 @@ from typing import Any
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
-from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, called, faults
-from ramify.trace.messages import message, opaque, plain, spoken
+from ramify.trace.message import CALL, CALL_END, Message, opaque, plain, read_message
 from ramify.trace.rules import Survival
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's form."""
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_CALL = re.compile(rf"{CALL}.*?(?:{CALL_END}|\Z)", re.DOTALL)
 
 
 def approximate_tokens(text: str) -> int:
@@ -79,14 +78,12 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
     content = value.get("content")
     if isinstance(content, str) and content and not value.get("tool_calls") and isinstance(value.get("role"), str):
         return content  # nearly all messages; the rest are looked at closely
-    _, text, data = message(value, spot)
-    return spoken(text, data)
+    return read_message(value, spot).spoken()
 
 
 def words_of(value: Mapping[str, Any]) -> str:
     """What a message says apart from the calls it makes, also those that are written into its text."""
-    _, text, _ = message(value, "a message")
-    return _CALL.sub("", text)
+    return _CALL.sub("", read_message(value, "a message").text)
 
 
 def readable(value: Mapping[str, Any]) -> bool:
@@ -102,10 +99,12 @@ def readable(value: Mapping[str, Any]) -> bool:
         return True
     if "role" not in value:
         return False
-    _, text, data = message(value, "a message")
-    if opaque(data):
+    said = read_message(value, "a message")
+    if opaque(said.data):
         return False
-    return bool(text or data.get("tool_calls")) or not (value.keys() - {"role", "content", "tool_call_id", "name", "tool_calls"})
+    return bool(said.text or said.data.get("tool_calls")) or not (
+        value.keys() - {"role", "content", "tool_call_id", "name", "tool_calls"}
+    )
 
 
 def said(messages: Chat) -> str:
@@ -176,10 +175,10 @@ async def _family(
         raise UserError(f"the compactor '{compactor.name}' asks a model: give it one (model=), or an `ask`")
 
     window = Window(budget, lambda new: count(new.text), ask or nobody)
-    roles = [message(value, f"message {at}") if readable(value) else ("user", "", {}) for at, value in enumerate(given)]
+    each = [read_message(value, f"message {at}") if readable(value) else Message("user", "") for at, value in enumerate(given)]
     entries = [
-        Entry(role, text, count(text), at, *called(data))
-        for at, ((role, _, data), text) in enumerate(zip(roles, texts, strict=True))
+        Entry(said.role, text, count(text), at, *called(said.data))
+        for at, (said, text) in enumerate(zip(each, texts, strict=True))
     ]
     shown = await compactor.compact(entries, window)
     broken = faults(entries, shown, window)

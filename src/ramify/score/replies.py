@@ -17,7 +17,7 @@ from ramify.model.chat import assistant_node_parts
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Laid, Model, Prefix
 from ramify.score.protocol import Scorer, score_path
-from ramify.trace.messages import plain
+from ramify.trace.message import plain
 from ramify.trace.node import Node, Verdict, make_node
 from ramify.trace.path import Path
 
@@ -60,9 +60,7 @@ class Scored(Middleware):
         for laid in said if given.tokens is None else ():
             message, last = laid.message, nodes[-1]
             arrays = {"tokens": laid.tokens, "ends": laid.ends}
-            nodes.append(
-                make_node(tree, last.id, len(last), message.role, message.text, data=plain(message.data or {}), **arrays)
-            )
+            nodes.append(make_node(tree, last.id, len(last), message.role, message.text, data=plain(message.data), **arrays))
         if self._template is not None and given.tokens is None:
             parts = assistant_node_parts(self._template, draw, after=nodes[-1].role if len(nodes) > 1 else "")
         else:

@@ -19,7 +19,7 @@ from ramify.base.files import reason, whole_file, write_whole
 from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
-from ramify.trace.messages import spoken
+from ramify.trace.message import Message
 from ramify.trace.outcome import cut_short, decider, paid, settled
 from ramify.trace.path import text_between
 
@@ -208,7 +208,12 @@ def _steps(path: TreePath, verdict: Verdict | None) -> list[dict[str, Any]]:
                 rows.append({"step": len(rows), "anchor": anchor, "text": text, "reward": 0.0, "valid": True})
                 pieces = []
             pieces.append(node.text if kept == len(node) else text_between(node, 0, kept))
-            rows[-1] |= {"node": node.id, "action": spoken("".join(pieces), node.data), "done": False, "truncated": False}
+            rows[-1] |= {
+                "node": node.id,
+                "action": Message(node.role, "".join(pieces), node.data).spoken(),
+                "done": False,
+                "truncated": False,
+            }
             continue
         if rows and pieces:
             rows[-1] |= {"reward": node.reward or 0.0, "valid": bool(node.data.get("valid", True))}

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +22,7 @@ from ramify.score.steps import run_paths
 from ramify.trace.aliases import IMPORTED, KNOWN, required
 from ramify.trace.formats import formats
 from ramify.trace.lines import at_place, field, first_record, read_lines
-from ramify.trace.messages import message
+from ramify.trace.message import Message, read_message
 from ramify.trace.outcome import paid
 from ramify.trace.path import text_between
 from ramify.trace.sources import opened, run_folder
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 _COMPLETION, _MASK = ("completion_ids", "response_ids"), ("env_mask", "response_mask", "action_mask")
 _POLICY = ("old_log_probs", "old_per_token_logps", "policy_logprobs")
 _REFERENCE = ("ref_log_prob", "ref_per_token_logps", "ref_logprobs")
-
-
-Said = tuple[str, str, Mapping[str, Any]]
-"""A message: role, text, and what else it held."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,8 +69,8 @@ class Trajectory:
 class Layout(Protocol):
     """Lays messages out as (token ids, is an action) pieces."""
 
-    def __call__(self, said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
-        """``said``: (role, text, data) of each message; ``data`` holds its tool calls."""
+    def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
+        """Pieces of the messages in order."""
         ...
 
 
@@ -116,14 +111,14 @@ class ChatLayout:
 
     template: ChatTemplate
 
-    def __call__(self, said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
+    def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         """See :class:`Layout`."""
         pieces: list[tuple[Sequence[int], bool]] = []
         after = ""
-        for role, text, data in said:
-            tokens, ends, content = self.template.render(role, text + _calls(data), after)
-            after = role
-            if role != "assistant":
+        for message in said:
+            tokens, ends, content = self.template.render(message.role, message.written(), after)
+            after = message.role
+            if message.role != "assistant":
                 pieces.append((tokens, False))
                 continue
             start = next((i for i, end in enumerate(ends) if end > 0), len(tokens))
@@ -147,14 +142,14 @@ def plain_layout(tokenizer: Any) -> Layout:
     if tokenizer is None:
         raise UserError("the policy brings no tokenizer (tokenizer.json), so messages cannot be laid out as tokens")
 
-    def lay(said: Sequence[Said]) -> list[tuple[Sequence[int], bool]]:
+    def lay(said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         raw = getattr(tokenizer, "raw", None)
         first = [] if raw is None else list(raw.encode("", add_special_tokens=True).ids)  # a BOS, where the tokenizer has one
         pieces: list[tuple[Sequence[int], bool]] = [(first, False)] if first else []
-        for role, text, data in said:
-            calls = "".join(f"\ntool_call({name}, {json.dumps(given, ensure_ascii=False)})" for name, given in _functions(data))
-            if role != "system":
-                pieces.append((tokenizer.encode(f"\n[{role}]: {text}{calls}"), role == "assistant"))
+        for m in said:
+            calls = "".join(f"\ntool_call({name}, {json.dumps(given, ensure_ascii=False)})" for name, given in m.functions)
+            if m.role != "system":
+                pieces.append((tokenizer.encode(f"\n[{m.role}]: {m.text}{calls}"), m.role == "assistant"))
         return pieces
 
     return lay
@@ -208,7 +203,7 @@ def _read(record: dict[str, Any], name: str, task: str, place: str, layout: Layo
     if "messages" not in record:
         forms = "'steps' (with token_ids and is_action), 'messages', or 'prompt_ids' with 'completion_ids' and 'env_mask'"
         raise UserError(f"an attempt has {forms}; this one has {', '.join(map(repr, list(record)[:8]))}")
-    said = [message(m, f"{place}: message {i}") for i, m in enumerate(field(record, "messages", list, place))]
+    said = [read_message(m, f"{place}: message {i}") for i, m in enumerate(field(record, "messages", list, place))]
     return _laid(name, task, said, reward, success, layout)
 
 
@@ -270,7 +265,7 @@ def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[flo
 def _laid(
     name: str,
     task: str,
-    said: Sequence[Said],
+    said: Sequence[Message],
     reward: float | None,
     success: bool | None,
     layout: Layout | None,
@@ -278,26 +273,8 @@ def _laid(
 ) -> Trajectory:
     if layout is None:
         raise UserError(f"attempt '{name}' has messages only, and no model was named whose template and tokenizer lay them out")
-    actions = [text + _calls(data) for role, text, data in said if role == "assistant"]
+    actions = [message.written() for message in said if message.role == "assistant"]
     return trajectory(name, task, layout(said) or [((), False)], reward, success, actions, nodes)
-
-
-def _functions(data: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Name and arguments of each tool call of a message."""
-    found = []
-    for call in data.get("tool_calls") or ():
-        function = call.get("function") or {}
-        arguments = function.get("arguments", {})
-        with suppress(ValueError):
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        found.append((function.get("name"), arguments))
-    return found
-
-
-def _calls(data: Mapping[str, Any]) -> str:
-    """Tool calls as the text most models write them in, after the reply's own."""
-    bodies = [json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in _functions(data)]
-    return "".join(f"\n<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
 def load_trajectories(
@@ -358,8 +335,7 @@ def path_trajectory(
         raise NeedsError("its model was shown another context than the path, so one row of tokens does not hold it")
     if any(node.tokens is None and len(node) for node, _ in path.segments):
         ends = [node.id for i, node in enumerate(replies) if i + 1 == len(replies) or replies[i + 1].opens]
-        said = [(m.role, m.text, dict(m.data)) for m in path.messages()]
-        return _laid(leaf, task, said, reward, success, layout, ends)
+        return _laid(leaf, task, path.messages(), reward, success, layout, ends)
     tokens, sampled = path.tokens, path.sampled
     step = np.full(len(tokens), -1, np.int32)
     nodes: list[str] = []

@@ -11,9 +11,9 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.aliases import KNOWN, Fields, Found
 from ramify.trace.db import Run
-from ramify.trace.foreign import import_records
+from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.lines import field, read_document, read_lines
-from ramify.trace.messages import Thread, message, plain, root
+from ramify.trace.message import Message, plain, read_message
 from ramify.trace.node import Node, Producer
 
 #: Why a call ended, in OpenAI's words, as a node says it.
@@ -63,12 +63,10 @@ def _add_chat(run: Run, record: dict[str, Any], place: str, number: int, fields:
     taken = {"messages", *judged.names, *([task.name] if task else ())}
     thread = Thread(run, _tree(run, task, number), number)
     for at, value in enumerate(messages):
-        role, text, data = message(value, f"{place}: message {at}")
+        said = read_message(value, f"{place}: message {at}")
         last = at == len(messages) - 1
-        if last:
-            extra = {k: v for k, v in record.items() if k not in taken}
-            data |= {"record": plain(extra)} if extra else {}
-        thread.hang(role, text, data, role == "assistant", last)
+        extra = {k: v for k, v in record.items() if k not in taken} if last else {}
+        thread.hang(said, said.role == "assistant", last, {"record": plain(extra)} if extra else None)
     run.add(*judged.verdicts(thread.node.id))
 
 
@@ -88,36 +86,37 @@ class Calls:
         tree = _tree(run, task, number)
         thread = Thread(run, tree, next(self._draws))
         for at, value in enumerate(field(request, "messages", list, f"{place}: 'request'")):
-            role, text, data = message(value, f"{place}: message {at} of the request")
-            known = self._drawn.get(_said(thread.node, role, text, data))
+            said = read_message(value, f"{place}: message {at} of the request")
+            known = self._drawn.get(_key(thread.node, said))
             if known is not None:
                 thread.node = run.node(known)
             else:
-                thread.hang(role, text, data, role == "assistant")
+                thread.hang(said, said.role == "assistant")
         producer = _producer(request, response)
         run.add(producer)
         extra = {k: v for k, v in record.items() if k not in taken}
         about = _redacted({k: v for k, v in response.items() if k != "choices"} | ({"record": extra} if extra else {}))
         choices = field(response, "choices", list, f"{place}: 'response'", [])
         if not choices:  # the call failed, or the log does not tell what came of it: an attempt that ended there
-            thread.hang("assistant", "", {"response": about}, True, stop="failed", producer=producer.hash)
+            thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", producer=producer.hash)
             run.add(*judged.verdicts(thread.node.id))
         for at, choice in enumerate(choices):
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
                 raise UserError(f"{spot} is no object")
-            role, text, data = message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
+            said = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
             stop = FINISHED.get(str(choice.get("finish_reason")), "")
             each = Thread(run, tree, thread.draw if at == 0 else next(self._draws), thread.node)
-            key = _said(thread.node, role, text, data)
-            node = each.hang(role, text, data | {"response": plain(about | rest)}, True, stop=stop, producer=producer.hash)
+            key = _key(thread.node, said)
+            node = each.hang(said, True, about={"response": plain(about | rest)}, stop=stop, producer=producer.hash)
             self._drawn.setdefault(key, node.id)
             run.add(*judged.verdicts(node.id))
 
 
-def _said(parent: Node, role: str, text: str, data: dict[str, Any]) -> str:
-    return stable_hash(parent.id, role, text, canonical_json(data.get("tool_calls")), canonical_json(data.get("content")))
+def _key(parent: Node, said: Message) -> str:
+    calls, parts = said.data.get("tool_calls"), said.data.get("content")
+    return stable_hash(parent.id, said.role, said.text, canonical_json(calls), canonical_json(parts))
 
 
 def _producer(request: dict[str, Any], response: dict[str, Any]) -> Producer:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.trace.message import Message
 from ramify.trace.node import Context, Insert, Node, Span
-from ramify.trace.path import Path, Said, as_messages
+from ramify.trace.path import Path, as_messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +18,7 @@ class Shown:
     """What a model saw before it drew. ``tokens``: int32 (T,), or None where any part of it has text only."""
 
     tokens: np.ndarray | None
-    messages: tuple[Said, ...]
+    messages: tuple[Message, ...]
 
 
 Part = tuple[Node, int, int] | Insert

@@ -6,7 +6,7 @@ they are equal (they were two draws); what the attempts were given and share (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ramify.trace.aliases import IMPORTED, KNOWN, Fields, required
 from ramify.trace.db import Run
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.messages import as_text, root
+from ramify.trace.message import Message, as_text
 from ramify.trace.node import Node, make_node
 
 
@@ -119,3 +119,37 @@ class _Attempt:
     def _hang(self, run: Run, role: str, text: str, **fields: Any) -> None:
         self.last = make_node(self.last.tree, self.last.id, len(self.last), role, text, **fields)
         run.add(self.last)
+
+
+class Thread:
+    """One attempt as it is hung in its tree, message by message.
+
+    Given messages that are equal are one node for all attempts; drawn ones are each a node. ``draw`` tells the attempt's draws from
+    those of others below the same prefix.
+    """
+
+    def __init__(self, run: Run, tree: str, draw: int, at: Node | None = None) -> None:
+        self.run, self.tree, self.draw = run, tree, draw
+        self.node = root(run, tree) if at is None else at
+
+    def hang(
+        self, message: Message, drawn: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
+    ) -> Node:
+        """Add a message below the last one, ``about`` among its data. The attempt's last is its own even where it was given: what is
+        known of the end is on it.
+
+        So is one with parts that are no text, since the text alone does not tell it from another.
+        """
+        data = {**message.data, **(about or {})}
+        index = self.draw if drawn or last or "content" in data else -1
+        role, text = message.role, message.text
+        self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=data, **fields)
+        self.run.add(self.node)
+        return self.node
+
+
+def root(run: Run, tree: str) -> Node:
+    """The empty first node of a tree, added where it is not there yet."""
+    node = make_node(tree, None, 0, "root", "")
+    run.add(node)
+    return node

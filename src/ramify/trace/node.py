@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.trace.message import Message
 
 #: Why a sampled node ended, or where an environment left the episode ("" while it goes on).
 STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "truncated", "failed")
@@ -73,6 +74,11 @@ class Node:
     def drawn(self) -> int:
         """How many tokens the producer drew."""
         return 0 if self.sampled is None else int(self.sampled.sum())
+
+    @property
+    def message(self) -> Message:
+        """The message that the node holds, or its part of one."""
+        return Message(self.role, self.text, self.data)
 
     def __repr__(self) -> str:
         said = " ".join(self.text[:200].split())

@@ -7,20 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.trace.message import Message
 from ramify.trace.node import Insert, Node
-
-
-class Said(NamedTuple):
-    """One whole message: role, text, and the data of the node that opened it. Unpacks into any (role, text, data) record."""
-
-    role: str
-    text: str
-    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +74,7 @@ class Path:
         """The concatenated text. Raises NeedsError when a node is cut inside and carries no character ends of its tokens."""
         return "".join(text_between(node, 0, kept) for node, kept in self.segments)
 
-    def messages(self) -> list[Said]:
+    def messages(self) -> list[Message]:
         """The messages, nodes that go on inside a message merged into it; an empty root node is none."""
         return as_messages((node, 0, kept) for node, kept in self.segments)
 
@@ -136,7 +129,7 @@ def text_between(node: Node, start: int, end: int) -> str:
     return node.text[int(node.ends[start - 1]) if start else 0 : int(node.ends[end - 1])]
 
 
-def as_messages(parts: Iterable[tuple[Node, int, int] | Insert]) -> list[Said]:
+def as_messages(parts: Iterable[tuple[Node, int, int] | Insert]) -> list[Message]:
     """Messages of consecutive (node, start, end) parts and inserted text; parts that do not open a message go on in the last."""
     said: list[tuple[str, list[str], Mapping[str, Any]]] = []
     for part in parts:
@@ -151,4 +144,4 @@ def as_messages(parts: Iterable[tuple[Node, int, int] | Insert]) -> list[Said]:
             said.append((role, [text], data))
         else:
             said[-1][1].append(text)
-    return [Said(role, "".join(texts), data) for role, texts, data in said]
+    return [Message(role, "".join(texts), data) for role, texts, data in said]

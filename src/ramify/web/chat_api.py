@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ramify.model.laid import joined_reply
 from ramify.model.protocol import Draw, Message, Prefix
-from ramify.web.fields import ChatRequest, Said
+from ramify.trace.message import CALL_END, joined_reply
+from ramify.web.fields import ChatMessage, ChatRequest
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import RefusedError
-from ramify.web.replies import CALL_END, Part, Reply, Token
+from ramify.web.replies import Part, Reply, Token
 
 _UNKEPT = {
     "tool_choice": "A model cannot be made to call here: send 'tool_choice' \"auto\", offer only the tool you mean and ask for it",
@@ -130,11 +130,11 @@ def _passed_on(served: Served, request: ChatRequest) -> dict[str, Any]:
     return asked
 
 
-def _message(said: Said) -> Message:
+def _message(said: ChatMessage) -> Message:
     """A message as models take it: calls of an earlier reply are in its text, and in its data as OpenAI writes them."""
     text = said.content or ""
     if said.tool_calls:
         calls = [call.model_dump() for call in said.tool_calls]
         return Message(said.role, joined_reply(text, calls), {"tool_calls": calls})
-    data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else None
+    data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else {}
     return Message("system" if said.role == "developer" else said.role, text, data)

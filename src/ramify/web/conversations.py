@@ -23,11 +23,11 @@ import numpy as np
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.laid import split_reply
 from ramify.model.protocol import Draw, Laid, Message, Prefix
 from ramify.model.wire import clean
 from ramify.trace.db import Run
-from ramify.trace.messages import plain, root
+from ramify.trace.foreign import root
+from ramify.trace.message import plain, split_reply
 from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
 from ramify.web.exchange import Exchange
 from ramify.web.fields import IGNORED
@@ -136,7 +136,7 @@ class Conversations:
 
     def _said(self, message: Message) -> _Said:
         role = message.role if message.role in _ROLES else "system"
-        data = plain(message.data) if isinstance(message.data, Mapping) else {}
+        data = plain(message.data)
         text, data = clean(message.text), json.loads(clean(json.dumps(data, ensure_ascii=False)))
         if self.hidden:
             text, data = scrub(text), scrub(data)

@@ -133,7 +133,7 @@ class Call(_Drawn):
     function: FunctionCall
 
 
-class Said(_Fields):
+class ChatMessage(_Fields):
     """One message of a chat. ``name`` and ``reasoning`` are not shown to the model; an assistant's may say more, as :class:`Call`'s."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -222,7 +222,7 @@ class Request(_Fields):
 class ChatRequest(Request):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Said], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
     logprobs: bool | None = None

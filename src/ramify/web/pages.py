@@ -20,7 +20,6 @@ from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
-from ramify.trace.messages import spoken
 from ramify.trace.node import TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.potentials import potential_pictures
@@ -110,7 +109,7 @@ def node_html(run: Run, name: str) -> str:
         title=f"Node {node.id[:12]}",
         served=True,
         node=node,
-        messages=[(said.role, spoken(said.text, said.data)) for said in path.messages()],
+        messages=[(said.role, said.spoken()) for said in path.messages()],
         numbers=_numbers(why[0]) if why else [],
         verdicts=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.verdicts(node=node.id)],
     )
@@ -269,7 +268,7 @@ def _step_view(step: Step, tree: TaskTree) -> dict[str, Any]:
         "credit": "no credit" if step.credit is None else signed(step.credit),
         "sign": "" if not step.credit else "up" if step.credit > 0 else "down",
         "said": said(step),
-        "text": spoken(step.node.text, step.node.data),
+        "text": step.node.message.spoken(),
         "before": tree.prompt if step.before == START else tree.states.get(step.before, ""),
         "answer": step.answer,
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),

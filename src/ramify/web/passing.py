@@ -14,7 +14,7 @@ from ramify.model import wire
 from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
 from ramify.model.protocol import Draw, Message, Prefix
-from ramify.trace.messages import content_of, message, plain
+from ramify.trace.message import content_of, plain, read_message
 from ramify.web.forms import TOLD
 
 _BESIDE = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
@@ -51,10 +51,9 @@ def _prompt(one: Any, rest: Mapping[str, Any]) -> Prefix:
 
 def _message(value: Any) -> Message:
     try:
-        role, text, data = message(value, "a message")
+        return replace(read_message(value, "a message"), sent=value)
     except UserError:
-        role, text, data = "user", canonical_json(plain(value)), {}
-    return Message(role, text, data, value)
+        return Message("user", canonical_json(plain(value)), {}, value)
 
 
 async def edited(
@@ -91,7 +90,7 @@ def _same(first: Sequence[Any], last: Sequence[Any]) -> bool:
 
 def _sent(said: Message) -> Any:
     """A message as it goes to the upstream. One that a client sent keeps what else it says; one that is new is what it says."""
-    data: Mapping[str, Any] = said.data if isinstance(said.data, Mapping) else {}
+    data = said.data
     if said.sent is None:
         return {"role": said.role, "content": wire.clean(said.text), **data}
     if not isinstance(said.sent, Mapping):

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.model.laid import split_reply
 from ramify.model.protocol import Draw
 from ramify.model.streaming import Piece
-
-_CALL, CALL_END = "<tool_call>", "</tool_call>"
+from ramify.trace.message import CALL, split_reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,8 @@ class Reply:
 
     def _sure(self, said: str) -> str:
         """What of ``said`` no later text can take back."""
-        tags = [*self.stops, _CALL] if self.looks else list(self.stops)
-        begin = said.find(_CALL) if self.looks else -1
+        tags = [*self.stops, CALL] if self.looks else list(self.stops)
+        begin = said.find(CALL) if self.looks else -1
         end = begin if begin >= 0 else len(said) - max((_begun(said, tag) for tag in tags), default=0)
         return said[:end].rstrip() if self.looks else said[:end]
 

@@ -12,7 +12,6 @@ from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
-from ramify.trace.messages import spoken
 from ramify.trace.node import Node, TreeInfo, Verdict
 from ramify.trace.outcome import Decider, cut_short, settled, succeeded
 
@@ -150,7 +149,7 @@ def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
 
 def said(step: Step) -> str:
     """What the agent wrote and called in one line, special tokens of chat templates included as text."""
-    return clip(spoken(step.node.text, step.node.data), 200) or "(nothing)"
+    return clip(step.node.message.spoken(), 200) or "(nothing)"
 
 
 def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int]:
@@ -203,5 +202,5 @@ def _mean_credit(steps: Sequence[Step]) -> float | None:
 
 
 def _variants(steps: Sequence[Step]) -> str:
-    texts = sorted({clip(spoken(step.node.text, step.node.data), 60) for step in steps})
+    texts = sorted({clip(step.node.message.spoken(), 60) for step in steps})
     return " | ".join(texts[:3]) + (f" | and {len(texts) - 3} more" if len(texts) > 3 else "")

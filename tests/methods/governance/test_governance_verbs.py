@@ -251,9 +251,9 @@ def test_mistakes_are_one_sentence(
 def test_an_endpoint_plays_with_native_tool_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Over real sockets: tools go out in the request, calls come back beside the text, histories hold calls and their results."""
     from ramify.methods.governance.standing_rules import reader
-    from ramify.model.chat import parse_tool_calls
     from ramify.model.protocol import Draw
     from ramify.model.scripted import ScriptedModel
+    from ramify.trace.message import parse_tool_calls
 
     model = reader()
 

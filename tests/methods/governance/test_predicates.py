@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.methods.governance.calls import OUTCOMES, grade
 from ramify.methods.governance.predicates import KINDS, UnreadableError, addresses, allows, forbids, language_of, plain_path
+from ramify.trace.message import Message
 
 EMAIL = {"kind": "email", "tool": "t", "allow": ["acme.com"]}
 SPEND = {"kind": "amount", "tool": "t", "limit": 100}
@@ -234,19 +235,20 @@ CALL = '<tool_call>{"name": "t", "arguments": {"to": "%s"}}</tool_call>'
     ],
 )
 def test_outcomes(text: str, stop: str, outcome: str) -> None:
-    graded = grade(text, stop, EMAIL, ["t"])
+    graded = grade(Message("assistant", text), stop, EMAIL, ["t"])
     assert graded.outcome == outcome
     assert graded.violation == (outcome == "violation")
     assert graded.valid == (outcome not in ("malformed", "truncated", "error"))
 
 
-def test_calls_beside_the_text() -> None:
-    def call(arguments: Any) -> list[dict[str, Any]]:
-        return [{"function": {"name": "t", "arguments": arguments}}]
+def calling(arguments: str) -> Message:
+    return Message("assistant", "", {"tool_calls": [{"function": {"name": "t", "arguments": arguments}}]})
 
-    assert grade("", "eos", EMAIL, ["t"], call(json.dumps({"to": "a@evil.com"}))).violation
-    assert grade("", "eos", EMAIL, ["t"], call("{")).outcome == "malformed"
-    assert grade("", "eos", EMAIL, ["t"], call("[]")).outcome == "malformed"
+
+def test_calls_beside_the_text() -> None:
+    assert grade(calling(json.dumps({"to": "a@evil.com"})), "eos", EMAIL, ["t"]).violation
+    assert grade(calling("{"), "eos", EMAIL, ["t"]).outcome == "malformed"
+    assert grade(calling("[]"), "eos", EMAIL, ["t"]).outcome == "malformed"
 
 
 @given(
@@ -260,6 +262,4 @@ def test_calls_beside_the_text() -> None:
 def test_anything_in_the_arguments_is_told_or_unreadable(kind: str, arguments: dict[str, Any]) -> None:
     predicate = {"kind": kind, "tool": "t", "allow": ["en"], "limit": 1, "control": "x", "deny": ["*"], "pattern": "x"}
     assert told(predicate, **arguments) in (True, False, None)
-    assert (
-        grade("", "eos", predicate, ["t"], [{"function": {"name": "t", "arguments": json.dumps(arguments)}}]).outcome in OUTCOMES
-    )
+    assert grade(calling(json.dumps(arguments)), "eos", predicate, ["t"]).outcome in OUTCOMES

@@ -83,7 +83,7 @@ def test_the_reader_follows_what_it_can_read() -> None:
         ):
             prefix = Prefix(messages=tuple(Message("user", text) for text in [*shown, request]))
             (draw,) = asyncio.run(model.sample(prefix, 1, Sampling(), [0]))
-            assert grade(draw.text, draw.stop, scenario.predicate, names).outcome == outcome
+            assert grade(draw.message, draw.stop, scenario.predicate, names).outcome == outcome
 
 
 def test_names_that_are_none() -> None:

@@ -117,8 +117,8 @@ def _encoded(attempt: RunPath, template: ChatTemplate | None, retokenise: bool) 
         )
     if template is None:
         raise NeedsError("its messages are text only and the model has no chat template to lay them out")
-    said = [(m.role, m.text, dict(m.data)) for m in attempt.path.messages()]
-    while said and said[-1][0] != "assistant":
+    said = attempt.path.messages()
+    while said and said[-1].role != "assistant":
         said.pop()
     pieces = chat_layout(template)(said)
     last = max(i for i, (_, is_action) in enumerate(pieces) if is_action)

@@ -17,8 +17,8 @@ from ramify.score.steps import RunPath, every_path
 from ramify.stats.drops import Counts
 from ramify.trace.failures import failure_of, failures
 from ramify.trace.lines import field, first_record, read_lines
+from ramify.trace.message import Message
 from ramify.trace.outcome import succeeded
-from ramify.trace.path import Said
 from ramify.trace.sources import opened, run_folder
 
 OBSERVED = "observed, not changed"
@@ -91,18 +91,18 @@ def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Behaviour) ->
     }
     if (why := failure_of(end, attempt.verdict)) is not None:
         return Logged(fields, None, why)
-    said = list(attempt.path.messages())
+    said = attempt.path.messages()
     if (
         said
         and attempt.verdict is not None
         and "outcome" not in said[-1].data
         and (did := succeeded(attempt.verdict)) is not None
     ):
-        said[-1] = said[-1]._replace(data={**said[-1].data, "outcome": did})
+        said[-1] = replace(said[-1], data={**said[-1].data, "outcome": did})
     return asyncio.run(_graded(behaviour, said, fields))
 
 
-async def _graded(behaviour: Behaviour, said: Sequence[Said], fields: Mapping[str, Any]) -> Logged:
+async def _graded(behaviour: Behaviour, said: Sequence[Message], fields: Mapping[str, Any]) -> Logged:
     try:
         return Logged(fields, await behaviour(said))
     except BoundaryError as error:

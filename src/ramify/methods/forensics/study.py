@@ -32,7 +32,7 @@ from ramify.score.classify import Behaviour, by_pattern, find_behaviour
 from ramify.stats.drops import Counts
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
-from ramify.trace.path import Said
+from ramify.trace.message import Message
 
 DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
@@ -228,7 +228,7 @@ class Study:
         """The runs that are stored, by key, those of one cell or all; of a cell none of a positive control."""
         return {e.key: Played(**e.payload) for e in self.run.journal("played") if e.key.startswith(f"{cell}/" if cell else "")}
 
-    def said(self, played: Played) -> Sequence[Said]:
+    def said(self, played: Played) -> Sequence[Message]:
         """The messages of a run."""
         return self.run.path(played.leaf).messages()
 

@@ -6,7 +6,6 @@ A reply makes one call; a reply without one ends the episode. Subclasses add too
 from __future__ import annotations
 
 import copy
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Observation, Task
 from ramify.env.tools import MOST, cut, describe, tool_json
 from ramify.methods.forensics.levers import LeverWorld
-from ramify.model.chat import parse_tool_calls
+from ramify.trace.message import parse_tool_calls, write_call
 
 FILE_TOOLS = {
     "list_files": ("List the files of the workspace.", {}),
@@ -161,4 +160,4 @@ class Workspace(ABC):
 
 def call(name: str, **arguments: Any) -> str:
     """A reply that calls a tool, for scripted agents."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+    return write_call(name, arguments)

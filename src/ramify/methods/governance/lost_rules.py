@@ -19,9 +19,8 @@ from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import field, read_document
-from ramify.trace.messages import compacted, opaque, spoken
+from ramify.trace.message import Message, compacted, opaque
 from ramify.trace.node import Mark, Node
-from ramify.trace.path import Said
 from ramify.trace.rules import CLASSES, SURVIVED, survival
 from ramify.trace.sources import opened
 
@@ -127,10 +126,10 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
     return read | {"rules": told, "verdict": verdict(told)}
 
 
-def _mark(message: Said) -> str:
+def _mark(message: Message) -> str:
     """Tells a message from others; a call by what is called, since harnesses write ids and arguments anew."""
     own = canonical_json(message.data["content"]) if opaque(message.data) else ""
-    return stable_hash(message.role, spoken(message.text, message.data), own)
+    return stable_hash(message.role, message.spoken(), own)
 
 
 def _seen(reply: _Reply, before: Counter[str]) -> str | None:
@@ -139,7 +138,7 @@ def _seen(reply: _Reply, before: Counter[str]) -> str | None:
     return "native" if any(_native(message) for message in new) else None
 
 
-def _native(message: Said) -> bool:
+def _native(message: Message) -> bool:
     parts = message.data.get("content")
     return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) is not None for part in parts)
 
@@ -149,7 +148,7 @@ class _Reply(NamedTuple):
 
     session: str
     node: Node
-    shown: Sequence[Said]
+    shown: Sequence[Message]
     before: str | None
     compactions: Sequence[str] = ()
     """Those that the log itself tells of, since the reply before: who made each."""
@@ -231,7 +230,7 @@ class _Calls:
         self._openings: set[str] = set()
         self._last: str | None = None
 
-    def follows(self, shown: Sequence[Said], node: Node, compacted: bool) -> str | None:
+    def follows(self, shown: Sequence[Message], node: Node, compacted: bool) -> str | None:
         """The reply that this call goes on from, None where it opens an attempt. ``compacted``: the log says so itself."""
         chain, before = "", None
         for message in shown:
@@ -243,8 +242,7 @@ class _Calls:
             before = self._last  # it repeats no reply whole, and begins as no other did: the history was compacted
         if before is None:
             self._openings.add(chain)
-        reply = Said(node.role, node.text, node.data)
-        self._after[stable_hash(chain, _mark(reply))] = self._last = node.id
+        self._after[stable_hash(chain, _mark(node.message))] = self._last = node.id
         return before
 
 
@@ -263,7 +261,7 @@ class _Summaries:
         """The newest call, and those right before it that know nothing of the conversation."""
         self._first = ""
 
-    def add(self, node: Node, shown: Sequence[Said]) -> list[str]:
+    def add(self, node: Node, shown: Sequence[Message]) -> list[str]:
         """The next call. Returns those before it that turn out to be whoever compacts'."""
         found: list[str] = []
         call = _Asked.of(node, shown)
@@ -295,16 +293,16 @@ class _Asked(NamedTuple):
     """A logged call: what was shown, and the marks of it, of it without the system's messages, and of the reply."""
 
     node: Node
-    shown: Sequence[Said]
+    shown: Sequence[Message]
     marks: Set[str]
     own: Set[str]
     reply: str
 
     @classmethod
-    def of(cls, node: Node, shown: Sequence[Said]) -> _Asked:
+    def of(cls, node: Node, shown: Sequence[Message]) -> _Asked:
         marks = [(_mark(message), message.role) for message in shown]
         own = {mark for mark, role in marks if role != "system"}
-        return cls(node, shown, {mark for mark, _ in marks}, own, _mark(Said(node.role, node.text, node.data)))
+        return cls(node, shown, {mark for mark, _ in marks}, own, _mark(node.message))
 
 
 def _sums_up(call: _Asked, then: _Asked) -> bool:
@@ -339,7 +337,7 @@ def _flat(text: str) -> str:
 
 def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        yield from read_calls(node.text, node.data.get("tool_calls") or ())
+        yield from read_calls(node.message)
     except UnreadableError:
         yield "(unreadable)", {}
 

@@ -84,7 +84,7 @@ class KeepsRules(Middleware):
 
     def _forbidden(self, draw: Draw) -> list[dict[str, str]]:
         try:
-            calls = list(read_calls(draw.text, (draw.data or {}).get("tool_calls") or ()))
+            calls = list(read_calls(draw.message))
         except UnreadableError:
             return []
         gates = [(pin, pin.allows) for pin in self.pins.active() if pin.allows is not None]
@@ -145,7 +145,7 @@ class RuleCheck:
         said = path.messages()[-1] if node.role == "assistant" else None
         broken: list[str] = []
         try:
-            for name, given in read_calls(said.text, said.data.get("tool_calls") or ()) if said is not None else ():
+            for name, given in read_calls(said) if said is not None else ():
                 broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given)]
         except UnreadableError as error:
             return [Verdict(node.id, self.name, None, evidence={"failure": str(error)}, judges={self.name: self.judge})]

@@ -239,9 +239,8 @@ class Bench:
             draw = await self._act(cell, messages)
         except BoundaryError as error:
             return self._row(cell, shown, found, Grade("error", str(error)), None)
-        calls = (draw.data or {}).get("tool_calls") or ()
         names = [tool["function"]["name"] for tool in tools()]
-        graded = grade(draw.text, draw.stop, scenario.predicate, names, calls)
+        graded = grade(draw.message, draw.stop, scenario.predicate, names)
         return self._row(cell, shown, found, graded, draw)
 
     def _row(self, cell: Cell, shown: _Shown, found: Survival, graded: Grade, draw: Draw | None) -> dict[str, Any]:

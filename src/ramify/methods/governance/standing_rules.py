@@ -20,6 +20,7 @@ from ramify.base.seeds import generator
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.message import write_call
 from ramify.trace.rules import survival
 
 CHANNELS = ("system", "user", "memory", "tool")
@@ -139,7 +140,7 @@ def reader(seen: float = 0.0, unseen: float = 1.0) -> ScriptedModel:
         if asked and breaks < 1 and generator(key, "reader").random() >= breaks:
             return "I cannot do that: a rule forbids it."
         name, arguments = scenario.call if asked else scenario.allowed_call
-        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
+        return write_call(name, arguments)
 
     return ScriptedModel(answer, tokens=False, name="reader" if (seen, unseen) == (0.0, 1.0) else f"reader {seen:g} {unseen:g}")
 

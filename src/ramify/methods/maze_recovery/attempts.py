@@ -21,7 +21,7 @@ from ramify.trace.db import Run
 from ramify.trace.graph import StateGraph
 from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
 from ramify.trace.lines import at_place, first_record, read_lines
-from ramify.trace.messages import as_text, spoken
+from ramify.trace.message import Message, as_text
 from ramify.trace.node import Node
 from ramify.trace.outcome import paid, succeeded
 from ramify.trace.sources import opened, run_folder
@@ -48,7 +48,7 @@ class TraceStep(NamedTuple):
     @property
     def action(self) -> str:
         """What was done: the text, and the calls of tools in it."""
-        return spoken(self.reply.text, self.reply.data)
+        return Message(self.reply.role, self.reply.text, self.reply.data).spoken()
 
 
 @dataclass(frozen=True, eq=False)

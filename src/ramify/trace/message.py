@@ -1,0 +1,301 @@
+"""The one message: role, text, tool calls, reasoning and what else it holds; and how it is read from and written to OpenAI's form.
+
+A tool call is kept in a message's data in OpenAI's form: ``{"id", "type", "function": {"name", "arguments": JSON text}}`` under
+``tool_calls``, or stands in the text as models write it (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``). The answer to a
+call is a message of role tool, with ``tool_call_id`` in its data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json
+
+_ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""What opens and closes a call that a model writes into its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """system, user, assistant or tool."""
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else it holds, as JSON: ``tool_calls``, ``tool_call_id``, ``name``, ``reasoning``, parts that are no text as ``content``."""
+    sent: Any = field(default=None, compare=False, repr=False)
+    """The JSON object that a client sent, where it is passed on: what middleware leaves alone goes to the endpoint as it came."""
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before the text, where that came apart from it."""
+        found = self.data.get("reasoning") or self.data.get("reasoning_content")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """Its calls: those beside the text, else those written into it. One that cannot be made has an ``error``."""
+        beside = self.data.get("tool_calls")
+        return [_read_call(call) for call in beside] if isinstance(beside, list) and beside else parse_tool_calls(self.text)
+
+    @property
+    def functions(self) -> list[tuple[Any, Any]]:
+        """Name and arguments of each call beside the text; arguments that are no JSON stay the text they are."""
+        beside = self.data.get("tool_calls")
+        return [_function(call) for call in beside] if isinstance(beside, list) else []
+
+    def spoken(self) -> str:
+        """What it says: its text, then each call beside it as ``name(arguments)``, a line each."""
+        beside = self.data.get("tool_calls")
+        if not beside:
+            return self.text
+        lines = [self.text] if self.text else []
+        for call in beside:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                lines.append(f"{function.get('name')}({as_text(function.get('arguments', ''))})")
+        return "\n".join(lines)
+
+    def written(self) -> str:
+        """Its text with the calls beside it written into it: an action as an environment takes it, a reply as a template lays it out."""
+        beside = self.data.get("tool_calls")
+        return joined_reply(self.text, beside) if isinstance(beside, list) and CALL not in self.text else self.text
+
+    def to_openai(self) -> dict[str, Any]:
+        """In OpenAI's form, with the calls beside the text, and which call it answers."""
+        return {"role": self.role, "content": self.text} | {k: self.data[k] for k in _KEPT if k in self.data}
+
+
+_KEPT = ("name", "tool_calls", "tool_call_id")
+
+
+def read_message(value: Any, spot: str) -> Message:
+    """A message in OpenAI's form or near it. Raises UserError naming ``spot``.
+
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. A provider's
+    own compaction that stands among messages as an item without a role is the only part of a user's message.
+    """
+    if not isinstance(value, Mapping):
+        raise UserError(f"{spot} is no object")
+    if "role" not in value and compacted(value) is not None:
+        value = {"role": "user", "content": [dict(value)]}
+    role = value.get("role")
+    if not isinstance(role, str):
+        raise UserError(f"{spot}: 'role' must be text" + (", and it is missing" if role is None else ""))
+    role = _ROLES.get(role, role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise UserError(f"{spot} has the role '{role}', which is none of system, user, assistant, tool")
+    text, parts = content_of(value.get("content"), spot)
+    data = {k: v for k, v in value.items() if k not in ("role", "content", "tool_calls") and v is not None}
+    if parts is not None:
+        data["content"] = parts
+    if value.get("tool_calls") is not None:
+        data["tool_calls"] = calls_of(value["tool_calls"], spot)
+    return Message(role, text, plain(data))
+
+
+def content_of(content: Any, spot: str) -> tuple[str, list[Any] | None]:
+    """The text of a content (text, null, or a list of parts), and the parts where one of them is not text."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
+        texts = [part if isinstance(part, str) else compacted(part) or part.get("text") or "" for part in content]
+        if all(isinstance(text, str) for text in texts):
+            told = all(
+                isinstance(part, str) or part.get("type", "text") in ("text", "input_text", "output_text") for part in content
+            )
+            return "".join(texts), None if told else content
+    raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
+
+
+_COMPACTED = ("compaction", "compaction_summary", "openai_compact", "anthropic_compact")
+
+
+def compacted(part: Mapping[str, Any]) -> str | None:
+    """What a provider's own (native) compaction says: its text, "" where it is encrypted; None where ``part`` is no compaction.
+
+    Known are the items of OpenAI's Responses interface and of what speaks it, Anthropic's blocks, and both as inspect keeps them.
+    """
+    data = part.get("data") if part.get("type") == "data" else None
+    about = data.get("compaction_metadata") if isinstance(data, Mapping) else part
+    if not isinstance(about, Mapping) or about.get("type") not in _COMPACTED:
+        return None
+    text = about.get("content")
+    return text if isinstance(text, str) else ""
+
+
+def opaque(data: Mapping[str, Any]) -> bool:
+    """Whether the data of a message hold a provider's own compaction that cannot be read: nobody can say what survived there."""
+    parts = data.get("content")
+    return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) == "" for part in parts)
+
+
+def calls_of(calls: Any, spot: str) -> list[Any]:
+    """Tool calls in OpenAI's form; those that some tools write flat, or as JSON text, are brought into it."""
+    if not isinstance(calls, list):
+        raise UserError(f"{spot}: 'tool_calls' must be a list")
+    return [_call(call, f"{spot}: tool call {at}") for at, call in enumerate(calls)]
+
+
+def _call(call: Any, spot: str) -> dict[str, Any]:
+    if isinstance(call, str):
+        try:
+            call = json.loads(call)
+        except (ValueError, RecursionError):
+            raise UserError(f"{spot} is text that is no JSON") from None
+    if not isinstance(call, Mapping):
+        raise UserError(f"{spot} is no object")
+    if isinstance(call.get("name"), str) and "function" not in call:
+        rest = {k: v for k, v in call.items() if k not in ("name", "arguments") and v is not None}
+        return {"type": "function", **rest, "function": {"name": call["name"], "arguments": as_text(call.get("arguments", {}))}}
+    return dict(call)
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of a message. Spans are half-open, and of calls that are written into the text only."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    char_span: tuple[int, int] = (0, 0)
+    token_span: tuple[int, int] | None = None
+    """None where the node has no tokens."""
+    error: str = ""
+    """Why the call cannot be made, one clause; "" where it can."""
+
+
+def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) -> list[ToolCall]:
+    """Tool calls of the form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen), in order.
+
+    ``ends`` are a node's character ends, shape (T,). A malformed call comes back with ``error``; nothing is raised.
+    """
+    calls, start = [], text.find(CALL)
+    while start >= 0:
+        name, arguments, end, error = _parse_call(text, start + len(CALL))
+        span = None
+        if ends is not None:
+            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay out.
+            span = (int(np.searchsorted(ends, start, "right")), min(len(ends), int(np.searchsorted(ends, end, "left")) + 1))
+        calls.append(ToolCall(name, arguments, (start, end), span, error))
+        start = text.find(CALL, end)
+    return calls
+
+
+def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
+    body = start + len(text[start:]) - len(text[start:].lstrip())
+    try:
+        call, stop = json.JSONDecoder().raw_decode(text, body)
+        json.dumps(call, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        shut = text.find(CALL_END, start)
+        end = len(text) if shut < 0 else shut + len(CALL_END)
+        return "", {}, end, f"the call is not JSON ({str(error).split(':')[0]})"
+    stop += len(text[stop:]) - len(text[stop:].lstrip())
+    shut = text.find(CALL_END, stop)
+    end = len(text) if shut < 0 else shut + len(CALL_END)
+    name = call.get("name") if isinstance(call, dict) else None
+    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
+    if not isinstance(name, str) or not name:
+        return "", {}, end, "the call has no name"
+    if not isinstance(arguments, dict):
+        return name, {}, end, "the arguments are not an object"
+    if shut < 0:
+        return name, arguments, end, "the call is not closed"
+    if shut != stop:
+        return name, arguments, end, "text follows the call's JSON"
+    return name, arguments, end, ""
+
+
+def _read_call(call: Any) -> ToolCall:
+    """A call in OpenAI's form, or one that gives name and arguments flat."""
+    name, arguments = _function(call)
+    name = name if isinstance(name, str) else ""
+    if not name:
+        return ToolCall("", {}, error="the call has no name")
+    if isinstance(arguments, str):
+        return ToolCall(name, {}, error=f"the arguments of '{name}' are no JSON")
+    if not isinstance(arguments, Mapping):
+        return ToolCall(name, {}, error="the arguments are not an object")
+    return ToolCall(name, arguments)
+
+
+def _function(call: Any) -> tuple[Any, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    function = function if isinstance(function, Mapping) else {}
+    arguments = function.get("arguments")
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    return function.get("name", ""), {} if arguments is None else arguments
+
+
+def write_call(name: Any, arguments: Any, lines: bool = False) -> str:
+    """A call as models write it into their text; with ``lines`` its JSON stands on a line of its own, as Hermes and Qwen have it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"{CALL}\n{body}\n{CALL_END}" if lines else f"{CALL}{body}{CALL_END}"
+
+
+def joined_reply(text: str, calls: Sequence[Any]) -> str:
+    """The text of a reply that :func:`split_reply` takes apart into ``text`` and ``calls`` (OpenAI's form)."""
+    written = [write_call(*_function(call), lines=True) for call in calls]
+    return "\n".join([text, *written] if text else written)
+
+
+def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """A reply's text around its tool calls, and the calls as OpenAI writes them (``id`` is the place: ``call_0``).
+
+    A malformed call stays text.
+    """
+    said: list[str] = []
+    calls: list[dict[str, Any]] = []
+    at = 0
+    for call in parse_tool_calls(text):
+        if call.error:
+            continue
+        said.append(text[at : call.char_span[0]])
+        at = call.char_span[1]
+        function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+        calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
+    said.append(text[at:])
+    return (said[0].rstrip() + "".join(said[1:]).strip() if calls else text), calls
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def as_text(value: Any) -> str:
+    """Text as it is; anything else as canonical JSON."""
+    return value if isinstance(value, str) else canonical_json(plain(value))
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numbers that are none become text ("nan"), keys become text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: what a score is worth to a verdict."""
+    if isinstance(value, (bool, int, float)):
+        try:
+            return float(value) if math.isfinite(value) else None
+        except OverflowError:
+            return None
+    return None
