@@ -5,7 +5,8 @@ python examples/methods/dspark_break_even.py [DRAFTER]: a folder with a profile.
 
 import sys
 
-from ramify.engine.profile import Profile, break_even
+from ramify.engine.profile import Profile
+from ramify.methods.dspark.profile import break_even
 
 
 def made_up():

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from ramify.engine.cache import Arena
-from ramify.engine.drafter_files import for_target
-from ramify.engine.drafters import Drafter, Drafts, Pick
+from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
+from ramify.methods.dspark.drafter_files import for_target
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.model.protocol import Draw, Prefix, Sampling
 
 from .helpers import tiny, tokens
 
 
-class Shadow(Drafter):
+class Shadow(Qwen3Drafter):
     """Drafts from the target's own weights, run on the row's last tokens, its logits blurred: a good drafter without training.
 
     ``blur`` mixes noise into the logits; the confidence is made up from the token before. It knows a row's tokens because it is told

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.engine.drafter_files import for_target
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile
 from ramify.engine.taps import Read, Taps
+from ramify.methods.dspark.drafter_files import for_target
 from ramify.model.protocol import Draw, Prefix, Sampling
 
 from .helpers import tiny, tokens

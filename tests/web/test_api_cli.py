@@ -15,8 +15,8 @@ from zoo import save_checkpoint
 
 from ramify.cli.main import main
 from ramify.cli.serve import _welcome, find_served
-from ramify.engine.drafter_files import for_target, save_drafter
 from ramify.engine.local import LocalModel
+from ramify.methods.dspark.drafter_files import for_target, save_drafter
 
 HELLO: list[Any] = [{"role": "user", "content": "go to the hall"}]
 

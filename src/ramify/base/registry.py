@@ -50,7 +50,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.textworld",
     ),
     "model": ("ramify.model", "ramify.engine"),
-    "drafter": ("ramify.engine.dspark", "ramify.engine.eagle"),
+    "drafter": ("ramify.methods.dspark.dspark_drafter", "ramify.methods.dspark.eagle"),
     "scorer": ("ramify.score", "ramify.methods.governance.middleware"),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
 from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
 from ramify.engine.batch import Batch
-from ramify.engine.drafter_files import load_drafter
-from ramify.engine.drafters import Drafter
+from ramify.engine.drafters import Drafter, load_drafter
 from ramify.engine.forward import TILE, Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
-from ramify.engine.drafter_files import for_target
-from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.dspark.drafter_files import for_target
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.training import (
     CHECKPOINT,
     DrafterTraining,
@@ -46,7 +46,7 @@ def rows_of(model: LocalModel, n: int = 6) -> list[Row]:
     return asyncio.run(regenerate(model, prompts, Sampling(ban=(MASK,)), seed=3, length=16 + (n > 3)))
 
 
-def drafter_of(model: LocalModel, kind: str = "dspark") -> Drafter:
+def drafter_of(model: LocalModel, kind: str = "dspark") -> Qwen3Drafter:
     return for_target(model.module, kind, layers=1, block=3, rank=4, mask_token=MASK)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ramify.base.errors import UserError
-from ramify.engine.drafter_files import for_target
 from ramify.engine.profile import Profile
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench
+from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.peers import peer
 from ramify.model.protocol import Sampling
 

@@ -154,8 +154,8 @@ def test_calibration_is_saved_with_the_drafter(pair: tuple[str, Path], call: Cal
     assert len(found["temperatures"]) == 3
     assert 0 < found["after"][0]["n"] < found["rounds"]
     assert json.loads((out / "calibration.json").read_text())["temperatures"] == found["temperatures"]
-    from ramify.engine.drafter_files import load_drafter
     from ramify.engine.tiny import TinyLM
+    from ramify.methods.dspark.drafter_files import load_drafter
 
     loaded = load_drafter(out, TinyLM.load(target.removeprefix("hf:")))
     assert loaded.temperatures.tolist() == pytest.approx(found["temperatures"])
@@ -224,8 +224,8 @@ def test_mistakes_are_one_sentence(
 
 
 def test_a_drafter_without_confidences_is_not_calibrated(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:
-    from ramify.engine.drafter_files import for_target, save_drafter
     from ramify.engine.tiny import TinyLM
+    from ramify.methods.dspark.drafter_files import for_target, save_drafter
 
     made = for_target(TinyLM.load(pair[0].removeprefix("hf:")), "dflash", layers=1, block=3, mask_token=1)
     save_drafter(made, tmp_path / "flash")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.drafter_files import for_target
-from ramify.engine.drafters import Drafter
+from ramify.methods.dspark.drafter_files import for_target
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.transformers_drafter import generate
 
 
@@ -39,7 +39,7 @@ def target(vocab: int = 40, **changes: Any) -> Any:
     return module.eval()
 
 
-def drafter_of(module: Any, kind: str = "dspark", **changes: Any) -> Drafter:
+def drafter_of(module: Any, kind: str = "dspark", **changes: Any) -> Qwen3Drafter:
     return for_target(module, kind, layers=1, block=3, **{"rank": 4, **changes})
 
 

@@ -21,10 +21,11 @@ from torch import nn
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
-from ramify.engine import profile
-from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
+from ramify.engine.profile import Profile, machine_name
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.peers import Peer, peer
+from ramify.methods.dspark.profile import measure
 from ramify.model.protocol import Prefix, Sampling
 from ramify.stats.intervals import Interval, bootstrap
 
@@ -199,12 +200,12 @@ def show(pairing: Pairing) -> str:
 
 def compare(
     target: Path,
-    drafters: Mapping[str, Drafter],
+    drafters: Mapping[str, Qwen3Drafter],
     prompts: Mapping[str, Sequence[np.ndarray]],
     *,
     settings: Sampling | None = None,
-    peers: Mapping[str, Path | Drafter | None] | None = None,
-    costs: profile.Profile | None = None,
+    peers: Mapping[str, Path | Qwen3Drafter | None] | None = None,
+    costs: Profile | None = None,
     loads: Sequence[int] = LOADS,
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
@@ -226,19 +227,19 @@ def compare(
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
         report("measuring whole cycles of the first drafter")
-        costs = profile.measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads)
+        costs = measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads)
     alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, law, report)
     together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, law, report)
-    return Comparison(alone, together, {"cpu": profile.machine_name(), "threads": torch.get_num_threads()})
+    return Comparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
 
 
 def one_by_one(
     target: Path,
     module: nn.Module,
-    drafters: Mapping[str, Drafter],
+    drafters: Mapping[str, Qwen3Drafter],
     prompts: Mapping[str, Sequence[np.ndarray]],
     settings: Sampling,
-    peers: Mapping[str, Path | Drafter | None],
+    peers: Mapping[str, Path | Qwen3Drafter | None],
     rounds: int = 15,
     law: str = "rejection",
     report: Callable[[str], None] = lambda line: None,
@@ -260,10 +261,10 @@ def one_by_one(
 
 def under_load(
     module: nn.Module,
-    drafter: Drafter,
+    drafter: Qwen3Drafter,
     prompts: Sequence[np.ndarray],
     settings: Sampling,
-    costs: profile.Profile,
+    costs: Profile,
     loads: Sequence[int] = LOADS,
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,

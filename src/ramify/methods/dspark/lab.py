@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ramify.engine.drafter_files import load_drafter
-from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import domains
+from ramify.methods.dspark.drafter_files import load_drafter
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import Rounds
 from ramify.methods.dspark.run import Target, TrainOptions, train
@@ -59,7 +59,7 @@ class Lab:
         rows = kept_text(self.model, starts, Sampling(max_tokens=length), self.seed, folder, length)
         return [row for row in rows if domains.ID[domains.MASK] not in row.tokens]
 
-    def drafter(self, what: dict[str, Any]) -> Drafter:
+    def drafter(self, what: dict[str, Any]) -> Qwen3Drafter:
         """The drafter that ``what``, fields of TrainOptions, describes; trained on first use."""
         options = TrainOptions(**what, seed=self.seed)
         shape = {name: what[name] for name in ("layers", "rank", "head") if name in what}
@@ -70,11 +70,11 @@ class Lab:
             train(target, self.text(options.sequences), options, folder, mask=domains.ID[domains.MASK])
         return load_drafter(folder, self.model.module)
 
-    def rounds(self, drafter: Drafter, prompts: int, tokens: int) -> dict[str, Rounds]:
+    def rounds(self, drafter: Qwen3Drafter, prompts: int, tokens: int) -> dict[str, Rounds]:
         """Rounds of a drafter in each domain, on prompts that no text was drawn from."""
         return {domain: self._rounds(drafter, domain, prompts, tokens) for domain in domains.DOMAINS}
 
-    def _rounds(self, drafter: Drafter, domain: domains.Domain, prompts: int, tokens: int) -> Rounds:
+    def _rounds(self, drafter: Qwen3Drafter, domain: domains.Domain, prompts: int, tokens: int) -> Rounds:
         starts: Sequence[np.ndarray] = domains.prompts(domain, prompts, GIVEN, self.seed, "test")
         return record(self.model, drafter, starts, Sampling(max_tokens=tokens), self.seed)
 

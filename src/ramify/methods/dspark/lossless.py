@@ -19,7 +19,6 @@ from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import place_key
 from ramify.engine.cache import Arena
-from ramify.engine.drafter_files import for_target
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
 from ramify.engine.referee import Referee
@@ -29,6 +28,8 @@ from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, sched
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.engine.verify import rejection
+from ramify.methods.dspark.drafter_files import for_target
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.stats.checks import Check
 from ramify.stats.intervals import wilson
@@ -271,7 +272,7 @@ def _accepted(reached: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> li
     return [share, _check("all schedules: p of accepted drafts, against their chances", p_value, n, seed, ">", LEAST_P)]
 
 
-class _Coin(Drafter):
+class _Coin(Qwen3Drafter):
     """The drafter of the specification's example: even odds, confidence .8, then .9 behind token 0 and 0 behind token 1."""
 
     def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:

@@ -28,8 +28,8 @@ def _write_pair(rep: Repetition, sharp: float) -> None:
     """Target, drafter and prompts in the repetition's folder."""
     import torch
 
-    from ramify.engine.drafter_files import for_target, save_drafter
     from ramify.engine.tiny import TinyConfig, TinyLM
+    from ramify.methods.dspark.drafter_files import for_target, save_drafter
     from ramify.train.recipes import word_tokenizer
 
     vocab, rng = len(TOKENS), generator(rep.seed, "dspark", "nulls")

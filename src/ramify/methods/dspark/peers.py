@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.drafters import Drafter
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.model.protocol import Sampling
 
 #: Draws ``new`` tokens after each prompt, one after the other: (seconds, target passes).
 Peer = Callable[[Sequence[np.ndarray], int], tuple[float, int]]
 
 
-def peer(target: Path, kind: str, settings: Sampling, drafter: Drafter | Path | None = None, ahead: int = 7) -> Peer:
+def peer(target: Path, kind: str, settings: Sampling, drafter: Qwen3Drafter | Path | None = None, ahead: int = 7) -> Peer:
     """A peer on the checkpoint folder ``target``: ``generate``, ``prompt_lookup``, ``hf_assistant`` (``drafter`` a checkpoint folder) or
     ``hf_dflash`` (``drafter`` one of kind dflash). All look ``ahead`` tokens.
 
@@ -41,7 +41,7 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Drafter | Path | 
         for name, value in constant.items():
             setattr(assistant.generation_config, name, value)
         options = {"assistant_model": assistant}
-    elif kind == "hf_dflash" and isinstance(drafter, Drafter):
+    elif kind == "hf_dflash" and isinstance(drafter, Qwen3Drafter):
         from ramify.methods.dspark.transformers_drafter import transformers_dflash
 
         options = {"assistant_model": transformers_dflash(drafter), "speculation_type": "dflash"}

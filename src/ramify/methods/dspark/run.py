@@ -16,12 +16,12 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.progress import SILENT, Progress
 from ramify.engine.checkpoints import chat_template, model_folder
-from ramify.engine.drafter_files import for_target, load_drafter, save_drafter, unserved
-from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import FILE, Profile
 from ramify.methods.dspark import lossless, prompts
 from ramify.methods.dspark.algorithm import scaled
+from ramify.methods.dspark.drafter_files import for_target, load_drafter, save_drafter, unserved
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.training import DrafterTraining, kept_text, train_drafter, unused_token
@@ -109,7 +109,7 @@ def bill(target: Target, options: TrainOptions) -> dict[str, Any]:
     }
 
 
-def make(target: Target, options: TrainOptions, mask_token: int) -> Drafter:
+def make(target: Target, options: TrainOptions, mask_token: int) -> Qwen3Drafter:
     """A new drafter as the options describe it."""
     return for_target(
         target.model.module,

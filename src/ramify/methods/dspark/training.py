@@ -24,11 +24,11 @@ from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator, place_key
-from ramify.engine.drafter_files import TRAINING
-from ramify.engine.drafters import Drafter
-from ramify.engine.dspark import DSpark
-from ramify.engine.eagle import Eagle3
 from ramify.engine.local import LocalModel
+from ramify.methods.dspark.drafter_files import TRAINING
+from ramify.methods.dspark.drafters import Qwen3Drafter
+from ramify.methods.dspark.dspark_drafter import DSpark
+from ramify.methods.dspark.eagle import Eagle3
 from ramify.model.protocol import Prefix, Sampling
 from ramify.trace.lines import at_place
 from ramify.train.batch import Row
@@ -136,7 +136,7 @@ def unused_token(rows: Sequence[Row], vocab: int) -> int:
 
 
 def train_drafter(
-    drafter: Drafter,
+    drafter: Qwen3Drafter,
     target: LocalModel,
     rows: Sequence[Row],
     config: DrafterTraining,
@@ -177,7 +177,7 @@ def train_drafter(
     return records
 
 
-def _step(trainer: Trainer, drafter: Drafter, features: _Features, config: DrafterTraining, step: int) -> dict[str, float]:
+def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: DrafterTraining, step: int) -> dict[str, float]:
     """One optimiser step; its losses and what the drafter would get accepted, under teacher forcing."""
     count = len(features.rows)
     picks = generator(config.seed, "drafter-batch", step).choice(count, min(config.rows, count), replace=False)
@@ -347,7 +347,7 @@ def _usable(rows: Sequence[Row], mask_token: int, block: int, eagle: bool) -> li
     return able
 
 
-def _hash(drafter: Drafter, target: LocalModel, rows: Sequence[Row], config: DrafterTraining) -> str:
+def _hash(drafter: Qwen3Drafter, target: LocalModel, rows: Sequence[Row], config: DrafterTraining) -> str:
     """What decides a training: a state of another one must not be taken up."""
     parts: list[str | bytes] = [json_hash(config.model_dump()), repr(drafter.config), target.identity.weights]
     for row in rows:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.cache import Arena
-from ramify.engine.drafters import Drafter
 from ramify.engine.forward import TILE
+from ramify.methods.dspark.drafters import Qwen3Drafter
 
 try:
     from transformers.generation.candidate_generator import CandidateGenerator
@@ -32,7 +32,7 @@ FIRST = 0
 """The drafter's layers are the only ones of its arena: the target's keys and values are in transformers' own cache."""
 
 
-def generate(model: nn.Module, drafter: Drafter, input_ids: Tensor, threshold: float | None = None, **options: Any) -> Any:
+def generate(model: nn.Module, drafter: Qwen3Drafter, input_ids: Tensor, threshold: float | None = None, **options: Any) -> Any:
     """``model.generate(input_ids, **options)`` with drafts of ``drafter``, which must be attached to ``model``.
 
     ``threshold``: drafts from the first on whose confidence lies below it are not verified. Raises UserError on more than one sequence,
@@ -69,7 +69,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
 
     requires_model_outputs = True
 
-    def __init__(self, drafter: Drafter, settings: Any, processors: Any, threshold: float | None = None) -> None:
+    def __init__(self, drafter: Qwen3Drafter, settings: Any, processors: Any, threshold: float | None = None) -> None:
         self.drafter, self.processors, self.threshold = drafter, processors, threshold
         self.longest, self.sample = int(settings.max_length), bool(settings.do_sample)
         self.layers = [layer + 1 for layer in drafter.config.target_layers]
@@ -133,7 +133,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         self.known += count
 
 
-def transformers_dflash(drafter: Drafter) -> Any:
+def transformers_dflash(drafter: Qwen3Drafter) -> Any:
     """A drafter of kind dflash as the model class behind transformers' ``speculation_type="dflash"``, same weights.
 
     transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model is told of a block

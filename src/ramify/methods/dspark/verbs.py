@@ -10,9 +10,9 @@ import typer
 from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
-from ramify.engine.drafter_files import load_drafter
-from ramify.engine.drafters import Drafter
 from ramify.methods.dspark import lossless, run
+from ramify.methods.dspark.drafter_files import load_drafter
+from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.run import Target, TrainOptions
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
@@ -123,7 +123,7 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays."""
-    from ramify.engine.profile import break_even, measure
+    from ramify.methods.dspark.profile import break_even, measure
 
     opened = Target.open(target)
     at = _loads(loads)
@@ -206,7 +206,7 @@ def bench(
     emit(found.to_json(), as_json, report_text(found))
 
 
-def _peer(kind: str, path: str, opened: Target) -> Path | Drafter | None:
+def _peer(kind: str, path: str, opened: Target) -> Path | Qwen3Drafter | None:
     """What a peer drafts with."""
     if not path:
         return None

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ramify.base.registry import register
 from ramify.engine.cache import Arena
-from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Pick, block_tile, unit
+from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.forward import TILE
 from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, rotate
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_tile, unit
 
 
 class MarkovHead(nn.Module):
@@ -67,7 +68,7 @@ class ConfidenceHead(nn.Module):
 
 
 @register("drafter", "dspark")
-class DSpark(Drafter):
+class DSpark(Qwen3Drafter):
     """The drafter of the paper; with rank 0 and no confidence it is DFlash in the same framework. Weights are decided by ``seed``.
 
     Without a configuration it is a small one, for a check of the class.

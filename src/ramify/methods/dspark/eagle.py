@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from ramify.base.registry import register
 from ramify.engine.cache import Arena
-from ramify.engine.drafters import Drafter, DrafterConfig, Drafts, Pick, block_tile, unit
-from ramify.engine.dspark import small
+from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.forward import TILE, padded
 from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, TinyConfig, rotate
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_tile, unit
+from ramify.methods.dspark.dspark_drafter import small
 
 
 class EagleBlock(Block):
@@ -37,7 +38,7 @@ class EagleBlock(Block):
 
 
 @register("drafter", "eagle3")
-class Eagle3(Drafter):
+class Eagle3(Qwen3Drafter):
     """The autoregressive baseline. The hidden state of each context column lies in arena layers of its own, after the keys and values."""
 
     def __init__(self, config: DrafterConfig | None = None, seed: int = 0) -> None:

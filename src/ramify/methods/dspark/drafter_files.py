@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import reason, write_whole
-from ramify.engine.drafters import Drafter, DrafterConfig
 from ramify.engine.tiny import TinyLM, read_config
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
 
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "Qwen3DSparkModel", "eagle3": "Eagle3Qwen3ForCausalLM"}
 """Kind to the architecture named in ``config.json``; a Qwen3DSparkModel of rank 0 without confidence head is DFlash."""
@@ -106,7 +106,7 @@ def for_target(
     confidence: bool | None = None,
     anchors: int = 512,
     seed: int = 0,
-) -> Drafter:
+) -> Qwen3Drafter:
     """A new drafter for a target, attached to it.
 
     ``rank`` and ``confidence`` count for DSpark only, ``layers`` not for Eagle3 (one). ``mask_token`` (None: the last of the vocabulary)
@@ -132,13 +132,13 @@ def for_target(
         anchors=anchors,
         **target.shape,
     )
-    drafter: Drafter = make(config, seed)
+    drafter: Qwen3Drafter = make(config, seed)
     drafter.to(target.head.device)
     drafter.attach(target.embedding, target.head)
     return drafter
 
 
-def save_drafter(drafter: Drafter, folder: Path | str) -> None:
+def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
     """Write ``config.json`` and ``model.safetensors`` in DeepSpec's layout; each file whole or not at all.
 
     Raises NeedsError on a drafter of a kind that the layout does not know.
@@ -166,7 +166,12 @@ def unserved(config: DrafterConfig) -> str:
     return f"neither vLLM nor SGLang loads a drafter of kind {kind}: it serves `ramify serve --drafter` and transformers only"
 
 
-def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
+def reads(folder: Path) -> bool:
+    """Whether ``folder`` holds a drafter in this layout, or the training of one."""
+    return (folder / "config.json").is_file() or any(folder.glob(f"{TRAINING}*"))
+
+
+def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
     """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint.
 
     Raises UserError naming the file and what is wrong with it: not such a folder, a truncated file, a field or tensor that is missing or
@@ -188,7 +193,7 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
         ours = getattr(config, name)
         if name in ("vocab", "width", "heads", "kv_heads", "head_size", "target_depth") and ours != theirs:
             raise UserError(f"{folder / 'config.json'}: the drafter is for a target with {name} {ours}; this target has {theirs}")
-    drafter: Drafter = registry.get("drafter", config.kind)(config)
+    drafter: Qwen3Drafter = registry.get("drafter", config.kind)(config)
     weights = _read(folder / "model.safetensors")
     for name in ("embed_tokens.weight", "lm_head.weight", "t2d", "d2t"):
         weights.pop(name, None)
@@ -215,7 +220,7 @@ def _inside(name: str) -> str:
     return "blocks." + name.removeprefix("layers.") if name.startswith("layers.") else name
 
 
-def _to_record(drafter: Drafter) -> dict[str, Any]:
+def _to_record(drafter: Qwen3Drafter) -> dict[str, Any]:
     """``config.json``: a Qwen3 configuration with the drafter's fields."""
     c = drafter.config
     record = c.block_shape().to_hf() | {

@@ -15,14 +15,14 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.engine.cache import Arena
 from ramify.engine.drafter_battery import check_drafter
-from ramify.engine.drafters import Drafter, DrafterConfig
-from ramify.engine.dspark import DFlash, DSpark, small
-from ramify.engine.eagle import Eagle3
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
+from ramify.methods.dspark.dspark_drafter import DFlash, DSpark, small
+from ramify.methods.dspark.eagle import Eagle3
 
 T = 18
 
 
-def lively(drafter: Drafter) -> Drafter:
+def lively(drafter: Qwen3Drafter) -> Qwen3Drafter:
     """The drafter with weights far from 0, so that every part of it shows, on a target of random embeddings."""
     made = torch.Generator().manual_seed(5)
     c = drafter.config
@@ -39,7 +39,9 @@ def text(c: DrafterConfig, rows: int = 2) -> tuple[Tensor, Tensor]:
     return tokens, torch.randn((rows, T, len(c.target_layers) * c.width), generator=made)
 
 
-def drafted(drafter: Drafter, tokens: Tensor, features: Tensor, anchors: list[int], portions: int = 1) -> tuple[Tensor, Tensor]:
+def drafted(
+    drafter: Qwen3Drafter, tokens: Tensor, features: Tensor, anchors: list[int], portions: int = 1
+) -> tuple[Tensor, Tensor]:
     """Logits [R, K, V] and confidence logits of the engine's path, with the tokens of the text as draws."""
     arena = Arena(1 + drafter.layers, drafter.config.kv_size, torch.device("cpu"))
     for row, p in enumerate(anchors):
@@ -60,7 +62,7 @@ def drafted(drafter: Drafter, tokens: Tensor, features: Tensor, anchors: list[in
 
 
 @pytest.mark.parametrize("made", [DSpark, DFlash, Eagle3])
-def test_every_drafter_conforms(made: type[Drafter]) -> None:
+def test_every_drafter_conforms(made: type[Qwen3Drafter]) -> None:
     assert check_drafter(made()) == []
     assert check_drafter(lively(made())) == []
 
@@ -137,7 +139,7 @@ def test_slots_of_a_block_see_each_other_in_both_directions() -> None:
     drafter = lively(DSpark(dataclasses.replace(small("dspark"), rank=0, confidence=False)))
     _, features = text(drafter.config, rows=1)
     K, order = drafter.config.block, torch.tensor([2, 0, 3, 1])
-    from ramify.engine.dspark import _block, block_mask
+    from ramify.methods.dspark.dspark_drafter import _block, block_mask
 
     anchors, made = torch.tensor([[7]]), torch.Generator().manual_seed(8)
     x = torch.randn((1, K, drafter.config.width), generator=made)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from engine.helpers import draw, tiny, tokens
+from engine.speculating import Shadow, draw_all, prompts
+from engine.toy_pairs import Biased, Linear
 from torch import Tensor
 
 from ramify.engine import verify as engine_verify
@@ -19,10 +22,6 @@ from ramify.methods.dspark import lossless
 from ramify.methods.dspark.lossless import control, distance, output_law, verdict, verify
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
-
-from .helpers import draw, tiny, tokens
-from .speculating import Shadow, draw_all, prompts
-from .toy_pairs import Biased, Linear
 
 SCHEDULES = ("fixed:3", "threshold:0.65", "greedy", "stale2")
 

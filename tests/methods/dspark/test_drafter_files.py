@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.drafter_files import auto_layers, for_target, load_drafter, save_drafter
-from ramify.engine.drafters import Drafter
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.dspark.drafter_files import auto_layers, for_target, load_drafter, save_drafter
+from ramify.methods.dspark.drafters import Qwen3Drafter
 
 
 def target(**changes: Any) -> TinyLM:
@@ -23,7 +23,7 @@ def target(**changes: Any) -> TinyLM:
     return TinyLM(dataclasses.replace(shape, **changes), seed=1)
 
 
-def made(kind: str = "dspark", **changes: Any) -> Drafter:
+def made(kind: str = "dspark", **changes: Any) -> Qwen3Drafter:
     return for_target(target(), kind, **{"layers": 2, "block": 3, "rank": 6, "seed": 4, **changes})
 
 

@@ -1,0 +1,184 @@
+"""Costs of whole cycles of speculation, measured on the running engine, and what they promise by load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress
+from ramify.base.seeds import generator, place_key
+from ramify.engine.cache import Arena
+from ramify.engine.drafters import Drafter
+from ramify.engine.local import LocalModel
+from ramify.engine.profile import Profile, machine_name
+from ramify.engine.rows import Row
+from ramify.engine.schedules import Greedy, Stale
+from ramify.engine.speculate import Speculator
+from ramify.engine.tiny import weights_hash
+from ramify.model.protocol import Prefix, Sampling
+
+PLAIN = (0, 0)
+"""The stage without drafts."""
+STRETCH, SETTLED = 8, 2
+"""Steps of a stage in one go, as an engine takes them, and those of them that do not count: they find the caches as another left them."""
+QUIET = 0.2
+"""Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
+
+
+def break_even(profile: Profile, loads: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """By load, the best drafting its acceptance promises: requests, plain and drafting tokens/s, gain, depth and drafts a request.
+
+    A gain of at most 1 says that drafting does not pay there.
+    """
+    schedule = Greedy(profile, profile.block, np.full(profile.block, 0.7) if profile.prior is None else profile.prior)
+    rows = []
+    for requests in loads or profile.requests:
+        gain, depth, verified = schedule.outlook(requests)
+        plain = requests / float(profile.cycle(requests, np.array([float(requests)]), 0)[0])
+        rows.append(
+            {"requests": requests, "plain": plain, "drafting": gain * plain, "gain": gain, "depth": depth, "verified": verified}
+        )
+    return rows
+
+
+class _Level:
+    """Costs that are all alike."""
+
+    def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
+        return np.ones(np.shape(tokens))
+
+
+class _Staged:
+    """A schedule that does as it is told, step by step: ``now`` is (drafts, of them verified) for every row.
+
+    What a real one would admit is computed and thrown away: its time is part of a cycle.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.now = PLAIN
+        self._usual = Stale(_Level(), block, np.full(block, 0.7))
+
+    def depth(self, requests: int) -> int:
+        return self.now[0]
+
+    def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        self._usual.admit(confidence, limits)
+        return np.asarray(np.minimum(self.now[1], limits))
+
+
+class _Timed(Speculator):
+    """Goes through the stages in turns, shuffled each time; a cycle lasts from one step to the next.
+
+    Cycles count in which ``load`` rows were there from end to end.
+    """
+
+    def __init__(self, drafter: Drafter, first: int, law: str, load: int, seed: int) -> None:
+        self.staged = _Staged(drafter.config.block)
+        super().__init__(drafter, self.staged, first, law)
+        self.load = load
+        self.stages = [PLAIN, (1, 1), *((self.block, k) for k in range(self.block + 1))]
+        self.seconds: dict[tuple[int, int], list[tuple[float, float]]] = {stage: [] for stage in self.stages}
+        """By stage, (seconds of the cycle, seconds of drafting in it)."""
+        self._rng, self._order = generator(seed, "profile", load), list[tuple[tuple[int, int], int]]()
+        self._since: float | None = None
+        self._drafting = 0.0
+
+    @property
+    def fewest(self) -> int:
+        """Cycles of the stage that has fewest."""
+        return min(len(found) for found in self.seconds.values())
+
+    def depth(self, rows: Sequence[Row]) -> int:
+        """See :meth:`Speculator.depth`."""
+        now, full = time.perf_counter(), len(rows) == self.load
+        if self._since is not None and full:
+            self.seconds[self.staged.now].append((now - self._since, self._drafting))
+        if not self._order:
+            self._order = [(self.stages[i], step) for i in self._rng.permutation(len(self.stages)) for step in range(STRETCH)]
+        (self.staged.now, left), self._drafting = self._order.pop(), 0.0
+        self._since = time.perf_counter() if full and left < STRETCH - SETTLED else None
+        return super().depth(rows)
+
+    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:
+        """See :meth:`Speculator.propose`."""
+        begun = time.perf_counter()
+        drafts = super().propose(arena, rows, slots, depth)
+        self._drafting = time.perf_counter() - begun
+        return drafts
+
+
+def measure(
+    model: LocalModel,
+    drafter: Drafter,
+    prompts: Sequence[np.ndarray],
+    loads: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    repeats: int = 24,
+    settings: Sampling | None = None,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Profile:
+    """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
+
+    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; what counts is the time that a fifth
+    of a stage's cycles (at least ``repeats``) do not exceed. Raises UserError without prompts.
+    """
+    if not prompts or not loads:
+        raise UserError("a profile needs at least one prompt and one load")
+    plain, draft, verify = [], [], []
+    reached, accepted = np.zeros(drafter.config.block), np.zeros(drafter.config.block)
+    progress.begin(len(set(loads)), 0, "", "loads")
+    for done, load in enumerate(sorted(set(loads))):
+        progress.at(done, phase=f"{load} at once")
+        timed = _Timed(drafter, model.forward.layers, "coupled", load, seed)
+        asyncio.run(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
+        quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}
+        whole = [quiet[timed.block, k] for k in range(timed.block + 1)]
+        plain.append(float(quiet[PLAIN][0]))
+        draft.append((float(quiet[1, 1][1]), float(np.median([cycle[1] for cycle in whole]))))
+        verify.append(tuple(rising([float(cycle[0] - cycle[1]) for cycle in whole])))
+        reached += timed.stats.reached_at
+        accepted += timed.stats.accepted_at
+    return Profile(
+        block=drafter.config.block,
+        requests=tuple(sorted(set(loads))),
+        plain=tuple(rising(plain)),
+        draft=tuple(draft),
+        verify=tuple(verify),
+        acceptance=tuple(((accepted + 1) / (reached + 2)).round(4).tolist()),
+        machine=machine_name(),
+        threads=torch.get_num_threads(),
+        target=model.identity.weights,
+        drafter=weights_hash(drafter),
+    )
+
+
+async def _run(
+    model: LocalModel, timed: _Timed, prompts: Sequence[np.ndarray], repeats: int, settings: Sampling, seed: int
+) -> None:
+    """Keep ``load`` requests going until every stage has its cycles."""
+
+    async def client(number: int) -> None:
+        turn = 0
+        while timed.fewest < repeats:
+            prompt = prompts[(number + turn * timed.load) % len(prompts)]
+            await model.sample(Prefix(prompt), 1, settings, [place_key(seed, "profile", timed.load, number, turn)])
+            turn += 1
+
+    await asyncio.gather(*(client(number) for number in range(timed.load)))
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls (pool adjacent violators): more tokens do not cost less."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (b, n), (a, m) = pools.pop(), pools.pop()
+            pools.append(((a * m + b * n) / (m + n), m + n))
+    return [mean for mean, count in pools for _ in range(count)]
