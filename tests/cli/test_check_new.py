@@ -38,8 +38,8 @@ from ramify.score.match import ExactMatch
 
 class Loud(ExactMatch):
     name = "loud"
-    async def score(self, path, task):
-        return [1.0]
+    async def judge(self, items):
+        return [1.0] * len(items)
 
 loud = Loud()
 class Needy:
@@ -55,7 +55,7 @@ def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -
         done = verb("check", "scorer", name)
         assert done.code == 1
         assert "does not conform" in done.out
-        assert "neither a Verdict nor a Stream" in done.out
+        assert "which is no Judgement" in done.out
     assert "cannot be made without an argument" in verb.refused("check", "scorer", "mine_of_check:Needy")
     assert "cannot be made without an argument: OSError: no disk" in verb.refused("check", "scorer", "mine_of_check:Cracked")
     assert "did you mean 'Loud'?" in verb.refused("check", "scorer", "mine_of_check:Lout")

@@ -24,7 +24,8 @@ from ramify.methods.implicit_advantage.grader import AdvantageGrader
 from ramify.model.chat import TagTemplate
 from ramify.model.pair import Pair, Side
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.battery import check_scorer
+from ramify.score.battery import check_judge
+from ramify.score.judge import judged_path
 from ramify.score.trajectories import chat_layout
 from ramify.trace.node import Stream, Verdict, make_node
 from ramify.trace.path import Path as TracePath
@@ -43,16 +44,17 @@ def grader() -> AdvantageGrader:
     return AdvantageGrader(pair, chat_layout(TagTemplate(tokenizer)))
 
 
-def test_the_grader_is_a_scorer(grader: AdvantageGrader) -> None:
-    assert check_scorer(grader) == []
+def test_the_grader_is_a_judge(grader: AdvantageGrader) -> None:
+    assert check_judge(grader) == []
 
 
 def test_its_streams_sum_to_the_grades_of_the_steps(grader: AdvantageGrader) -> None:
     asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
     reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[7, 8, 9], sampled=[0, 1, 1], index=0)
-    verdict, stream = asyncio.run(grader.score(TracePath.of([asked, reply]), Task("t", {})))
+    verdict, stream = asyncio.run(judged_path(grader, TracePath.of([asked, reply]), Task("t", {})))
     assert isinstance(verdict, Verdict)
     assert isinstance(stream, Stream)
+    assert verdict.unit == "advantage"
     assert stream.values[0] == 0
     assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
 
@@ -111,7 +113,7 @@ def test_streams_leave_out_what_is_not_graded(grader: AdvantageGrader) -> None:
     asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
     reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[30, 31, end], sampled=[1, 1, 1], index=0)
     bare = AdvantageGrader(grader.pair, config=AdvantageConfig(keep_special=False))
-    verdict, stream = asyncio.run(bare.score(TracePath.of([asked, reply]), Task("t", {})))
+    verdict, stream = asyncio.run(judged_path(bare, TracePath.of([asked, reply]), Task("t", {})))
     assert stream.values[2] == 0
     assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
 

@@ -19,7 +19,7 @@ BATTERIES = {
     "model": "ramify.model.battery:check_model",
     "drafter": "ramify.engine.drafter_battery:check_drafter",
     "env": "ramify.env.battery:check_env",
-    "scorer": "ramify.score.battery:check_scorer",
+    "scorer": "ramify.score.battery:check_judge",
     "searcher": "ramify.search.battery:check_searcher",
     "loss": "ramify.train.battery:check_loss",
     "compactor": "ramify.rollout.battery:check_compactor",

@@ -1,4 +1,4 @@
-"""Any scorer of ramify as a scorer of inspect (``inspect_ai``): ``Task(..., scorer=inspect_scorer(grader))``."""
+"""Any judge of ramify as a scorer of inspect (``inspect_ai``): ``Task(..., scorer=inspect_scorer(grader))``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 from ramify.env.protocol import Task
 from ramify.integrations.inspect_out import require_inspect
 from ramify.integrations.trl_trainer import path_of
-from ramify.score.protocol import Scorer, score_path
+from ramify.score.judge import Item, Judge, judged
 from ramify.trace.message import compacted, plain
-from ramify.trace.node import Verdict
 
 
-def inspect_scorer(scorer: Scorer) -> Any:
+def inspect_scorer(scorer: Judge) -> Any:
     """A scorer of inspect that judges a sample's messages with ``scorer`` and reports its value, with mean and standard error.
 
-    The sample's target is the task's ``answer``, its metadata the rest of the task's data. A sample the scorer failed on is unscored in
+    The sample's target is the task's ``answer``, its metadata the rest of the task's data. A sample the judge failed on is unscored in
     inspect (NaN), never a zero. Raises NeedsError where inspect is not installed.
     """
     require_inspect()
@@ -28,12 +27,10 @@ def inspect_scorer(scorer: Scorer) -> Any:
             said = [as_openai(message) for message in state.messages]
             path = path_of([], said, f"sample {state.sample_id!r}")
             data = {**plain(dict(state.metadata or {})), "answer": target.text}
-            found = await score_path(scorer, path, Task(str(state.sample_id), data))
-            verdict = next((record for record in found if isinstance(record, Verdict)), None)
-            if verdict is None or verdict.value is None:
-                why = plain((verdict.evidence or {}).get("failure", "")) if verdict is not None else "no verdict"
-                return Score(value=float("nan"), explanation=f"unscored: {why}")
-            return Score(value=verdict.value, metadata={"unit": verdict.unit, "evidence": plain(verdict.evidence)})
+            (found,) = await judged(scorer, [Item.of(path, Task(str(state.sample_id), data))])
+            if found.value is None:
+                return Score(value=float("nan"), explanation=f"unscored: {plain(found.failure) or 'no verdict'}")
+            return Score(value=float(found.value), metadata={"unit": found.unit, "evidence": plain(found.evidence)})
 
         return score
 

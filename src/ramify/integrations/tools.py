@@ -94,7 +94,7 @@ class ToolEpisode:
 
     def _score(self, task: Task, answer: str) -> float | None:
         if self._grade is None:
-            return float(ExactMatch().agrees(answer, task)) if "answer" in task.data else None
+            return float(ExactMatch().agrees(answer, task.data["answer"])) if "answer" in task.data else None
         try:
             score = float(self._grade(task, answer, self.judged()))
             if not math.isfinite(score):

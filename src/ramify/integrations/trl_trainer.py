@@ -25,9 +25,9 @@ from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.score.protocol import Scorer, score_paths
+from ramify.score.judge import Item, Judge, judged
 from ramify.trace.message import plain, read_message
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import make_node
 from ramify.trace.path import Path
 
 if TYPE_CHECKING:
@@ -236,13 +236,13 @@ class TreeRollouts:
         return row | {"env_mask": [0] * len(none), "logprobs": none, "advantages": none}
 
 
-# --- scorers as reward functions --------------------------------------------------------------------------------------
+# --- judges as reward functions ---------------------------------------------------------------------------------------
 
 
-def reward_function(scorer: Scorer) -> Callable[..., Awaitable[list[float | None]]]:
-    """A ramify scorer as a reward function of TRL, to pass in ``reward_funcs``.
+def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]]]:
+    """A judge of ramify as a reward function of TRL, to pass in ``reward_funcs``.
 
-    The other columns of the dataset are the task's data (``answer`` for the graders). A scorer with a ``template`` (one that reads
+    The other columns of the dataset are the task's data (``answer`` for the graders). A judge with a ``template`` (one that reads
     tokens) gets the very ids that were drawn, end of turn included, after the prompt as the template lays it out; ``env_mask`` says
     where they are not the agent's. A completion that could not be scored gets None, which TRL leaves out; it is never counted as failed.
     """
@@ -260,8 +260,8 @@ def reward_function(scorer: Scorer) -> Callable[..., Awaitable[list[float | None
             else:
                 paths.append(path_of(prompt, completion, f"completion {i}"))
             tasks.append(Task(str(i), {name: plain(values[i]) for name, values in lists.items()}))
-        found = await score_paths(scorer, paths, tasks)
-        return [next((v.value for v in records if isinstance(v, Verdict)), None) for records in found]
+        found = await judged(scorer, [Item.of(path, task) for path, task in zip(paths, tasks, strict=True)])
+        return [None if one.value is None else float(one.value) for one in found]
 
     reward.__name__ = scorer.name
     return reward

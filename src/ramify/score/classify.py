@@ -15,7 +15,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.plugins import own_function, own_path
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
-from ramify.score.judge import reply_to
+from ramify.score.votes import reply_to
 from ramify.trace.message import Message
 
 Says = Callable[[str], Awaitable[bool]]

@@ -1,90 +1,588 @@
-"""A model as the judge of an attempt's text: one grade, or a verdict on each step in the form process reward models write.
+"""Judges: what says of a text or a path whether it is right, how good it is, or of which kind it is.
 
-What an attempt says reaches the judge as quoted text, so it can try to talk the judge round: a judge's score is evidence, no permission.
+One protocol serves graders, verifiers, votes, critics and readers of stances, and :func:`find_judge` names them all. A judge gives a truth
+value, a number (in named levels, where the question has such), or None. One that could not run gives None and says why: that is never a
+failed attempt. What is judged reaches a model as quoted text, which can try to talk it round: a judgement is evidence, no permission.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import itertools
+import json
+import math
 import re
-from collections.abc import Sequence
-from typing import Literal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
+from ramify.base.files import reason
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.ledger import Ledger
+from ramify.base.plugins import own_function, own_path, source_of
 from ramify.base.seeds import place_key
+from ramify.env.protocol import Task
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Message, Model, Prefix, Sampling
+from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
+from ramify.sandbox.find import find_sandbox
+from ramify.sandbox.protocol import Limits
+from ramify.stats.intervals import proportion
+from ramify.trace.message import Message
+from ramify.trace.node import Stream, Verdict
+from ramify.trace.path import Path
 
-Style = Literal["grade", "steps"]
-_ASK: dict[Style, str] = {
-    "grade": (
-        "Below is the record of an agent's attempt at a task. Judge how likely it is that the attempt succeeded. Think briefly, then end "
-        "with one line 'Score: N', N from 0 (certainly failed) to 10 (certainly succeeded).\n\n<attempt>\n{text}\n</attempt>"
-    ),
-    "steps": (
-        "Below is the record of an agent's attempt at a task. Go through the agent's steps in order. For each, say in a sentence whether it "
-        "helps, and end it with 'The step is \\boxed{{correct}}' or 'The step is \\boxed{{incorrect}}'. Stop after the first incorrect "
-        "step.\n\n<attempt>\n{text}\n</attempt>"
-    ),
-}
-_SCORE = re.compile(r"[Ss]core\s*:\s*\**\s*(\d+(?:\.\d+)?)")
-_VERDICT = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*(correct|incorrect)", re.IGNORECASE)
+VERSION = 1
+"""Part of every identity made here: raised whenever one of these kinds may judge otherwise than before."""
+Value = bool | float | None
 
 
-def read_grade(reply: str) -> float | None:
-    """The last 'Score: N' of a reply as 0 to 1; None where there is none from 0 to 10."""
-    found = _SCORE.findall(reply)
-    value = float(found[-1]) / 10 if found else -1.0
-    return value if 0 <= value <= 1 else None
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What is judged, a text or a path, and what is known of it."""
+
+    text: str = ""
+    """Of a path the agent's last message."""
+    id: str = ""
+    """Names it in sentences."""
+    prompt: str = ""
+    """What the text replies to."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The task's data, such as ``answer``."""
+    messages: Sequence[Message] = ()
+    """The whole conversation, where there is one."""
+    path: Path | None = None
+    trace: Any = None
+    """The :class:`TokenTrace` that the text is a continuation of."""
+
+    @classmethod
+    def of(cls, path: Path, task: Task) -> Item:
+        """A path, as an attempt at ``task``."""
+        messages = path.messages()
+        said = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+        return cls(said, task.id, data=task.data, messages=messages, path=path)
 
 
-def read_steps(reply: str, steps: int) -> float | None:
-    """Share of an attempt's steps that a reply calls correct before the first incorrect one; None where it gives no verdict."""
-    verdicts = [verdict.lower() == "correct" for verdict in _VERDICT.findall(reply)]
-    if not verdicts:
-        return None
-    right = verdicts.index(False) if False in verdicts else len(verdicts)
-    return min(1.0, right / max(steps, len(verdicts)))
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge says of one item."""
+
+    value: Value = None
+    failure: str = ""
+    """Why the judge could not run; "" beside the value None: it ran and cannot say."""
+    evidence: Any = None
+    unit: str = "reward"
+    confidence: float | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
+    streams: tuple[Stream, ...] = ()
+    """Values of single tokens of an item's path."""
 
 
-async def ask(
-    model: Model,
-    template: ChatTemplate | None,
-    attempts: Sequence[tuple[str, str, int]],
-    style: Style = "grade",
-    max_tokens: int = 1024,
-) -> tuple[dict[str, float], list[str]]:
-    """Scores by name of attempts given as (name, text, steps), and one sentence for each that got none.
+@runtime_checkable
+class Judge(Protocol):
+    """Judges items."""
 
-    Replies are drawn greedily. A judge that fails or says nothing usable leaves the attempt unscored; the others go on.
+    name: str
+    """What it is called in reports and records."""
+
+    @property
+    def identity(self) -> str:
+        """Stable hash of all that can change a judgement: kind, spec, prompt, model, version."""
+        ...
+
+    async def judge(self, items: Sequence[Item]) -> Sequence[Judgement]:
+        """One judgement an item, in order. Raises UserError where an item lacks what the judge needs, NeedsError where the judge cannot be had.
+
+        Anything else that it raises is the failure of all ``items``; one that judges each alone says so with ``Judgement(failure=...)``.
+        """
+        ...
+
+
+async def judged(judge: Judge, items: Sequence[Item], ledger: Ledger | None = None) -> list[Judgement]:
+    """Judge ``items``, every failure of the judge a judgement that says why; what it cost goes to ``ledger`` under ``judge``.
+
+    Raises UserError and NeedsError of the judge, and UserError on a value that is none.
     """
-    scores: dict[str, float] = {}
-    failed = []
-    for name, text, steps in attempts:
+    try:
+        found = list(await judge.judge(items)) if items else []
+        if len(found) != len(items):
+            found = [Judgement(failure=f"it gave {len(found)} judgements of {len(items)} items")] * len(items)
+    except (UserError, NeedsError):
+        raise
+    except Exception as error:  # a judge may be anybody's code: its failure is data, siblings go on
+        found = [_failed(error)] * len(items)
+    found = [replace(one, value=checked(judge.name, one.value)) for one in found]
+    for one in found:
+        if ledger is not None and one.cost:
+            ledger.add("judge", False, **one.cost)
+    return found
+
+
+async def judged_path(judge: Judge, path: Path, task: Task) -> list[Verdict | Stream]:
+    """The records of an attempt: one verdict, without a value where the judge could not run or cannot say, and the streams."""
+    (found,) = await judged(judge, [Item.of(path, task)])
+    return records(judge, path.segments[-1][0].id, found)
+
+
+def records(judge: Judge, node: str, found: Judgement) -> list[Verdict | Stream]:
+    """A judgement as what a run stores of ``node``."""
+    value = None if found.value is None else float(found.value)
+    evidence = {"failure": found.failure} if found.failure else found.evidence
+    judges = {judge.name: judge.identity}
+    return [Verdict(node, judge.name, value, found.unit, found.confidence, evidence, found.cost, judges), *found.streams]
+
+
+def truth(judge: Judge, found: Judgement) -> bool | None:
+    """A judgement as yes or no. Raises UserError on a number between."""
+    if found.value not in (None, 0, 1):
+        raise UserError(f"the judge '{judge.name}' gave {found.value:g}, where only yes and no count")
+    return None if found.value is None else bool(found.value)
+
+
+def checked(name: str, value: Any) -> Value:
+    """``value`` as one a judge may give. Raises UserError on any other."""
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    if isinstance(value, int | float | np.number) and math.isfinite(value):
+        return float(value)
+    raise UserError(f"the judge '{name}' returned {str(value)[:40]!r}; a judge returns True, False, a number or None")
+
+
+def _failed(error: Exception) -> Judgement:
+    return Judgement(failure=error.message if isinstance(error, BoundaryError) else f"{type(error).__name__}: {error}")
+
+
+class Each:
+    """A judge of one item at a time: a subclass says how in ``one``; what that raises is the failure of its item alone."""
+
+    name = ""
+
+    async def one(self, item: Item) -> Judgement | Value:
+        """The judgement of ``item``, or its value. Raises as :meth:`Judge.judge`."""
+        raise NotImplementedError
+
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        """See :class:`Judge`."""
+        return list(await asyncio.gather(*map(self._attempted, items)))
+
+    async def _attempted(self, item: Item) -> Judgement:
         try:
-            reply = await reply_to(model, template, _ASK[style].format(text=text), name, max_tokens)
-        except BoundaryError as error:
-            failed.append(f"attempt '{name}': {error}")
-            continue
-        value = read_grade(reply) if style == "grade" else read_steps(reply, steps)
-        if value is None:
-            failed.append(f"attempt '{name}': the judge's reply holds no {'score' if style == 'grade' else 'verdict'}")
-        else:
-            scores[name] = value
-    return scores, failed
+            found = await self.one(item)
+        except (UserError, NeedsError):
+            raise
+        except Exception as error:  # whatever it is, it is this item's alone
+            return _failed(error)
+        return found if isinstance(found, Judgement) else Judgement(found)
 
 
-async def reply_to(model: Model, template: ChatTemplate | None, text: str, name: str = "", max_tokens: int = 1024) -> str:
-    """What a model says to one user message, drawn greedily. ``name`` keys the draw. Raises BoundaryError where it fails."""
-    stops = () if template is None else template.stop_tokens
-    settings = Sampling(temperature=0.0, max_tokens=max_tokens, stop_tokens=stops)
-    (draw,) = await model.sample(_prefix(template, text), 1, settings, [place_key(0, "judge", name)])
-    return draw.text
+# -- patterns, commands, functions
 
 
-def _prefix(template: ChatTemplate | None, text: str) -> Prefix:
+class Pattern(Each):
+    """``regex:PATTERN``: whether a regular expression occurs, in any case of letters."""
+
+    def __init__(self, pattern: str) -> None:
+        """Raises UserError on one that is none."""
+        try:
+            self._found = re.compile(pattern, re.IGNORECASE)
+        except re.error as error:
+            raise UserError(f"the pattern {pattern[:60]!r} is no regular expression: {error}") from None
+        self.name, self.identity = f"regex:{pattern}", stable_hash("judge", "regex", VERSION, pattern)
+
+    async def one(self, item: Item) -> bool:
+        """Whether the text holds it."""
+        return self._found.search(item.text) is not None
+
+
+class _Gate:
+    """Lets ``at_once`` through at a time, in whichever event loop runs."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._of: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._of is None or self._of[0] is not loop:
+            self._of = (loop, asyncio.Semaphore(self._at_once))
+        return self._of[1]
+
+
+class Command(Each):
+    """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else cannot say.
+
+    The text is its standard input; ``data.json`` beside it holds the item's data, ``prompt.txt`` what the text replies to, where that is
+    known. No network, at most ``seconds`` each.
+    """
+
+    def __init__(self, script: FilePath, seconds: float = 10.0, at_once: int = 4, allow_unsandboxed: bool = False) -> None:
+        """Raises UserError where there is no such script, NeedsError where nothing isolates."""
+        try:
+            self._content = script.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read the judge {script}: {reason(error)}") from error
+        if not self._content.startswith(b"#!"):
+            raise UserError(f"the judge {script} must begin with the line that names its program, such as #!/bin/sh")
+        self.name, self._limits, self._gate = f"cmd:{script.name}", Limits(seconds=seconds), _Gate(at_once)
+        self.identity = stable_hash("judge", "cmd", VERSION, self._content.hex())
+        self._sandbox = find_sandbox(allow_unsandboxed=allow_unsandboxed)
+
+    async def one(self, item: Item) -> bool | None:
+        """The script's word; None where it ended in any other way than with 0 or 1."""
+        files: dict[str, str | bytes] = {"check": self._content, "data.json": json.dumps(dict(item.data))}
+        files |= {"prompt.txt": item.prompt} if item.prompt else {}
+        async with self._gate():
+            outcome = await self._sandbox.run(
+                ["./check"], files=files, stdin=item.text.encode("utf-8", "replace"), limits=self._limits
+            )
+        return outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
+
+
+#: What a function of the user's own may be called with, by the names of its arguments. With ``chunks`` it judges all items at once.
+ARGUMENTS: dict[str, Callable[[Item], Any]] = {
+    "text": lambda item: item.text,
+    "answer": lambda item: item.text,
+    "prompt": lambda item: item.prompt,
+    "data": lambda item: item.data,
+    "messages": lambda item: item.messages,
+    "trace": lambda item: item.trace,
+}
+
+
+class Function(Each):
+    """``FILE.py:FUNCTION``, ``python:`` and ``factory:``: a function of the user's own, called with the arguments that ``takes`` names.
+
+    It returns True, False, a number or None, or something awaitable of them; with ``chunks`` in ``takes`` a list of them, one an item. Where
+    ``seconds`` is given it runs in a thread that cannot be ended and is not waited for; waiting for its turn (``at_once``) is not its time.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        takes: Sequence[str] = ("text", "data"),
+        seconds: float | None = None,
+        spec: str = "",
+        at_once: int = 4,
+    ) -> None:
+        self.function, self.takes, self.seconds, self._gate = function, tuple(takes), seconds, _Gate(at_once)
+        self.name = str(getattr(function, "name", getattr(function, "__name__", type(function).__name__)))
+        own = type(function) if not inspect.isroutine(function) else function
+        self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(own))
+
+    async def one(self, item: Item) -> Value:
+        """What the function says; None where it did not in time."""
+        value: Value = await self._call(*(ARGUMENTS[name](item) for name in self.takes))
+        return checked(self.name, value)
+
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        """See :class:`Judge`."""
+        if "chunks" not in self.takes:
+            return await super().judge(items)
+        texts = [item.text for item in items]
+        found = await self._call(*(texts if name == "chunks" else ARGUMENTS[name](items[0]) for name in self.takes))
+        return [Judgement()] * len(items) if found is None else [Judgement(checked(self.name, value)) for value in found]
+
+    async def _call(self, *arguments: Any) -> Any:
+        if self.seconds is None:
+            return await _awaited(self.function(*arguments))
+        async with self._gate():
+            task = asyncio.ensure_future(self._aside(arguments))
+            try:
+                await asyncio.wait({task}, timeout=self.seconds)
+                return task.result() if task.done() else None
+            finally:
+                task.cancel()
+
+    async def _aside(self, arguments: Sequence[Any]) -> Any:
+        own = inspect.iscoroutinefunction(self.function)
+        return await _awaited(self.function(*arguments) if own else await _in_thread(self.function, *arguments))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """``function`` in a thread of its own that nothing waits for at the end, as it would for one of the event loop's pool."""
+    outcome: Future[Any] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return asyncio.wrap_future(outcome)
+
+
+# -- models that are asked
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked of an item, and how its reply is read."""
+
+    prompt: str
+    """The user's message; ``{text}``, ``{prompt}`` and what ``fields`` gives are filled in."""
+    read: Callable[[str, Sequence[Item]], Any]
+    """(reply, items) -> a value or judgement, of several items a list of them. Raises ValueError, in one sentence, on a reply that is none."""
+    fields: Callable[[Sequence[Item]], Mapping[str, Any]] = lambda items: {"text": items[0].text, "prompt": items[0].prompt}
+    key: Callable[[Sequence[Item]], tuple[Any, ...]] = lambda items: ("judge", items[0].id)
+    """What keys the sample."""
+    system: str = ""
+    max_tokens: int = 1024
+    tries: int = 1
+    """Replies that are sampled where one cannot be read; the number of the try is the key's last part where this is above 1."""
+    together: bool = False
+    """All items are shown in one request."""
+
+    def messages(self, items: Sequence[Item]) -> list[Message]:
+        """What the model is shown. Raises UserError on a prompt with a field that there is not."""
+        known = self.fields(items)
+        try:
+            text = self.prompt.format(**known)
+        except (LookupError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"the judge's prompt cannot be filled in ({error!r}): it may hold {', '.join(f'{{{k}}}' for k in known)}"
+            ) from None
+        return [*([Message("system", self.system)] if self.system else []), Message("user", text)]
+
+
+class Asked:
+    """``judge:MODEL``: a model that is asked, greedily; one answer for equal requests."""
+
+    def __init__(self, model: Model, template: ChatTemplate | None, question: Question, name: str = "", at_once: int = 8) -> None:
+        self.model, self.template, self.question = model, template, question
+        self.name, self._gate = name or f"judge:{model.identity.name}", _Gate(at_once)
+        stops = () if template is None else tuple(template.stop_tokens)
+        self._settings = Sampling(temperature=0.0, max_tokens=question.max_tokens, stop_tokens=stops)
+        self._known: dict[str, list[Judgement]] = {}
+
+    @property
+    def identity(self) -> str:
+        """Hash of prompt, model and settings."""
+        asked, settings = self.question, canonical_json(self._settings.to_json())
+        return stable_hash("judge", "model", VERSION, asked.system, asked.prompt, self.model.identity.weights, settings)
+
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of the items it was asked of."""
+        if self.question.together:
+            return await self._ask(items)
+        return [one for found in await asyncio.gather(*(self._ask([item]) for item in items)) for one in found]
+
+    async def _ask(self, items: Sequence[Item]) -> list[Judgement]:
+        messages = self.question.messages(items)
+        known = stable_hash(*(part for message in messages for part in (message.role, message.text)))
+        spent, failure = {"calls": 0.0, "tokens": 0.0}, ""
+        async with self._gate():
+            if known in self._known:
+                return self._known[known]
+            for attempt in range(self.question.tries):
+                key = place_key(0, *self.question.key(items), *([attempt] if self.question.tries > 1 else []))
+                try:
+                    draw = await reply_to(self.model, self.template, messages, self._settings, key)
+                    spent["calls"] += 1
+                    spent["tokens"] += 0 if draw.tokens is None else len(draw.tokens)
+                    found = self.question.read(draw.text, items)
+                except BoundaryError as error:
+                    failure = str(error)
+                    break
+                except ValueError as error:
+                    failure = str(error)
+                    continue
+                each = found if self.question.together else [found]
+                said = [one if isinstance(one, Judgement) else Judgement(one) for one in each]
+                self._known[known] = said
+                return [replace(said[0], cost=spent), *said[1:]]
+        return [Judgement(failure=failure, cost=spent), *[Judgement(failure=failure)] * (len(items) - 1)]
+
+
+async def reply_to(
+    model: Model, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, key: int
+) -> Draw:
+    """What a model replies to messages. Raises BoundaryError where it fails."""
     if template is None:
-        return Prefix(messages=(Message("user", text),))
-    return Prefix(tokens=np.array(laid_out(template, [("user", text)]), np.int32))
+        prefix = Prefix(messages=tuple(messages))
+    else:
+        prefix = Prefix(tokens=np.array(laid_out(template, [(one.role, one.text) for one in messages]), np.int32))
+    (draw,) = await model.sample(prefix, 1, settings, [key])
+    return draw
+
+
+Opener = Callable[[str], tuple[Model, ChatTemplate | None]]
+"""Opens the model that ``judge:MODEL`` names."""
+
+
+def asking(question: Question | None, opener: Opener | None = None) -> Callable[[str], Judge]:
+    """What makes ``judge:MODEL``, or ``judge:MODEL#FILE`` with the prompt of a file of the user's own in place of that of ``question``."""
+
+    def make(argument: str) -> Judge:
+        name, _, file = argument.partition("#")
+        asked = question
+        if file:
+            try:
+                asked = replace(question or YES_OR_NO, prompt=FilePath(file).read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"cannot read the prompt {file}: {error}") from None
+        if asked is None:
+            raise UserError(
+                f"judge:{name} needs a prompt here: judge:{name}#FILE, a text with {{text}} in it that asks for yes or no"
+            )
+        if opener is not None:
+            return Asked(*opener(name), asked, f"judge:{argument}")
+        from ramify.engine.named import find_model
+
+        return Asked(*find_model(name), asked, f"judge:{argument}")
+
+    return make
+
+
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+def yes_or_no(reply: str, items: Sequence[Item] = ()) -> bool:
+    """The last yes or no of a reply. Raises ValueError where there is none."""
+    words = _WORD.findall(reply)
+    if not words:
+        raise ValueError(f"the judge's reply holds no yes and no no: {reply[:60]!r}")
+    return bool(words[-1].lower() == "yes")
+
+
+YES_OR_NO = Question("{text}", yes_or_no, max_tokens=512)
+"""How a prompt of the user's own is read where the verb brings no question."""
+
+
+# -- several judges
+
+
+class Jury:
+    """``jury:A,B,C``: several judges of yes or no, asked of the same items. The majority of those that say anything decides.
+
+    ``ties`` is what half of them make: False, True, or None (undecided). With ``varied`` a judge that says one and the same of all of two
+    or more items is named in ``constant`` and does not count: it tells nothing. The evidence of a judgement holds the ``votes`` in the
+    order of ``names``, the ``share`` of yes, and the ``failures`` of judges that could not run; a jury of which nobody spoke and somebody
+    could not run could not run itself.
+    """
+
+    def __init__(
+        self, judges: Sequence[Judge], ties: bool | None = False, names: Sequence[str] = (), varied: bool = False
+    ) -> None:
+        if not judges:
+            raise UserError("a jury needs at least one judge")
+        self.judges, self.ties, self.varied = list(judges), ties, varied
+        self.names = list(names) or [judge.name for judge in judges]
+        self.name = f"jury:{','.join(self.names)}"
+        self.failed: dict[str, str] = {}
+        """Why a judge could not run, the first time."""
+        self.constant: tuple[str, ...] = ()
+        """Judges left out of the last decisions."""
+
+    @property
+    def identity(self) -> str:
+        """Hash of all judges' and of how they are counted."""
+        return stable_hash("judge", "jury", VERSION, str(self.ties), str(self.varied), *(judge.identity for judge in self.judges))
+
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        """See :class:`Judge`."""
+        found = await asyncio.gather(*(judged(judge, items) for judge in self.judges))
+        said = [[truth(judge, one) for one in own] for judge, own in zip(self.judges, found, strict=True)]
+        self.constant = tuple(name for name, own in zip(self.names, said, strict=True) if self.varied and _same(own))
+        return [self._decided([own[i] for own in found], [own[i] for own in said]) for i in range(len(items))]
+
+    def _decided(self, found: Sequence[Judgement], votes: Sequence[bool | None]) -> Judgement:
+        counting = [v for name, v in zip(self.names, votes, strict=True) if v is not None and name not in self.constant]
+        yes, failures = sum(counting), {name: f.failure for name, f in zip(self.names, found, strict=True) if f.failure}
+        for name, why in failures.items():
+            self.failed.setdefault(name, why)
+        share = yes / len(counting) if counting else None
+        cost = {unit: sum(f.cost.get(unit, 0.0) for f in found) for unit in {unit for f in found for unit in f.cost}}
+        evidence = {"votes": list(votes), "share": share} | ({"failures": failures} if failures else {})
+        value = None if not counting else self.ties if 2 * yes == len(counting) else 2 * yes > len(counting)
+        spoke = any(vote is not None for vote in votes)
+        return Judgement(value, "" if spoke else next(iter(failures.values()), ""), evidence, cost=cost)
+
+
+def _same(votes: Sequence[bool | None]) -> bool:
+    said = [vote for vote in votes if vote is not None]
+    return len(said) > 1 and len(set(said)) == 1
+
+
+def agreement(votes: Mapping[str, Sequence[bool | None]]) -> dict[str, Any]:
+    """Share of equal answers of each pair of judges, where both say anything: the pair -> value, interval, k, n."""
+    found = {}
+    for (one, left), (other, right) in itertools.combinations(votes.items(), 2):
+        both = [a == b for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+        found[f"{one}, {other}"] = proportion(sum(both), len(both))
+    return found
+
+
+# -- by name
+
+
+def find_judge(
+    spec: str,
+    *,
+    question: Question | None = None,
+    opener: Opener | None = None,
+    takes: Sequence[str] = ("text", "data"),
+    kinds: Mapping[str, Callable[[str], Judge]] | None = None,
+    only: Sequence[str] | None = None,
+    seconds: float | None = None,
+    what: str = "judge",
+) -> Judge:
+    """The judge that ``spec`` names.
+
+    ``regex:PATTERN`` (in any case of letters), ``equals:TEXT``, ``exact``, ``number`` and ``boxed`` (as the task's answer), ``cmd:./check.sh``,
+    ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION`` of ``takes`` (``factory:`` what one returns), ``judge:MODEL`` asked ``question``
+    (``judge:MODEL#FILE``: the prompt of a file), ``jury:A,B`` or ``jury:["A", "B"]``, or a registered one as NAME or NAME:ARGUMENT. ``kinds`` are
+    those of a use of its own, by the word before the colon; ``only`` the words it takes, and ``seconds`` what one judgement may take of
+    a command or function. Raises UserError with the nearest name where there is none such, naming it ``what``.
+    """
+    kind, _, argument = spec.partition(":")
+    own = own_path(spec)
+    word = "python" if own is not None and own[0] != "factory" else kind
+
+    def jury(argument: str) -> Judge:
+        names = json.loads(argument) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
+        shared: dict[str, Any] = {"question": question, "opener": opener, "takes": takes, "kinds": kinds, "seconds": seconds}
+        return Jury([find_judge(name, **shared, only=only, what=what) for name in names], names=names)
+
+    def command(argument: str) -> Judge:
+        return Command(FilePath(argument), 10.0 if seconds is None else seconds)
+
+    from ramify.score.match import Boxed, Equals, ExactMatch, NumberMatch
+
+    plain: dict[str, Callable[[], Judge]] = {"exact": ExactMatch, "number": NumberMatch, "boxed": Boxed}
+    made: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
+    made |= {"judge": asking(question, opener)}
+    known = [name for name in (*(kinds or {}), *plain, *made, "python", "factory") if only is None or name in only]
+    if word in known:
+        if own is not None:
+            return Function(own_function(spec, *takes), takes, seconds, spec)
+        if kinds is not None and kind in kinds:
+            return kinds[kind](argument)
+        if spec in plain:
+            return plain[spec]()
+        if kind in made and argument:
+            return made[kind](argument)
+        raise UserError(
+            f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in plain else 'needs an'} argument behind a colon"
+        )
+    if only is None:
+        from ramify.base import conformance, registry
+
+        registered = registry.names("scorer")
+        if kind in registered:
+            found: Judge = conformance.named("scorer", spec)
+            return found
+        known += registered
+    raise UserError(f"unknown {what} '{spec if len(spec) < 60 else kind}' ({nearest(kind, set(known))})")

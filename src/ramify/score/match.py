@@ -1,23 +1,22 @@
-"""Deterministic graders that compare the last thing the agent said with the task's answer: exactly, or as a number."""
+"""Deterministic judges that compare what was said with an answer: exactly, as a number, in a box."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
-from ramify.env.protocol import Task
-from ramify.trace.node import Stream, Verdict
-from ramify.trace.path import Path
+from ramify.score.judge import Each, Item, Judgement
 
 _NUMBER = re.compile(
     r"""(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))  # 42, 1,234, or nothing before .5
     (?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d+)?(?!\w)""",
     re.VERBOSE,
 )
+_ALL_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d+)?")
 _LONGEST = 400
 """Digits of a number that is still read; an agent cannot make a grader compute a huge power."""
 
@@ -32,55 +31,60 @@ def last_number(text: str) -> Fraction | None:
     return None
 
 
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete ``\boxed{...}``, braces inside balanced; None where there is none."""
+    start = text.rfind("\\boxed{")
+    while start >= 0:
+        depth = 0
+        for at in range(start + 6, len(text)):
+            depth += (text[at] == "{") - (text[at] == "}")
+            if not depth:
+                return text[start + 7 : at]
+        start = text.rfind("\\boxed{", 0, start)
+    return None
+
+
 def plain(text: str) -> str:
     """``text`` with case and runs of whitespace made equal, for comparing."""
     return " ".join(text.split()).casefold()
 
 
-class _Match:
-    """Compares the agent's last message with ``task.data["answer"]``."""
+class _Match(Each):
+    """Compares the text with ``data["answer"]``; the value is True or False."""
 
-    name = ""
     version = 1
 
     @property
-    def judge(self) -> str:
-        """Identity of the grader and its settings."""
+    def identity(self) -> str:
+        """Hash of the judge and its settings."""
         return stable_hash("score.match", self.name, self.version)
 
-    async def score(self, path: Path, task: Task) -> Sequence[Verdict | Stream]:
-        """One verdict of 1.0 or 0.0. Raises UserError when the task has no usable answer."""
-        if "answer" not in task.data:
-            raise UserError(f"task '{task.id}' has no 'answer' to grade against")
-        said = next((m.text for m in reversed(path.messages()) if m.role == "assistant"), "")
-        right = self.agrees(said, task)
-        evidence = {"said": said[-200:], "answer": task.data["answer"]}
-        return [
-            Verdict(
-                path.segments[-1][0].id,
-                self.name,
-                float(right),
-                confidence=1.0,
-                evidence=evidence,
-                judges={self.name: self.judge},
-            )
-        ]
+    async def one(self, item: Item) -> Judgement:
+        """Raises UserError where the item has no usable answer."""
+        if "answer" not in item.data:
+            raise UserError(f"'{item.id}' has no 'answer' in its data to compare with")
+        answer = item.data["answer"]
+        return Judgement(self.agrees(item.text, answer), evidence={"said": item.text[-200:], "answer": answer}, confidence=1.0)
 
-    def agrees(self, said: str, task: Task) -> bool:
-        """Whether the reply holds the answer."""
-        return plain(said) == plain(str(task.data["answer"]))
+    def agrees(self, said: str, answer: Any) -> bool:
+        """Whether what was said holds the answer. Raises UserError on an answer that cannot be compared with."""
+        raise NotImplementedError
 
 
 @register("scorer", "exact")
 class ExactMatch(_Match):
-    """The reply is the answer, up to case and whitespace."""
+    """The text is the answer, up to case and whitespace."""
 
     name = "exact"
+
+    def agrees(self, said: str, answer: Any) -> bool:
+        """Whether they are one."""
+        return plain(said) == plain(str(answer))
 
 
 @register("scorer", "number")
 class NumberMatch(_Match):
-    """The last number of the reply equals the answer within ``tolerance`` (absolute)."""
+    """The last number of the text equals the answer within ``tolerance`` (absolute)."""
 
     name = "number"
 
@@ -90,14 +94,46 @@ class NumberMatch(_Match):
         self.tolerance = Fraction(tolerance)
 
     @property
-    def judge(self) -> str:
-        """Identity of the grader and its settings."""
+    def identity(self) -> str:
+        """Hash of the judge and its settings."""
         return stable_hash("score.match", self.name, self.version, str(self.tolerance))
 
-    def agrees(self, said: str, task: Task) -> bool:
-        """Whether the reply's last number is the answer."""
-        answer = last_number(str(task.data["answer"]))
-        if answer is None:
-            raise UserError(f"task '{task.id}': the answer {task.data['answer']!r} is not a number")
+    def agrees(self, said: str, answer: Any) -> bool:
+        """Whether the last number is the answer."""
+        wanted = last_number(str(answer))
+        if wanted is None:
+            raise UserError(f"the answer {answer!r} is not a number")
         found = last_number(said)
-        return found is not None and abs(found - answer) <= self.tolerance
+        return found is not None and abs(found - wanted) <= self.tolerance
+
+
+@register("scorer", "boxed")
+class Boxed(_Match):
+    r"""The content of the last ``\boxed{...}`` is the answer: as text, or as a number where both are one."""
+
+    name = "boxed"
+
+    def agrees(self, said: str, answer: Any) -> bool:
+        """Whether the box holds it."""
+        found, answer = last_boxed(said), str(answer)
+        if found is None:
+            return False
+        if plain(found).replace(" ", "") == plain(answer).replace(" ", ""):
+            return True
+        sides = [side.strip().strip("$").strip() for side in (found, answer)]
+        if not all(_ALL_NUMBER.fullmatch(side) for side in sides):
+            return False
+        values = [last_number(side) for side in sides]
+        return values[0] is not None and values[0] == values[1]
+
+
+class Equals(Each):
+    """``equals:TEXT``: the text is another, up to case and whitespace."""
+
+    def __init__(self, text: str) -> None:
+        self._wanted = plain(text)
+        self.name, self.identity = f"equals:{text}", stable_hash("judge", "equals", 1, self._wanted)
+
+    async def one(self, item: Item) -> bool:
+        """Whether they are one."""
+        return plain(item.text) == self._wanted

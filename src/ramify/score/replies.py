@@ -1,6 +1,7 @@
-"""Middleware that scores replies as they are given: a registered scorer judges each one, and its verdicts go out with the reply.
+"""Middleware that scores replies as they are given: a judge judges each one, and its verdicts go out with the reply.
 
-``--middleware score:NAME`` or ``score:NAME:ARGUMENT``. A score changes no reply: a scorer that fails leaves a score without a value.
+``--middleware score:JUDGE``, any that :func:`ramify.score.judge.find_judge` names. A score changes no reply: a judge that fails leaves a
+score without a value.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ramify.base import conformance
-from ramify.base.errors import UserError
+from ramify.base.errors import NeedsError, UserError
 from ramify.base.registry import register
 from ramify.env.protocol import Task
 from ramify.model.chat import assistant_node_parts
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Laid, Model, Prefix
-from ramify.score.protocol import Scorer, score_path
+from ramify.score.judge import Item, Judge, Judgement, find_judge, judged, records
 from ramify.trace.message import plain
 from ramify.trace.node import Node, Verdict, make_node
 from ramify.trace.path import Path
@@ -24,35 +24,33 @@ from ramify.trace.path import Path
 
 @register("middleware", "score")
 class Scored(Middleware):
-    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one a verdict. Without a scorer it does nothing.
+    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one a verdict. Without a judge it does nothing.
 
-    What is judged is the path of the messages as the model was shown them, and the reply; the task has no data, so a scorer that
-    compares with a known answer cannot judge. Streams of a scorer (floats along tokens) are left out. Raises UserError on an unknown scorer.
+    What is judged is the path of the messages as the model was shown them, and the reply; the task has no data, so a judge that
+    compares with a known answer cannot judge. Values of single tokens are left out. Raises UserError on an unknown judge.
     """
 
     name = "score"
 
     def __init__(self, inner: Model, argument: str = "") -> None:
         super().__init__(inner, argument)
-        self.scorer: Scorer | None = conformance.named("scorer", argument) if argument else None
+        self.judge: Judge | None = find_judge(argument, what="scorer") if argument else None
         self._template = getattr(inner, "template", None)
 
     @property
     def settings(self) -> Any:
-        """The scorer and all that can change its judgement."""
-        return None if self.scorer is None else [self.scorer.name, self.scorer.judge]
+        """The judge and all that can change its judgement."""
+        return None if self.judge is None else [self.judge.name, self.judge.identity]
 
     async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
         """See :class:`Middleware`."""
-        if self.scorer is None:
+        if self.judge is None:
             return draw
-        path = self._path(given, draw, str(key))
         try:
-            found = await score_path(self.scorer, path, Task("request", {}))
-        except UserError as error:  # a scorer that needs what no request holds
-            judges = {self.scorer.name: self.scorer.judge}
-            found = [Verdict("", self.scorer.name, None, evidence={"failure": str(error)}, judges=judges)]
-        return scored(draw, [verdict for verdict in found if isinstance(verdict, Verdict)])
+            (found,) = await judged(self.judge, [Item.of(self._path(given, draw, str(key)), Task("request", {}))])
+        except (UserError, NeedsError) as error:  # a judge that needs what no request holds
+            found = Judgement(failure=str(error))
+        return scored(draw, [one for one in records(self.judge, "", found) if isinstance(one, Verdict)])
 
     def _path(self, given: Prefix, draw: Draw, tree: str) -> Path:
         said = draw.shown or tuple(Laid(message) for message in given.messages)

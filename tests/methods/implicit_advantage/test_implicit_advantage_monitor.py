@@ -14,13 +14,14 @@ from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.implicit_advantage import AdvantageConfig, AdvantageScorer, Monitor
+from ramify.methods.implicit_advantage.baselines import STYLES, read_grade, read_steps
 from ramify.methods.implicit_advantage.follow import Follower
 from ramify.methods.implicit_advantage.monitor import Grade
 from ramify.model.pair import Pair
 from ramify.model.protocol import Draw
 from ramify.model.scripted import ScriptedModel
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.judge import ask, read_grade, read_steps
+from ramify.score.judge import Asked, Item, judged
 from ramify.score.trajectories import trajectory
 
 SHAPE = TinyConfig(vocab=50, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=48, context=700)
@@ -119,11 +120,14 @@ def test_a_monitor_leaves_special_tokens_out_where_asked() -> None:
 
 def test_a_judges_reply_is_read_from_its_end() -> None:
     assert read_grade("Score: 3 was my first thought. Score: 7.5") == 0.75
-    assert read_grade("it went well") is None
-    assert read_grade("Score: 30") is None
-    assert read_steps(r"a \boxed{correct} b \boxed{Correct} c \boxed{incorrect}", 4) == 0.5
-    assert read_steps(r"\boxed{correct}" * 2, 2) == 1.0
-    assert read_steps("fine", 2) is None
+    for silent in ("it went well", "Score: 30"):
+        with pytest.raises(ValueError, match="holds no score"):
+            read_grade(silent)
+    four, two = ([Item(data={"steps": steps})] for steps in (4, 2))
+    assert read_steps(r"a \boxed{correct} b \boxed{Correct} c \boxed{incorrect}", four) == 0.5
+    assert read_steps(r"\boxed{correct}" * 2, two) == 1.0
+    with pytest.raises(ValueError, match="holds no verdict"):
+        read_steps("fine", two)
 
 
 def test_a_judge_that_says_nothing_leaves_an_attempt_unscored() -> None:
@@ -132,9 +136,10 @@ def test_a_judge_that_says_nothing_leaves_an_attempt_unscored() -> None:
     def reply(text: str) -> str:
         return next(said for name, said in replies.items() if f"the {name} one" in text)
 
-    scores, failed = asyncio.run(ask(_Judge(reply), None, [("a", "the good one", 1), ("b", "the bad one", 1)]))
-    assert scores == {"a": 0.9}
-    assert failed == ["attempt 'b': the judge's reply holds no score"]
+    asked = Asked(_Judge(reply), None, STYLES["grade"], "j")
+    good, bad = asyncio.run(judged(asked, [Item("the good one", "a"), Item("the bad one", "b")]))
+    assert (good.value, good.failure, good.cost) == (0.9, "", {"calls": 1, "tokens": 0})
+    assert (bad.value, bad.failure) == (None, "the judge's reply holds no score")
 
 
 class _Judge(ScriptedModel):

@@ -15,7 +15,7 @@ from ramify.methods.forensics.hypotheses import ACH, NONE, NOTHING, SIGNS, UNDEC
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.render.terminal import table
-from ramify.score.judge import reply_to
+from ramify.score.votes import reply_to
 from ramify.trace.graph import short
 
 _SIGNS = {cell: sign for sign, cell in SIGNS.items()}

@@ -14,15 +14,13 @@ from typing import Any
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
-from ramify.env.protocol import Task
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.lost_rules import Rule, read_rules
 from ramify.methods.governance.predicates import UnreadableError, allows, forbids
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Message, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
-from ramify.trace.node import Stream, Verdict
-from ramify.trace.path import Path as Messages
+from ramify.score.judge import Each, Item, Judgement
 from ramify.trace.rules import survival
 
 
@@ -121,7 +119,7 @@ def _stands(rule: str, text: str) -> bool:
 
 
 @register("scorer", "rules")
-class RuleCheck:
+class RuleCheck(Each):
     """``rules:FILE``: 1 where no call of the last reply is forbidden by a rule of the file, 0 where one is; no value where a call cannot be read.
 
     Only rules with a predicate can be checked; see docs/methods/governance.md for their form.
@@ -135,18 +133,18 @@ class RuleCheck:
             raise UserError(f"no rule in {argument} has a predicate, so there is nothing that a call could break")
 
     @property
-    def judge(self) -> str:
-        """Identity of the check and its rules."""
+    def identity(self) -> str:
+        """Hash of the check and its rules."""
         return stable_hash("governance.rules", 1, json_hash([[rule.text, dict(rule.predicate or {})] for rule in self.rules]))
 
-    async def score(self, path: Messages, task: Task) -> Sequence[Verdict | Stream]:
-        """See :class:`ramify.score.protocol.Scorer`."""
-        node = path.segments[-1][0]
-        said = path.messages()[-1] if node.role == "assistant" else None
+    async def one(self, item: Item) -> Judgement:
+        """See :class:`ramify.score.judge.Each`."""
+        last = item.messages[-1] if item.messages else Message("assistant", item.text)
+        said = last if last.role == "assistant" else None
         broken: list[str] = []
         try:
             for name, given in read_calls(said) if said is not None else ():
                 broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given)]
         except UnreadableError as error:
-            return [Verdict(node.id, self.name, None, evidence={"failure": str(error)}, judges={self.name: self.judge})]
-        return [Verdict(node.id, self.name, float(not broken), evidence={"broken": broken}, judges={self.name: self.judge})]
+            return Judgement(failure=str(error))
+        return Judgement(not broken, evidence={"broken": broken})

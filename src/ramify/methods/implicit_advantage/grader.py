@@ -1,4 +1,4 @@
-"""The grade as a scorer of paths: what `ramify check scorer`, TRL's reward functions and inspect's scorers take."""
+"""The grade as a judge of paths: what `ramify check scorer`, TRL's reward functions and inspect's scorers take."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.env.protocol import Task
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, token_advantages
 from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored
 from ramify.model.pair import Pair
+from ramify.score.judge import Item, Judgement
 from ramify.score.trajectories import Layout, Trajectory, path_trajectory
-from ramify.trace.node import Stream, Verdict
+from ramify.trace.node import Stream
 from ramify.trace.path import Path
 
 
 class AdvantageGrader:
-    """Implements :class:`ramify.score.protocol.Scorer` with a pair: open it with ``together=True``, else each call loads both models.
+    """Implements :class:`ramify.score.judge.Judge` with a pair: open it with ``together=True``, else each call loads both models.
 
-    The verdict is the attempt's score; the streams ``advantage`` hold A of each drawn token, or of a text node's whole step. ``layout``
+    The value is the attempt's score; the streams ``advantage`` hold A of each drawn token, or of a text node's whole step. ``layout``
     lays attempts without tokens out (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair: with a reference
     that moves along with the policy under training it would grade itself.
     """
@@ -35,44 +35,38 @@ class AdvantageGrader:
         self._scorer = AdvantageScorer(pair, self.config)
 
     @property
-    def judge(self) -> str:
-        """Identity of both models and of the settings."""
+    def identity(self) -> str:
+        """Hash of both models and of the settings."""
         sides = [side.identity or side.model().identity for side in (self.pair.policy, self.pair.reference)]
         return stable_hash(
             MAKER, *(part for one in sides for part in (one.weights, one.tokenizer)), canonical_json(self.config.to_json())
         )
 
-    async def score(self, path: Path, task: Task) -> Sequence[Verdict | Stream]:
-        """See :class:`ramify.score.protocol.Scorer`. An attempt that a model cannot score gets BoundaryError("scorer")."""
-        (found,) = await self.score_many([path], [task])
-        if isinstance(found, BoundaryError):
-            raise found
-        return found
-
-    async def score_many(self, paths: Sequence[Path], tasks: Sequence[Task]) -> list[Sequence[Verdict | Stream] | BoundaryError]:
-        """Judge attempts in one pass of each model; one that cannot be scored is its BoundaryError("scorer")."""
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        """See :class:`ramify.score.judge.Judge`: all items in one pass of each model. An item without a path, or that a model cannot score, fails alone."""
         found: list[Any] = []
-        for path, task in zip(paths, tasks, strict=True):
+        for item in items:
             try:
-                found.append(path_trajectory(path, path.segments[-1][0].id, task.id, layout=self.layout))
+                if item.path is None:
+                    raise UserError(f"'{item.id}' is no path, and the grade is of the actions on one")
+                found.append(path_trajectory(item.path, item.path.segments[-1][0].id, item.id, layout=self.layout))
             except (UserError, NeedsError, UnicodeError, TypeError) as error:
                 found.append(error)
         attempts = [one for one in found if isinstance(one, Trajectory)]
         try:
             scores = iter(await self._scorer.each(attempts) if attempts else [])
         except (UserError, NeedsError, BoundaryError) as error:  # the models themselves cannot be had
-            raise BoundaryError("scorer", str(error)) from error
+            return [Judgement(failure=str(error))] * len(items)
         found = [next(scores) if isinstance(one, Trajectory) else one for one in found]
         return [
-            self._records(path, one) if isinstance(one, Scored) else BoundaryError("scorer", str(one))
-            for path, one in zip(paths, found, strict=True)
+            self._judgement(item, one) if isinstance(one, Scored) else Judgement(failure=str(one))
+            for item, one in zip(items, found, strict=True)
         ]
 
-    def _records(self, path: Path, scored: Scored) -> list[Verdict | Stream]:
+    def _judgement(self, item: Item, scored: Scored) -> Judgement:
+        assert item.path is not None
         evidence = {"steps": [round(float(v), 6) for v in scored.steps], "warnings": list(scored.warnings)}
-        judges = {self.name: self.judge}
-        verdict = Verdict(path.segments[-1][0].id, self.name, scored.score, "advantage", evidence=evidence, judges=judges)
-        return [verdict, *_streams(path, scored)]
+        return Judgement(scored.score, evidence=evidence, unit="advantage", streams=tuple(_streams(item.path, scored)))
 
 
 def _streams(path: Path, scored: Scored) -> list[Stream]:

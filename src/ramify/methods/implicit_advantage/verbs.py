@@ -214,7 +214,10 @@ def judge(
     scores: Scores,
     trajectories: Annotated[Path, typer.Option(help="The attempts the records are of.")],
     model: Annotated[
-        str, typer.Option(help="chat:MODEL@URL, any other model, or head:PATH for a reward model with a scoring head.")
+        str,
+        typer.Option(
+            help="chat:MODEL@URL or any other model (MODEL#FILE: asked with the prompt in FILE), head:PATH for a reward model with a scoring head, or another judge."
+        ),
     ],
     tokenizer: Annotated[str, typer.Option(help="Folder (or model) whose tokenizer the attempts are read with.")],
     style: Annotated[Literal["grade", "steps"], typer.Option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
@@ -223,14 +226,16 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Add a judge's or reward model's score to score records, as a baseline for `report` and `select`."""
-    from ramify.methods.implicit_advantage.baselines import judged
+    from ramify.methods.implicit_advantage.baselines import find_baseline, grades
 
     records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
-        values, failed = judged(trajectories, model, tokenizer, style, wanted, scorer)
+        asked = find_baseline(model, style)
+        values, failed = grades(trajectories, asked, tokenizer, wanted, scorer)
     for record in records:
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
+        record["judges"] = (record.get("judges") or {}) | {name: asked.identity}
     write_rows(scores, records)
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
