@@ -295,8 +295,8 @@ def test_a_template_of_ones_own(verb, here: Path, models: dict[str, Path]) -> No
     assert verb(*played(models["adds"], run, *told, "--budget.calls", "4", "--concurrency", "1")).code == 3
     assert any(node.context for node in agree(run, models["merges"]))
     file.write_text(FORGETS)
-    assert "it began with another chat template" in verb.refused(*played(models["adds"], run, *told))
-    assert "it began with another chat template" in verb.refused(*played(models["adds"], run))
+    assert "it began with other settings: chat template was" in verb.refused(*played(models["adds"], run, *told))
+    assert "it began with other settings: chat template was" in verb.refused(*played(models["adds"], run))
     file.unlink()
     assert verb("resume", run, "--json").code == 3
     assert "cannot read the chat template" in verb.refused(*played(models["adds"], here / "no", *told))

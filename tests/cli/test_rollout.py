@@ -25,7 +25,7 @@ def test_it_plays_shows_and_goes_on(verb, here: Path) -> None:
     assert more["n"] == 9
     assert more["tokens"] > first.json["tokens"]
     again = verb("resume", "rollout-1", "--json").json
-    assert {k: again[k] for k in ("n", "successes", "tokens")} == {k: first.json[k] for k in ("n", "successes", "tokens")}
+    assert {k: again[k] for k in ("n", "successes", "tokens")} == {k: more[k] for k in ("n", "successes", "tokens")}
     text = verb("rollout", *SMALL, "--attempts", "3", "--out", "runs/rollout-1").out
     assert "ramify show runs/rollout-1" in text
     assert f"{more['success']:.1%}" in text
@@ -83,7 +83,7 @@ def test_tasks_that_the_world_cannot_start_leave_no_run_in_the_way(verb, here: P
 def test_a_run_is_not_mixed_with_another(verb, here: Path, words: list[str], what: str) -> None:
     verb("rollout", *SMALL, "--out", "r")
     said = verb.refused("rollout", *SMALL, *words, "--out", "r")
-    assert said.startswith("r cannot go on, its parts have changed: ")
+    assert said.startswith("r cannot continue, it began with other settings: ")
     assert what in said
 
 

@@ -75,9 +75,9 @@ def test_changed_parts_are_refused_with_what_changed(whole: Path, tmp_path: Path
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     with Run.open(path, write=True) as run:
-        run._db.execute("DELETE FROM journal WHERE kind IN ('result', 'start')")
-        run.log("start", "parts", {"version": "0.0.1", "weights": "abc", "train": "x", "eval": "y"})
-    with pytest.raises(UserError, match=r"version was 0\.0\.1, is .*weights was abc"):
+        run._db.execute("DELETE FROM journal WHERE kind = 'result'")
+        run._db.execute("UPDATE meta SET value = ? WHERE key = 'parts'", ('{"version": "0.0.1", "weights": "abc"}',))
+    with pytest.raises(UserError, match=r"version was '0\.0\.1', is .*weights was 'abc'"):
         resume(path)
 
 

@@ -161,7 +161,7 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
         ([step("a", 0, done=True), step("a", 1)], ":2: attempt 'a' of task 't' goes on after its last step"),
         ([{"task_id": "t"}], ":1: 'attempt_id' must be text or an integer, and it is missing"),
         ([step("a", 0, reward="x")], ":1: 'reward' must be a number"),
-        ([{"kind": "run", "schema": 2, "config": {}}], ":1: schema 2 is not readable here"),
+        ([{"kind": "run", "schema": 3, "config": {}}], ":1: schema 3 is not readable here"),
         ([{"kind": "run", "schema": 1, "config": {}}, {"kind": "nod"}], ":2: unknown kind 'nod': did you mean 'node'"),
         ([{"kind": "run", "schema": 1, "config": {}}, {"kind": "mark"}], ":2: .*missing"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -19,7 +20,7 @@ from trace_cases import PRODUCER, fill, same_array, same_node, trees
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import db, schema
 from ramify.trace.db import Run
-from ramify.trace.node import Context, Mark, Node, Span, Stream, Verdict, make_node
+from ramify.trace.node import Context, Finding, Mark, Node, Span, Stream, Verdict, make_node
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_round_trip(data: st.DataObject) -> None:
 
 def test_every_record(run: Run) -> None:
     ids = fill(run)
-    assert run.meta == {"schema": 1, "ramify": run.meta["ramify"], "config": {"seed": 1}}
+    assert run.meta == {"schema": 2, "ramify": run.meta["ramify"], "config": {"seed": 1}}
     assert [t.name for t in run.trees()] == ["update-000/task-1", "chat"]
     assert [t.name for t in run.trees("chats")] == ["chat"]
     assert run.trees()[0].task == {"id": "task-1", "data": {"goal": "dör"}}
@@ -268,7 +269,7 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "newer" / "run.sqlite") as connection:
         connection.execute(f"PRAGMA user_version = {schema.SCHEMA + 1}")
     connection.close()
-    refused(tmp_path / "newer", "newer ramify .schema 2, this one reads up to 1.")
+    refused(tmp_path / "newer", "newer ramify .schema 3, this one reads up to 2.")
     with pytest.raises(UserError, match="holds a run already"):
         Run.create(tmp_path / "good", {})
     (tmp_path / "file").write_text("x")
@@ -357,3 +358,47 @@ def test_columns_filter(run: Run) -> None:
         run.columns(["token"])
     with pytest.raises(UserError, match="no tree 'c'"):
         run.columns(["tokens"], tree="c")
+
+
+def test_a_run_continues_only_as_it_began(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sampling = {"temperature": 1.0, "ban": (3,)}
+    begun = {"seed": 1, "sampling": sampling}
+    with Run.begin(folder, "rollout", begun, {"workers": 1}, {"weights": "w"}) as run:
+        run.log("attempt", "a")
+    with Run.begin(folder, "rollout", begun, {"workers": 4}, {"weights": "w"}) as run:
+        assert [entry.key for entry in run.journal("attempt")] == ["a"]
+    with Run.open(folder) as run:
+        assert run.config == {"seed": 1, "sampling": {"temperature": 1.0, "ban": [3]}, "workers": 4}
+    for kind, decides, parts, says in (
+        ("rollout", {**begun, "seed": 2}, {"weights": "w"}, "cannot continue, it began with other settings: seed was 1, is 2"),
+        ("rollout", {**begun, "sampling": {**sampling, "temperature": 0.5}}, {}, "sampling.temperature was 1.0, is 0.5"),
+        ("rollout", begun, {"weights": "v"}, "weights was 'w', is 'v'"),
+        ("improve", begun, {}, "was not made by `ramify improve`"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            Run.begin(folder, kind, decides, {}, parts)
+    # a setting that the run does not know was not there: it is as `later` says it was, or taken over
+    with pytest.raises(UserError, match="window was 0, is 9"):
+        Run.begin(folder, "rollout", {**begun, "window": 9}, later={"window": 0})
+    Run.begin(folder, "rollout", {**begun, "window": 9}).close()
+    with pytest.raises(UserError, match="window was 9, is 8"):
+        Run.begin(folder, "rollout", {**begun, "window": 8})
+
+
+def test_findings_are_replaced_by_who_made_them(run: Run) -> None:
+    ids = fill(run)
+    first = [Finding("lost", "audit", f"rule {i}", ids["ask"], value=i) for i in range(3)]
+    run.conclude("audit", first)
+    run.conclude("credit", [Finding("decisive", "credit", "it stands out")])
+    assert run.findings(maker="audit") == first
+    run.conclude("audit", first[1:2])
+    assert run.findings() == [Finding("decisive", "credit", "it stands out"), first[1]]
+    with pytest.raises(UserError, match="points at node"):
+        run.conclude("audit", [Finding("lost", "audit", "x", "no such node")])
+    with pytest.raises(UserError, match="offset"):
+        run.add(Finding("lost", "audit", "x", ids["ask"], 99))
+    assert run.findings(maker="audit") == first[1:2]
+    verdict = run.verdicts()[0]
+    run.erase_judge(next(iter(verdict.judges.values())))
+    assert len(run.findings()) == 2

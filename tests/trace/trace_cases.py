@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ramify.trace.db import Run
-from ramify.trace.node import STOPS, Context, Insert, Mark, Node, Producer, Span, Stream, Verdict, make_node
+from ramify.trace.node import STOPS, Context, Finding, Insert, Mark, Node, Producer, Span, Stream, Verdict, make_node
 
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
 JSON = st.recursive(
@@ -97,6 +97,18 @@ def fill(run: Run) -> dict[str, str]:
 
 
 def make_fixture(folder: Path) -> None:
-    """Write the schema-v1 fixture (once per schema version; never rewrite an old one)."""
-    with Run.create(folder, {"seed": 1, "name": "fixture"}) as run:
-        fill(run)
+    """Write the fixture of the newest schema (once per schema version; never rewrite an old one)."""
+    with Run.begin(folder, "rollout", {"seed": 1}, {"name": "fixture"}, {"weights": "w1"}) as run:
+        ids = fill(run)
+        run.add(*findings(ids))
+
+
+def findings(ids: dict[str, str]) -> list[Finding]:
+    """Findings at nodes of :func:`fill`, and of the whole run; those of schema 2."""
+    evidence, identity = {"p": 0.01}, {"level": 0.05, "judges": ["j1"]}
+    return [
+        Finding(
+            "decisive step", "graph-credit mark", "it stands out", ids["fork"], 1, "fork here", 0.5, "reward", evidence, identity
+        ),
+        Finding("nothing found", "audit", "lone \ud800"),
+    ]

@@ -42,21 +42,3 @@ def find_run(text: str) -> Path:
         raise UserError(f"{text} is not a run: it holds no {DATABASE}")
     known = [path.parent.name for path in RUNS.glob(f"*/{DATABASE}")]
     raise UserError(f"no run '{text}' ({nearest(Path(text).name, known)})")
-
-
-def find_improved(text: str) -> Path:
-    """The folder of a run that ``ramify improve`` made. Raises UserError for an imported one: its agent and world are not known."""
-    folder = find_run(text)
-    from ramify.base.config import check
-    from ramify.jobs.improve import ImproveConfig
-    from ramify.trace.db import Run
-
-    with Run.open(folder) as run:
-        config = run.meta.get("config")
-    if not isinstance(config, dict) or not {"model", "env", "updates"} <= config.keys():
-        raise UserError(
-            f"{folder} was not made by `ramify improve` or `ramify rollout`, so there is no agent and no world to go on with"
-        )
-    unnamed = {name: value for name, value in config.items() if name != "env" or value is not None}  # an object's environment
-    check(ImproveConfig, unnamed, f"the stored settings of {folder}")
-    return folder

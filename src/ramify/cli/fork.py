@@ -13,7 +13,7 @@ from ramify.base.command import Json
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
-from ramify.cli.common import RunArgument, Trust, find_improved, find_run
+from ramify.cli.common import RunArgument, Trust, find_run
 from ramify.render import terminal
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def fork(
     as_json: Json = False,
 ) -> None:
     """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
-    folder = find_played(run)
+    folder = find_run(run)
     name, offset = parse_place(node)
     from ramify.rollout.fork import AFTER, check_edit, compare, fork
 
@@ -53,11 +53,12 @@ def fork(
         raise UserError("--edit: two files have one name, which would name two rows of the table")
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
-    from ramify.jobs.play import open_episodes
+    from ramify.jobs.play import named_parts, open_episodes
     from ramify.rollout.attempts import Success
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
+        named_parts(opened)
         found = opened.node(name)
     kept = f"the continuations played so far stay in {folder}"
     with (
@@ -87,17 +88,6 @@ def fork(
     played = [attempt for one in forks for arm in (one.arm, one.control) if arm is not None for attempt in arm.attempts]
     if played and all(attempt.failure for attempt in played):
         raise RamifyError(f"every continuation failed, the first at {played[0].failure}")
-
-
-def find_played(text: str) -> Path:
-    """The folder of a run whose agent and world are known by name, so that one can go on in it. Raises UserError for any other."""
-    folder = find_run(text)
-    from ramify.trace.db import Run
-
-    with Run.open(folder) as run:
-        config = run.meta.get("config")
-    named = isinstance(config, dict) and "updates" not in config and all(isinstance(config.get(k), str) for k in ("model", "env"))
-    return folder if named else find_improved(text)
 
 
 def parse_place(text: str) -> tuple[str, int | None]:

@@ -1,11 +1,12 @@
-"""``ramify resume``: go on with an interrupted run."""
+"""``ramify resume``: continue an interrupted run."""
 
 from __future__ import annotations
 
 import typer
 
 from ramify.base.command import Json
-from ramify.cli.common import RunArgument, Trust, find_improved, find_run
+from ramify.base.errors import UserError
+from ramify.cli.common import RunArgument, Trust, find_run
 from ramify.cli.improve import finish
 from ramify.cli.rollout import collected
 
@@ -14,7 +15,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> None:
-    """Go on with an interrupted run; it ends where the undisturbed run would have.
+    """Continue an interrupted run; it ends where the undisturbed run would have.
 
     A run that is done already prints its result again.
     """
@@ -24,13 +25,13 @@ def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> Non
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
-        config = opened.meta.get("config")
-    rollouts = collect.is_collection(config)
-    if trees.of_trees(config):
+        kind = opened.kind
+    if kind == "improve":
+        finish(folder, as_json, lambda bar: job.resume(folder, bar, trust))
+    elif kind == trees.TreeCollection.kind:
         collected(folder, as_json, lambda bar: trees.resume(folder, bar, trust))
-        return
-    if rollouts:
+    elif kind == collect.Collection.kind:
         collected(folder, as_json, lambda bar: collect.resume(folder, bar, trust))
-        return
-    folder = find_improved(run)
-    finish(folder, as_json, lambda bar: job.resume(folder, bar, trust))
+    else:
+        made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play") else ""
+        raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{made}")

@@ -85,7 +85,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     from ramify.trace.failures import failures
 
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
-    arm = (run.meta.get("config") or {}).get("arm")
+    arm = run.config.get("arm")
     updates = [] if arm is None else [e.payload for e in run.journal("update") if e.payload.get("arm") == arm]
     result: dict[str, Any] = next((e.payload for e in run.journal("result")), {})
     deciding = settled(run, scorer)

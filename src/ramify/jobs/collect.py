@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ramify.base.budget import Budget
 from ramify.base.config import Config, check
-from ramify.base.errors import BudgetSpentError, UserError
+from ramify.base.errors import BudgetSpentError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, close, read_panel
@@ -22,7 +22,6 @@ from ramify.rollout.attempts import Success
 from ramify.rollout.backends import Unit, parse
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.intervals import wilson
-from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 
 
@@ -91,20 +90,16 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     (see :func:`ramify.jobs.parts.check_trust`)."""
     with Run.open(path) as run:
         parts.check_trust(run, trust)
-        stored = LATER | {name: value for name, value in run.meta["config"].items() if name in RolloutConfig.model_fields}
+        stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
         kept = parts.kept_template(run)
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)
-
-
-def is_collection(config: Any) -> bool:
-    """Whether a run with these stored settings was made by ``ramify rollout``."""
-    return isinstance(config, dict) and config.keys() | LATER.keys() == {*RolloutConfig.model_fields, "sampling"}
 
 
 class Collection:
     """One collection: its parts, and the run they are played into."""
 
-    verb = "ramify rollout"
+    kind = "rollout"
+    """The verb that makes the run (:attr:`ramify.trace.db.Run.kind`)."""
     replays = False
     """Whether going on reads what is stored again, and counts it again, rather than starting behind it."""
 
@@ -149,12 +144,15 @@ class Collection:
     def collect(self, folder: Path, progress: Progress = SILENT) -> dict[str, Any]:
         """Play what the run in ``folder`` lacks and say what came out. ``spent`` names the budget that ended it, if one did.
 
-        Raises UserError where the run was begun with other parts.
+        Raises UserError where the run was begun with other settings or parts (see :meth:`ramify.trace.db.Run.begin`).
         """
-        stored = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
-        with self._open(folder, stored) as run:
-            self._check_start(run, stored)
+        settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
+        free = {name: settings.pop(name) for name in FREE}
+        made = {"weights": self.weights, "panel": self.panel.hash} | parts.template_part(self.agent.template)
+        with Run.begin(folder, self.kind, settings, free, made, LATER) as run:
             parts.keep_template(run, self.agent.template)
+            if not run.journal("environment"):
+                run.log("environment", "versions", parts.surroundings(self.agent.model))
             done = {entry.key: entry.payload for entry in run.journal("attempt")}
             budget = Budget(self.config.budget.model_dump())
             if not self.replays:
@@ -170,31 +168,6 @@ class Collection:
                 run.log("stretch", stable_hash(str(time.time_ns())), {"seconds": seconds})
             report = {**self._report(done), "workers_lost": self.workers_lost, **parts.caution(self.agent.model)}
             return {**report, "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
-
-    def _open(self, folder: Path, stored: Mapping[str, Any]) -> Run:
-        return Run.open(folder, write=True) if (folder / FILE).exists() else Run.create(folder, stored)
-
-    @staticmethod
-    def made(config: Any) -> bool:
-        """Whether a run with these stored settings is one of this kind."""
-        return is_collection(config)
-
-    def _check_start(self, run: Run, stored: Mapping[str, Any]) -> None:
-        """Refuse to mix parts: a run goes on only with the agent, world, tasks and sampling it began with."""
-        begun = LATER | run.meta["config"]
-        if not self.made(begun):
-            raise UserError(f"{run.folder} was not made by `{self.verb}`: choose another --out")
-        now = {name: value for name, value in stored.items() if name not in FREE}
-        parts_now = {"weights": self.weights, "panel": self.panel.hash}
-        for entry in run.journal("start"):
-            begun = {**begun, **entry.payload}
-            now |= parts_now
-        changed = [f"{name} was {begun[name]}, is {value}" for name, value in now.items() if begun[name] != value]
-        if changed:
-            raise UserError(f"{run.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
-        run.log("start", "parts", parts_now)
-        if not run.journal("environment"):
-            run.log("environment", "versions", parts.surroundings(self.agent.model))
 
     def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
         """Play what ``done`` lacks, add it there, and return the budget that ended it early."""

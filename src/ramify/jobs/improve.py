@@ -154,7 +154,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
     with _beside(Path(out) if out else None) as folder:
         path = folder / "run"
-        with Job(few, path) as job, Run.create(path, {}) as run:
+        with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
             trial, sizes = job.trial(run, progress)
         turns = job.world.make().max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
@@ -227,7 +227,7 @@ def improve(
     own = Own(model, env, tasks)
     config = own.named(config, folder)
     # bad parts are refused before a run exists
-    with Job(config, folder, own) as job, Run.create(folder, own.stored(config)) as run:
+    with Job(config, folder, own) as job, Run.create(folder, own.stored(config), kind="improve", parts=job.parts()) as run:
         job.own.keep(folder, job.model, job.panel)
         return job.drive(run, progress)
 
@@ -237,12 +237,19 @@ def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *
 
     Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.jobs.parts.check_trust`).
     """
-    with Run.open(Path(path), write=True) as run:
+    with Run.open(Path(path)) as run:
         parts.check_trust(run, trust)
-        stored = env_of(run.meta["config"], env, path)
-        config = check(ImproveConfig, stored, f"the stored settings of {path}")
-        with Job(config, Path(path), Own(env=env), parts.kept_template(run)) as job:
-            return job.drive(run, progress)
+        if (done := finished(run)) is not None:
+            return done
+        stored, template = run.config, parts.kept_template(run)
+    config = check(ImproveConfig, env_of(stored, env, path), f"the stored settings of {path}")
+    with Job(config, Path(path), Own(env=env), template) as job, Run.begin(path, "improve", stored, parts=job.parts()) as run:
+        return job.drive(run, progress)
+
+
+def finished(run: Run) -> Improved | None:
+    """The result of a run that is done, else None."""
+    return next((Improved(entry.payload) for entry in run.journal("result") if entry.key == "improve"), None)
 
 
 class Improved(dict[str, Any]):
@@ -293,11 +300,12 @@ class Job:
 
     def drive(self, run: Run, progress: Progress) -> Improved:
         """Do what is not done yet, and report."""
-        finished = [entry for entry in run.journal("result") if entry.key == "improve"]
-        if finished:
-            return Improved(finished[0].payload)
-        self._check_start(run)
+        if (done := finished(run)) is not None:
+            return done
         parts.keep_template(run, self.template)
+        if not run.journal("environment"):
+            run.log("environment", "versions", parts.surroundings(self.model))
+            run.commit()
         begun = time.monotonic()
         others = [name for name in ARMS if name != self.config.arm] if self.config.compare else []
         try:
@@ -328,23 +336,10 @@ class Job:
             run.commit()
         return result
 
-    def _check_start(self, run: Run) -> None:
-        """Refuse to mix parts: the run goes on only with the code, weights and tasks it began with."""
-        now = {
-            "version": ramify.__version__,
-            "weights": self.weights,
-            "train": self.train_panel.hash,
-            "eval": self.eval_panel.hash,
-        }
-        entries = run.journal("start")
-        if not entries:
-            run.log("start", "parts", now)
-            run.log("environment", "versions", parts.surroundings(self.model))
-            run.commit()
-            return
-        changed = [f"{name} was {then}, is {now[name]}" for name, then in entries[0].payload.items() if now.get(name) != then]
-        if changed:
-            raise UserError(f"{self.folder} cannot go on, its parts have changed: {'; '.join(changed)}")
+    def parts(self) -> dict[str, Any]:
+        """What a run continues with only where it is the same: the code, weights, tasks and chat template."""
+        tasks = {"train": self.train_panel.hash, "eval": self.eval_panel.hash}
+        return {"version": ramify.__version__, "weights": self.weights, **tasks} | parts.template_part(self.template)
 
     def save(self, folder: Path) -> None:
         """Write the agent as it is now, with its chat template. Raises RamifyError where that cannot be."""

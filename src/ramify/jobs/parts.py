@@ -62,19 +62,14 @@ TEMPLATE = "template"
 
 
 def keep_template(run: Run, template: ChatTemplate | None) -> None:
-    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights.
+    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights."""
+    if isinstance(template, JinjaTemplate):
+        run.log(TEMPLATE, "agent", template.to_json())
 
-    Raises UserError where the run began with another.
-    """
-    if not isinstance(template, JinjaTemplate):
-        return
-    kept, now = kept_template(run), template.to_json()
-    if kept is None:
-        run.log(TEMPLATE, "agent", now)
-    elif kept["hash"] != now["hash"]:
-        raise UserError(
-            f"{run.folder} cannot go on, it began with another chat template than {template.name} (stored in the run)"
-        )
+
+def template_part(template: ChatTemplate | None) -> dict[str, str]:
+    """The hash of a chat template that can change apart from the weights, as a part of a run (:meth:`ramify.trace.db.Run.begin`)."""
+    return {"chat template": str(template.to_json()["hash"])} if isinstance(template, JinjaTemplate) else {}
 
 
 def kept_template(run: Run) -> dict[str, Any] | None:
@@ -103,8 +98,7 @@ def check_trust(run: Run, trust: bool) -> None:
     """
     if trust or not run.foreign:
         return
-    config = run.meta.get("config")
-    risks = [f"{name} {config[name]!r}" for name in _RISKY if _risky(name, config.get(name))] if isinstance(config, dict) else []
+    risks = [f"{name} {run.config[name]!r}" for name in _RISKY if _risky(name, run.config.get(name))]
     if risks:
         raise UserError(
             f"{run.folder} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "

@@ -60,7 +60,7 @@ def play(
     if compactor is not None:
         config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
     players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
-    with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}) as run:
+    with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}, kind="play") as run:
         parts.keep_template(run, agent.template)
         run.log("environment", "versions", parts.surroundings(agent.model))
         player = players.player(Episodes(agent, place, run, seed))
@@ -118,6 +118,17 @@ def fork_run(
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
 
 
+def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
+    """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
+    spec, env = run.config.get("model"), run.config.get("env")
+    if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
+        raise UserError(
+            f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
+            "nothing to continue with; in Python, pass model= and world="
+        )
+    return spec, env
+
+
 @contextmanager
 def open_episodes(
     path: Path | str,
@@ -133,10 +144,8 @@ def open_episodes(
     ones), else the improved one.
     """
     with Run.open(path, write=True) as run:
-        config = run.meta["config"]
-        spec, env = config.get("model"), config.get("env")
-        if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
-            raise UserError(f"{path} was made with a model or world that ramify cannot load by name; pass model= and world=")
+        config = run.config
+        spec, env = named_parts(run, model, world)
         parts.check_trust(run, trust or (model is not None and world is not None and compactor is not None))
         shortens: Any = compactor or config.get("compactor")
         if shortens == "":

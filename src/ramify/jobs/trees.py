@@ -40,11 +40,6 @@ class TreeRolloutConfig(RolloutConfig):
     """With --tree: move budget from settled to undecided tasks."""
 
 
-def of_trees(config: Any) -> bool:
-    """Whether a run with these stored settings was made by ``ramify rollout --tree``."""
-    return isinstance(config, dict) and config.keys() == {*TreeRolloutConfig.model_fields, "sampling"}
-
-
 def flat(config: TreeRolloutConfig) -> RolloutConfig:
     """The settings of a rollout without trees. Raises UserError where some are set that only trees have."""
     own = {name: getattr(config, name) for name in RolloutConfig.model_fields}
@@ -58,7 +53,7 @@ class TreeCollection(Collection):
     """One collection of trees. Where it was interrupted it is done again from the start, on the attempts that are stored."""
 
     config: TreeRolloutConfig
-    verb = "ramify rollout --tree"
+    kind = "rollout --tree"
     replays = True
 
     def __init__(self, config: TreeRolloutConfig, template: Mapping[str, Any] | None = None) -> None:
@@ -77,11 +72,6 @@ class TreeCollection(Collection):
                 f"a budget of {config.tree_budget:g} {config.tree.unit} is below one attempt from the root: at least {worst or 1:g}"
             )
         self.grown: list[GrownTree] = []
-
-    @staticmethod
-    def made(config: Any) -> bool:
-        """See :func:`of_trees`."""
-        return of_trees(config)
 
     def plan(self) -> dict[str, Any]:
         """The bill before anything runs: upper bounds."""
@@ -164,6 +154,6 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     """Go on with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
         parts.check_trust(run, trust)
-        stored = {name: value for name, value in run.meta["config"].items() if name in TreeRolloutConfig.model_fields}
+        stored = {name: value for name, value in run.config.items() if name in TreeRolloutConfig.model_fields}
         kept = parts.kept_template(run)
     return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)

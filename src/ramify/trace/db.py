@@ -27,28 +27,29 @@ import numpy as np
 import ramify
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.ids import stable_hash
-from ramify.trace import schema
+from ramify.trace import migrate, schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
-from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, refuse_links, refused, remove, take_lock
+from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_run, refuse_links, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
-from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict
+from ramify.trace.node import Context, Entry, Finding, Mark, Node, Producer, Stream, TreeInfo, Verdict
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
 BATCH = 1000
-Record = Node | Stream | Mark | Verdict | Context | Producer
+Record = Node | Stream | Mark | Verdict | Finding | Context | Producer
 
 
-_R = TypeVar("_R", Node, Stream, Mark, Verdict, Context, Producer, TreeInfo, Entry)
+_R = TypeVar("_R", Node, Stream, Mark, Verdict, Finding, Context, Producer, TreeInfo, Entry)
 #: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
     Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
     Mark: (schema.SELECT_MARK, "s.seq", schema.row_mark),
     Verdict: (schema.SELECT_VERDICT, "s.node, s.scorer, s.unit, j.judges", schema.row_verdict),
+    Finding: (schema.SELECT_FINDING, "s.seq", schema.row_finding),
     Context: ("SELECT body, hash FROM contexts s ", "s.seq", schema.row_context),
     Producer: ("SELECT body, hash FROM producers s ", "s.seq", schema.row_producer),
     TreeInfo: (
@@ -86,21 +87,94 @@ class Run:
         self._new = new
         self._broken = ""
         self._producers: dict[str, int] = {}
-        self.meta: dict[str, Any] = {"schema": schema.SCHEMA}
+        self.meta: dict[str, Any] = {"schema": next(int(row[0]) for row in self._rows("PRAGMA user_version"))}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
         """Whether its settings are somebody else's: it was imported, made by another user or on another machine, or does not say."""
+        self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.config))
+        """The verb that made it, as it is typed (``rollout``, ``governance bench``); empty where it does not say."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings it was made with; empty where it says none."""
+        config = self.meta.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What its settings named when it began, as hashes (weights, tasks); empty where it says nothing of them."""
+        parts = self.meta.get("parts")
+        return parts if isinstance(parts, dict) else {}
 
     @classmethod
-    def create(cls, path: FilePath | str, config: Mapping[str, Any], ours: bool = True) -> Run:
+    def begin(
+        cls,
+        path: FilePath | str,
+        kind: str,
+        decides: Mapping[str, Any],
+        free: Mapping[str, Any] | None = None,
+        parts: Mapping[str, Any] | None = None,
+        later: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """The run in the folder ``path``, open for writing: a new one, or the one that the same call began, which continues.
+
+        ``kind`` is the verb (see :attr:`kind`). ``decides`` are the settings that decide what the run holds, ``free`` those that do not;
+        ``parts`` is what the settings name, as hashes: weights, tasks. A run continues only where ``kind``, ``decides`` and ``parts`` are
+        those it began with; of ``free`` it keeps the newest. What it does not know (``later``: as it then was) it takes over. Every
+        record that was committed is there; what an interrupted verb has done it finds in the journal.
+
+        Raises UserError naming what differs, and as :meth:`create` and :meth:`open`.
+        """
+        settings, parts, free = {**decides, **(free or {})}, dict(parts or {}), dict(free or {})
+        if not holds_run(FilePath(path)):
+            return cls.create(path, settings, kind=kind, parts=parts)
+        run = cls.open(path, write=True)
+        try:
+            run._continue(kind, settings, frozenset(free), parts, later or {})
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def _continue(
+        self, kind: str, settings: dict[str, Any], free: frozenset[str], parts: dict[str, Any], later: Mapping[str, Any]
+    ) -> None:
+        if self.kind != kind:
+            raise UserError(f"{self.folder} was not made by `ramify {kind}`: choose another folder")
+        changed = [
+            difference
+            for then, now in (({**later, **self.config}, settings), (self.parts, parts))
+            for name, value in now.items()
+            if name not in free and name in then
+            for difference in _differences(name, then[name], schema.from_json(schema.to_json(value, name)))
+        ]
+        if changed:
+            raise UserError(f"{self.folder} cannot continue, it began with other settings: {'; '.join(changed)}")
+        now = {"config": {**self.config, **settings}, "parts": {**self.parts, **parts}, "verb": kind}
+        for key, value in now.items():
+            if value and self.meta.get(key) != value:
+                self._write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, schema.to_json(value, f"the {key} of the run")))
+                self.meta[key] = value
+        self.commit()
+
+    @classmethod
+    def create(
+        cls,
+        path: FilePath | str,
+        config: Mapping[str, Any],
+        ours: bool = True,
+        kind: str = "",
+        parts: Mapping[str, Any] | None = None,
+    ) -> Run:
         """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
 
-        ``ours`` is False where ``config`` was read from a file: see ``foreign``.
+        ``ours`` is False where ``config`` was read from a file: see ``foreign``. ``kind`` and ``parts`` are those of :meth:`begin`.
 
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
         folder = FilePath(path)
         meta = {"ramify": ramify.__version__, "config": dict(config), OWNER: this_user() if ours else ""}
+        meta |= {key: value for key, value in (("verb", kind), ("parts", dict(parts or {}))) if value}
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +222,7 @@ class Run:
         db = None
         try:
             db = connect(folder / FILE, write)
-            check(db, folder / FILE)
+            check(db, folder / FILE, write)
             return cls(folder, db, lock)
         except (RamifyError, sqlite3.Error, UnicodeError) as error:  # SQLite puts damaged text into its messages
             if db is not None:
@@ -201,7 +275,8 @@ class Run:
             raise UserError(f"tree '{name}' is in {self.folder} already, with another task, group or data")
 
     def add(self, *records: Record) -> None:
-        """Add records. What is there already stays as it is; a stream, mark or verdict of the same maker at the same place is replaced.
+        """Add records. What is there already stays as it is; a stream, mark, verdict or finding of the same maker at the same place is
+        replaced.
 
         A node's tree, parent, context and producer, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
@@ -217,11 +292,20 @@ class Run:
             elif isinstance(record, Verdict):
                 seq, _ = self._target(record.node, "verdict", record.scorer)
                 self._write(schema.INSERT_VERDICT, schema.verdict_row(record, seq, self._judge_set(record.judges)))
+            elif isinstance(record, Finding):
+                place = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
+                self._write(schema.INSERT_FINDING, schema.finding_row(record, *place))
             else:
                 table = "contexts" if isinstance(record, Context) else "producers"
                 body = schema.to_json(record.to_json(), f"a record of {table}")
                 self._write(f"INSERT INTO {table} VALUES (NULL,?,?) ON CONFLICT (hash) DO NOTHING", (record.hash, body))
         self._count(len(records))
+
+    def conclude(self, maker: str, findings: Iterable[Finding]) -> None:
+        """Store what ``maker`` found in place of what it found before, whole or not at all. Raises as :meth:`add`."""
+        with self.transaction():
+            self._write("DELETE FROM findings WHERE maker = ?", (maker,))
+            self.add(*findings)
 
     def log(self, kind: str, key: str, payload: Any = None) -> bool:
         """Note in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was noted already."""
@@ -371,6 +455,10 @@ class Run:
     def verdicts(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Verdict]:
         """Verdicts that match all that is given, in order of their nodes and scorers."""
         return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
+
+    def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
+        """Findings that match all that is given, in order of writing; with ``tree`` none that is about the whole run."""
+        return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
 
     def scorers(self) -> list[tuple[str, str, bool]]:
         """(scorer, unit, whether a value was given) of every kind of verdict there is."""
@@ -557,3 +645,17 @@ class Run:
         if row is None:
             raise UserError(f"{self.folder} has {missing}")
         return row
+
+
+def _differences(name: str, then: Any, now: Any) -> Iterator[str]:
+    """What of a setting is other than it was; of a table of settings each that is."""
+    if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
+        for key in now:
+            yield from _differences(f"{name}.{key}", then[key], now[key])
+    elif then != now:
+        yield f"{name} was {_brief(then)}, is {_brief(now)}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:56]} ..."

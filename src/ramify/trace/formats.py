@@ -153,7 +153,9 @@ for _writer in (
         "one kind of record, as a table",
         parquet.write_parquet,
         (".parquet",),
-        {"records": "the kind of record: nodes (default), streams, marks, verdicts, trees, producers, contexts, journal"},
+        {
+            "records": "the kind of record: nodes (default), streams, marks, verdicts, findings, trees, producers, contexts, journal"
+        },
     ),
     Writer(
         "dot", "one tree, as Graphviz text", dot.write_dot, (".dot", ".gv"), {"tree": "the tree; needed where there are several"}

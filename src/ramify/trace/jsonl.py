@@ -1,7 +1,7 @@
 """A run as JSON lines and back, exactly.
 
 The JSON lines form is one object a line: first ``run`` (schema and config), then trees, producers, contexts, blobs, nodes in order
-of writing, streams, marks, verdicts and the journal. Fields that have their default are left out. Floats that are no numbers are
+of writing, streams, marks, verdicts, findings and the journal. Fields that have their default are left out. Floats that are no numbers are
 written as "nan", "inf" and "-inf". Writing and reading take the memory of one line, not of the run.
 """
 
@@ -25,7 +25,20 @@ from ramify.base.ids import canonical_json
 from ramify.trace.connect import take_lock
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict, context_from_json, make_node
+from ramify.trace.migrate import verb_of
+from ramify.trace.node import (
+    Context,
+    Entry,
+    Finding,
+    Mark,
+    Node,
+    Producer,
+    Stream,
+    TreeInfo,
+    Verdict,
+    context_from_json,
+    make_node,
+)
 from ramify.trace.schema import SCHEMA
 
 _DEFAULTS: dict[str, Any] = {
@@ -66,10 +79,12 @@ def read_exported(path: Path, folder: Path) -> int:
     if head.get("kind") != "run":
         raise UserError(f"{path}:{number}: an exported run starts with a line of kind 'run'")
     version = field(head, "schema", int, f"{path}:{number}")
-    if version != SCHEMA:
-        raise UserError(f"{path}:{number}: schema {version} is not readable here, only schema {SCHEMA}: upgrade ramify")
+    if not 1 <= version <= SCHEMA:
+        raise UserError(f"{path}:{number}: schema {version} is not readable here, only schemas 1 to {SCHEMA}: upgrade ramify")
     count = 1
-    with new_run(folder, field(head, "config", dict, f"{path}:{number}")) as run:
+    config = field(head, "config", dict, f"{path}:{number}")
+    verb = field(head, "verb", str, f"{path}:{number}", "") or verb_of(config)
+    with new_run(folder, config, verb, field(head, "parts", dict, f"{path}:{number}", {})) as run:
         for number, record in lines:
             count += 1
             place = f"{path}:{number}"
@@ -84,7 +99,7 @@ def read_exported(path: Path, folder: Path) -> int:
 
 
 @contextmanager
-def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
+def new_run(folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None) -> Iterator[Run]:
     """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -96,7 +111,7 @@ def new_run(folder: Path, config: dict[str, Any]) -> Iterator[Run]:
     except OSError as error:
         raise refusal(f"cannot make {folder}", error) from error
     try:
-        with Run.create(part, config, ours=False) as run:
+        with Run.create(part, config, ours=False, kind=kind, parts=parts) as run:
             yield run
         os.replace(part, folder)
     except OSError as error:
@@ -129,6 +144,8 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
         yield {"kind": "mark", **dataclasses.asdict(mark)}
     for verdict in run.each(Verdict):
         yield {"kind": "verdict", **dataclasses.asdict(verdict)}
+    for finding in run.each(Finding):
+        yield {"kind": "finding", **dataclasses.asdict(finding)}
     for entry in run.each(Entry):
         yield {"kind": "journal", "entry": entry.kind, "key": entry.key, "payload": entry.payload}
 
@@ -181,6 +198,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "stream": {"node": str, "name": str, "maker": str, "values": list},
     "mark": {"node": str, "offset": int, "name": str, "maker": str},
     "verdict": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
+    "finding": {"name": str, "maker": str, "why": str, "offset": int, "action": str, "unit": str, "identity": dict},
     "journal": {"entry": str, "key": str},
 }
 _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
@@ -192,6 +210,7 @@ _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "stream": lambda run, r: run.add(Stream(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
     "mark": lambda run, r: run.add(Mark(**r)),
     "verdict": lambda run, r: run.add(Verdict(**r)),
+    "finding": lambda run, r: run.add(Finding(**r)),
     "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
 }
 

@@ -1,4 +1,4 @@
-"""The records a run is made of: nodes, contexts, streams, marks, verdicts. Schema version 1.
+"""The records a run is made of: nodes, contexts, streams, marks, verdicts, findings. Schema version 2.
 
 A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was drawn or
 inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from
@@ -242,6 +242,33 @@ class Verdict:
     evidence: Any = None
     cost: Mapping[str, float] = field(default_factory=dict)
     judges: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a method found: where, why, what to do about it, and the evidence.
+
+    Findings of one ``maker`` are replaced together (:meth:`ramify.trace.db.Run.conclude`); erasing a judge erases none.
+    """
+
+    name: str
+    """What was found, in a word or two: decisive step, rule lost, dead end."""
+    maker: str
+    """The verb that found it: ``graph-credit mark``."""
+    why: str
+    """One sentence: what was seen that says so."""
+    node: str | None = None
+    """Where; None where it is about the whole run."""
+    offset: int = 0
+    action: str = ""
+    """What to do about it, in one sentence or one command."""
+    value: float | None = None
+    unit: str = ""
+    """What ``value`` counts: reward, share, nats."""
+    evidence: Any = None
+    """The numbers behind it."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """Who made it beyond the verb: its settings, models with their weights, judges."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Run
-from ramify.trace.node import Context, Entry, Mark, Node, Producer, Stream, TreeInfo, Verdict
+from ramify.trace.node import Context, Entry, Finding, Mark, Node, Producer, Stream, TreeInfo, Verdict
 
 _GROUP = 4096
 _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -36,6 +36,11 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         dict.fromkeys(("node", "scorer", "unit", "cost", "judges"), "str")
         | {"value": "float", "confidence": "float", "evidence": "json"},
     ),
+    "findings": (
+        Finding,
+        dict.fromkeys(("node", "name", "maker", "why", "action", "unit", "identity"), "str")
+        | {"offset": "int", "value": "float", "evidence": "json"},
+    ),
     "trees": (TreeInfo, dict.fromkeys(("name", "task", "group", "data"), "str")),
     "producers": (Producer, {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"}),
     "contexts": (Context, {"hash": "str", "parts": "json"}),
@@ -44,7 +49,7 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, streams, marks, verdicts, trees, producers, contexts, journal), whole or not at all.
+    """Write the records of one kind (nodes, streams, marks, verdicts, findings, trees, producers, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Schema version 1 of a run's SQLite file: its tables, and how records become rows and come back.
+"""Schema version 2 of a run's SQLite file: its tables, and how records become rows and come back.
 
 Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and stream values, sampled masks as packed bits
 (first token in the highest bit of the first byte). JSON columns hold canonical JSON. Text is stored as text; the rare text that
@@ -19,11 +19,19 @@ import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.node import Context, Mark, Node, Producer, Stream, Verdict, content_id, context_from_json
+from ramify.trace.node import Context, Finding, Mark, Node, Producer, Stream, Verdict, content_id, context_from_json
 
 _T = TypeVar("_T")
-SCHEMA = 1
+SCHEMA = 2
 APPLICATION_ID = 0x72616D69  # "rami" in the file's header: tells a run from any other SQLite file
+
+FINDINGS = """
+CREATE TABLE findings (
+  seq INTEGER PRIMARY KEY, node INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL, maker TEXT NOT NULL,
+  value REAL, unit TEXT NOT NULL, why TEXT NOT NULL, action TEXT NOT NULL, evidence TEXT NOT NULL, identity TEXT NOT NULL);
+CREATE UNIQUE INDEX findings_by_maker ON findings (maker, name, ifnull(node, 0), offset, why);
+"""
+"""What schema 2 has beyond schema 1."""
 
 TABLES = f"""
 BEGIN IMMEDIATE;
@@ -58,6 +66,7 @@ CREATE TABLE verdicts (
   unit TEXT NOT NULL, value REAL, confidence REAL, evidence TEXT NOT NULL, cost TEXT NOT NULL,
   PRIMARY KEY (judge_set, node, scorer, unit)) WITHOUT ROWID;
 CREATE INDEX verdicts_by_node ON verdicts (node);
+{FINDINGS}
 CREATE TABLE journal (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, payload TEXT NOT NULL, UNIQUE (kind, key));
 PRAGMA application_id = {APPLICATION_ID};
@@ -73,6 +82,11 @@ INSERT_VERDICT = (
     "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (judge_set, node, scorer, unit) DO UPDATE SET "
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
+INSERT_FINDING = (
+    "INSERT INTO findings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (maker, name, ifnull(node, 0), offset, why) DO UPDATE SET "
+    "value = excluded.value, unit = excluded.unit, action = excluded.action, evidence = excluded.evidence, "
+    "identity = excluded.identity"
+)
 
 SELECT_NODE = (
     "SELECT n.id, t.name, (SELECT id FROM nodes p WHERE p.seq = n.parent), n.offset, n.role, n.text, n.tokens, n.sampled, "
@@ -85,6 +99,10 @@ SELECT_MARK = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM marks s JOIN
 SELECT_VERDICT = (
     "SELECT n.id, s.scorer, s.value, s.unit, s.confidence, s.evidence, s.cost, j.judges "
     "FROM verdicts s JOIN nodes n ON n.seq = s.node JOIN judge_sets j ON j.seq = s.judge_set "
+)
+SELECT_FINDING = (
+    "SELECT s.name, s.maker, s.why, n.id, s.offset, s.action, s.value, s.unit, s.evidence, s.identity "
+    "FROM findings s LEFT JOIN nodes n ON n.seq = s.node "
 )
 
 
@@ -263,6 +281,32 @@ def verdict_row(verdict: Verdict, seq: int, judge_set: int) -> tuple[Any, ...]:
 def row_verdict(row: tuple[Any, ...]) -> Verdict:
     """A verdict from a row of ``SELECT_VERDICT``."""
     return Verdict(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
+
+
+def finding_row(finding: Finding, seq: int | None, length: int) -> tuple[Any, ...]:
+    """The row of a finding. Raises UserError when its offset is outside a node of ``length``, or its value is no number."""
+    what = f"of the finding '{finding.name}' of {finding.maker}"
+    if not 0 <= finding.offset <= length:
+        raise UserError(f"the offset {what} is {finding.offset}, and node {finding.node} has length {length}")
+    return (
+        seq,
+        finding.offset,
+        finding.name,
+        finding.maker,
+        finite(finding.value, f"the value {what}"),
+        finding.unit,
+        to_text(finding.why),
+        to_text(finding.action),
+        to_json(finding.evidence, f"the evidence {what}"),
+        to_json(finding.identity, f"the identity {what}"),
+    )
+
+
+@stored
+def row_finding(row: tuple[Any, ...]) -> Finding:
+    """A finding from a row of ``SELECT_FINDING``."""
+    why, action = from_text(row[2]), from_text(row[5])
+    return Finding(row[0], row[1], why, row[3], row[4], action, row[6], row[7], from_json(row[8]), from_object(row[9]))
 
 
 @stored

@@ -83,7 +83,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
         trees=trees,
         abandoned=_abandoned(own),
         failed=failures(run).sentence(most=10),
-        config=list(_flatten(run.meta.get("config", {}))),
+        config=list(_flatten(run.config)),
         environment=_environment(run),
         result=[json.dumps(entry.payload, ensure_ascii=False) for entry in run.journal("result")],
     )
@@ -122,8 +122,7 @@ def message_html(title: str, text: str) -> str:
 
 def own_arm(run: Run) -> str:
     """The arm that the run is about; others were run beside it to compare."""
-    config = run.meta.get("config", {})
-    return str(config.get("arm", "ours")) if isinstance(config, Mapping) else "ours"
+    return str(run.config.get("arm", "ours"))
 
 
 def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = None) -> list[str]:

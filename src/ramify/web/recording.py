@@ -66,7 +66,7 @@ class Recorder:
         """The thread that owns the run: a run belongs to the thread that opened it."""
         try:
             there = (self.folder / FILE).is_file()
-            run = Run.open(self.folder, write=True) if there else Run.create(self.folder, settings)
+            run = Run.open(self.folder, write=True) if there else Run.create(self.folder, settings, kind="serve --record")
             conversations = Conversations(run, template, hidden)
         except BaseException as error:
             self._opened.put(error)

@@ -326,7 +326,7 @@ def test_wrong_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no regular expression" in refused(capsys, "forbid", case, "x", "(")
     text = (case / "case.toml").read_text().replace('model = "', 'temperature = 0.5\nmodel = "')
     (case / "case.toml").write_text(text)
-    assert "holds runs of another case (temperature was 1.0, is 0.5)" in refused(capsys, "run", case)
+    assert "began with other settings: temperature was 1.0, is 0.5" in refused(capsys, "run", case)
 
 
 @pytest.mark.parametrize(

@@ -338,4 +338,4 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 def test_flat_runs_and_trees_are_not_mixed(here: Path, capsys: pytest.CaptureFixture) -> None:
     done(capsys, "rollout", *OWN, "--panel", "4", "--out", "flat")
     code, _, err = ramify(capsys, "rollout", "--tree", *OWN, "--panel", "4", "--out", "flat")
-    assert (code, err) == (2, "ramify: flat was not made by `ramify rollout --tree`: choose another --out\n")
+    assert (code, err) == (2, "ramify: flat was not made by `ramify rollout --tree`: choose another folder\n")

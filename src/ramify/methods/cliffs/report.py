@@ -256,7 +256,7 @@ def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
 
 def to_run(folder: Path, scanned: Sequence[Scanned], tokenizer: Tokenizer) -> None:
     """Make a run of a scan, one tree a trace, whose pages show the potential. Raises UserError where there is a run already."""
-    with Run.create(folder, {"cliffs": "scan"}) as run:
+    with Run.create(folder, {"cliffs": "scan"}, kind="cliffs show --run") as run:
         for one in scanned:
             reply = store_trace(run, one.trace, tokenizer)
             for spot in spots(one):

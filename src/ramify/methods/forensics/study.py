@@ -30,7 +30,6 @@ from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
 from ramify.score.classify import Behaviour, by_pattern, find_behaviour
 from ramify.stats.drops import Counts
-from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 
@@ -99,18 +98,10 @@ class Study:
 
     def _open(self) -> Run:
         decides = {name: getattr(self.config, name) for name in DECIDES}
-        stored = {**decides, "forensics": True, "sampling": self.agent.sampling.to_json()}
-        place = self.folder / "run"
-        if not (place / FILE).exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return Run.create(place, stored)
-        run = Run.open(place, write=True)
-        begun = run.meta["config"]
-        changed = [f"{name} was {begun.get(name)!r}, is {value!r}" for name, value in decides.items() if begun.get(name) != value]
-        if changed:
-            run.close()
-            raise UserError(f"{place} holds runs of another case ({'; '.join(changed)}): choose another folder")
-        return run
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Run.begin(
+            self.folder / "run", "forensics", decides, {"forensics": True, "sampling": self.agent.sampling.to_json()}
+        )
 
     def __enter__(self) -> Self:
         return self
