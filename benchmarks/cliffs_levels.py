@@ -14,8 +14,8 @@ import itertools
 import json
 from typing import Any
 
-from ramify.methods.cliffs.repro import FORKS, TOKENS, process_cell
 from ramify.methods.cliffs.run import ScanConfig
+from ramify_experiments.cliffs.repro import FORKS, TOKENS, process_cell
 
 GRID: dict[str, tuple[float, ...]] = {
     "candidate": (0.05, 0.1, 0.2, 0.3, 0.4),

@@ -91,7 +91,7 @@ print(json.dumps(found))
 def residual(peer: str) -> None:
     """Print the unexplained share of variance of ramify's dictionaries and the peer's on the same states."""
     from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, fit, moments, quality
-    from ramify.methods.crosscoder.repro import SHAPE, make_base, plain_prompts, states_of, tool_prompts, tune
+    from ramify_experiments.crosscoder.repro import SHAPE, make_base, plain_prompts, states_of, tool_prompts, tune
 
     seed, (features, k, steps, batch) = 100, (256, 12, 900, 256)
     base = make_base(seed, 900)

@@ -21,13 +21,14 @@ import numpy as np
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ImproveConfig, Job
-from ramify.jobs.improve_repro import SIZES
 from ramify.methods.maze_recovery.attempts import Traces, from_run
 from ramify.methods.maze_recovery.build import build_sft
 from ramify.render.terminal import progress
-from ramify.stats.checks import Cells, Check
+from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, paired_t
 from ramify.trace.db import Run
+from ramify_experiments.improve import SIZES
+from ramify_experiments.lab import Cells
 
 SETS: dict[str, dict[str, Any]] = {
     "loops cut": {"mode": "success_loop_erased"},

@@ -21,10 +21,11 @@ from serving_vllm import Vllm
 
 from ramify.engine import profile
 from ramify.engine.local import LocalModel
-from ramify.methods.dspark import bench, domains
-from ramify.methods.dspark.lab import GIVEN, Lab
-from ramify.methods.dspark.repro import DRAFTERS, SIZES
+from ramify.methods.dspark import bench
 from ramify.model.protocol import Sampling
+from ramify_experiments.dspark import domains
+from ramify_experiments.dspark.lab import GIVEN, Lab
+from ramify_experiments.dspark.repro import DRAFTERS, SIZES
 
 PARTS = ("domains", "loads", "serving")
 NEW = 64

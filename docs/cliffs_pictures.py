@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ramify.methods.cliffs.report import picture
-from ramify.methods.cliffs.repro import FRESH, Lab
 from ramify.methods.cliffs.run import ScanConfig, Scanned, scan
 from ramify.render.charts import COLOURS
 from ramify.render.potential import potential_svg
 from ramify.render.svg import frame, label, tag
+from ramify_experiments.cliffs.repro import FRESH, Lab
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

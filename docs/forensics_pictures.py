@@ -11,11 +11,11 @@ from typing import Any
 
 from ramify.base.seeds import generator
 from ramify.methods.forensics.algorithm import sentence_scores
-from ramify.methods.forensics.battery import CUT, DOSES, of_model
-from ramify.methods.forensics.organisms import HUGE, KINDS, SENTENCES, K, taught
-from ramify.methods.forensics.repro import OWN
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.svg import credit_colour, frame, label, tag
+from ramify_experiments.forensics.battery import CUT, DOSES, of_model
+from ramify_experiments.forensics.organisms import HUGE, KINDS, SENTENCES, K, taught
+from ramify_experiments.forensics.repro import OWN
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ramify.methods.governance.repro import BUDGETS, DROPPED, HALF, RESTORED, survival
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
+from ramify_experiments.governance.repro import BUDGETS, DROPPED, HALF, RESTORED, survival
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted((ROOT / "src" / "ramify").rglob("*.py"))
+SOURCES = sorted(path for folder in ("src/ramify", "experiments/ramify_experiments") for path in (ROOT / folder).rglob("*.py"))
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "_pickle", "copyreg"}
 UNSAFE_CALLS = {"exec", "eval", "compile", "__import__"}
 

@@ -27,7 +27,7 @@ from ramify.methods.early_decision import (
 from ramify.rollout.thinking import Marks, Thinker
 from ramify.rollout.token_forks import Problem, read_problems
 from ramify.score.votes import Panel, find_panel
-from ramify.train.recipes import ChainRecipe, cached
+from ramify_experiments.recipes import ChainRecipe, cached
 
 
 def mine(checkpoint, prompts, voter):

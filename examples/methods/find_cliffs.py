@@ -12,11 +12,12 @@ from ramify import Sampling
 from ramify.engine.named import find_continuing
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
-from ramify.methods.cliffs import ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
+from ramify.methods.cliffs import ScanConfig, ablate, ablation_table, examine, picture, scan, summary
 from ramify.render.potential import potential_text
 from ramify.rollout.token_forks import Problem, TokenForks, read_problems
 from ramify.score.verifiers import find_verifier
-from ramify.train.recipes import ChainRecipe, cached
+from ramify_experiments.cliffs import pairs
+from ramify_experiments.recipes import ChainRecipe, cached
 
 
 def mine(checkpoint, problems, verifier):

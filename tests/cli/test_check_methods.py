@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ramify.base import registry
-from ramify.cli.nulls import cases_module, cases_of
-from ramify.stats.nulls import Case, verdict
+from ramify_experiments.cases import Case, verdict
+from ramify_experiments.check import cases_of
 
 TOY = """
-from ramify.stats.nulls import Case
+from ramify_experiments.cases import Case
 
 def often(rep):
     assert not list(rep.folder.iterdir())
@@ -39,10 +38,11 @@ def make_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, share: int = 0, sees
     for name in [name for name in sys.modules if name.startswith("toy_method")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("RAMIFY_CACHE", str(folder / "cache"))
-    import toy_method  # type: ignore[import-not-found]
-
+    info = folder / "toy_method-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: toy-method\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ramify.cases]\ntoy = toy_method.nulls:CASES\n")
     monkeypatch.setattr(registry, "names", lambda kind: ["toy"])
-    monkeypatch.setattr(registry, "get", lambda kind, name: toy_method)
 
 
 def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
@@ -97,9 +97,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) 
     assert "belong to `ramify check method NAME`" in verb.refused("check", "env", "household", "--quick")
     make_toy(tmp_path, monkeypatch, cases="CASES = CASES[:1]")
     assert "must hold a null and a planted case" in verb.refused("check", "method", "toy")
-    (tmp_path / "toy_method" / "nulls.py").unlink()
-    monkeypatch.delitem(sys.modules, "toy_method.nulls")
-    importlib.invalidate_caches()
+    (tmp_path / "toy_method-1.0.dist-info" / "entry_points.txt").unlink()
     assert "brings no null and no planted case" in verb.refused("check", "method", "toy")
 
 
@@ -115,7 +113,7 @@ def test_a_case_fails_only_where_its_interval_says_so() -> None:
 
 @pytest.mark.parametrize("slug", registry.builtin_methods())
 def test_every_method_brings_a_null_and_a_planted_case(slug: str) -> None:
-    cases = cases_of(cases_module(slug))
+    cases = cases_of(slug)
     for case in cases:
         assert case.says.endswith(".")
         assert (case.wanted <= 0.1) == (case.truth == "nothing"), case.name

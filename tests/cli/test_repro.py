@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+import tomllib
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,28 @@ from pathlib import Path
 import pytest
 from forked import Forks
 
+import ramify
+import ramify_experiments
 from ramify.base import registry
-from ramify.cli import repro
+from ramify.cli import experiments
 from ramify.cli.main import main
-from ramify.stats.checks import Cells, Check
+from ramify.stats.checks import Check
+from ramify_experiments.lab import Cells
 
 CALLS: list[int] = []
+
+
+def only(monkeypatch: pytest.MonkeyPatch, folder: Path, group: str, name: str, value: str) -> None:
+    """A third party's distribution that names ``value`` in a group, and no other distribution's entries in it."""
+    info = folder / "site" / "third_party-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ramify.{group}]\n{name} = {value}\n")
+    monkeypatch.syspath_prepend(info.parent)
+    every = experiments.found
+    monkeypatch.setattr(
+        experiments, "found", lambda wanted: {k: v for k, v in every(wanted).items() if wanted != group or v.value == value}
+    )
 
 
 def square(x: int) -> int:
@@ -41,8 +58,7 @@ def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
 
     module.reproduce = reproduce
     monkeypatch.setitem(sys.modules, "study_repro", module)
-    monkeypatch.setattr(repro, "JOBS", {"study": "study_repro"})
-    monkeypatch.setattr(registry, "builtin_methods", list)
+    only(monkeypatch, tmp_path, "reproductions", "study", "study_repro:reproduce")
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "cache"))
     CALLS.clear()
     return module
@@ -170,7 +186,7 @@ def test_the_seconds_are_those_of_making_not_of_reading(
 def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
     study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from ramify.train.recipes import place
+    from ramify_experiments.recipes import place
 
     made: list[Path] = []
 
@@ -196,7 +212,7 @@ from pathlib import Path
 os.environ["RAMIFY_CACHE"] = "cache"
 sys.path.insert(0, "package")
 import ramify
-from ramify.train import recipes
+from ramify_experiments import recipes
 
 assert Path(ramify.__file__).is_relative_to(Path("package").resolve()), ramify.__file__
 small = recipes.ChainRecipe(hops=1, mod=5, demonstrations=2, held_out=2, steps=1, every=1, rows=1, width=32, layers=1)
@@ -207,7 +223,9 @@ print(recipes.cached("chain", small).name, len(seen))
 
 def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> None:
     package = tmp_path / "package" / "ramify"
-    shutil.copytree(Path(repro.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    for one in (ramify, ramify_experiments):
+        source = Path(one.__file__ or "").parent
+        shutil.copytree(source, package.parent / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     found = []
     for addition in ("", "", "STEPS = 3\n"):
         with (package / "train" / "loop.py").open("a") as file:
@@ -219,3 +237,43 @@ def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> Non
     assert first == second != third
     assert before == "1"
     assert len(list((tmp_path / "cache").rglob("model.safetensors"))) == 2
+
+
+def test_without_the_experiments_the_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(experiments, "found", lambda group: {})
+    for verb in (["repro", "cliffs"], ["check", "method", "cliffs"]):
+        assert main([*verb, "--quick"]) == 4
+        assert capsys.readouterr().err.endswith("is not installed: pip install ./experiments in a checkout of ramify\n")
+
+
+def test_a_reproduction_of_two_distributions_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    info = tmp_path / "third_party-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ramify.reproductions]\ncliffs = nowhere:reproduce\nmine = nowhere:reproduce\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["repro", "mine"]) == 2
+    assert "two distributions bring reproductions of 'cliffs': nowhere:reproduce and " in capsys.readouterr().err
+    (info / "entry_points.txt").write_text("[ramify.reproductions]\nmine = nowhere:reproduce\n")
+    assert main(["repro", "mine"]) == 2
+    assert "mine = 'nowhere:reproduce' of ramify.reproductions cannot be loaded: No module named" in capsys.readouterr().err
+
+
+def test_the_installed_distribution_is_the_one_in_the_tree() -> None:
+    """Every entry point is that of experiments/pyproject.toml and loads; every method has a reproduction and cases."""
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "experiments/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == own["version"]
+    assert project["dependencies"] == [f"ramify=={own['version']}"]
+    methods = registry.builtin_methods()
+    for group, names in (("experiments", ["check", "repro"]), ("reproductions", [*methods, "improve"]), ("cases", methods)):
+        wanted = project["entry-points"][f"ramify.{group}"]
+        assert sorted(wanted) == sorted(names)
+        assert {name: entry.value for name, entry in experiments.found(group).items()} == wanted, "install it again"
+        for name in wanted:
+            assert experiments.load(group, name)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from waiting import until
 
-from ramify.base.errors import NeedsError, RamifyError
+from ramify.base.errors import CellError, NeedsError, RamifyError
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.integrations.ray import RayBackend
 from ramify.jobs.collect import Collection, RolloutConfig
 from ramify.jobs.play import play
-from ramify.stats.checks import CellError, Cells
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
+from ramify_experiments.lab import Cells
 
 PARTS = Path(__file__).parents[1] / "rollout"
 WALKER = "factory:worker_parts:walker"

@@ -31,10 +31,10 @@ from ramify.model.middleware import wrap
 from ramify.model.probe import probe
 from ramify.model.protocol import Message, Prefix, Sampling
 from ramify.rollout.pins import Pins
-from ramify.train.recipes import train_tokenizer
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Places
 from ramify.web.recording import Recorder
+from ramify_experiments.recipes import train_tokenizer
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -1,11 +1,9 @@
-"""Losses in closed form, a trainer whose result does not depend on how rows are packed, checkpoints without code, a recipe that learns."""
+"""Losses in closed form, a trainer whose result does not depend on how rows are packed, checkpoints without code."""
 
 from __future__ import annotations
 
-import json
 import math
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds import chain
-from ramify.train import checkpoint, recipes
+from ramify.train import checkpoint
 from ramify.train.batch import Batch, Row, collate, micro_batches
 from ramify.train.loop import TrainConfig, Trainer, token_logprobs, with_reference
 from ramify.train.losses import LossConfig, Scores, cross_entropy, policy_gradient, preference, reference_kl
@@ -164,35 +161,3 @@ def test_a_row_with_nan_or_ragged_streams_is_refused() -> None:
 def test_a_foreign_checkpoint_is_refused(blob: bytes) -> None:
     with pytest.raises(UserError, match="not a checkpoint"):
         checkpoint.unpack(blob)
-
-
-def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
-    said: list[str] = []
-    small = recipes.Recipe(name="household", demonstrations=40, steps=51, rows=8, lr=1e-2, width=32, layers=1, vocab=300)
-    folder = recipes.cached("household", small, said.append)
-    losses = [float(line.split()[3]) for line in said if line.startswith("step")]
-    assert losses[-1] < 0.6 * losses[0]
-    assert json.loads((folder / "recipe.json").read_text())["steps"] == 51
-    assert TinyLM.load(folder).config.width == 32
-    said.clear()
-    assert recipes.cached("household", small, said.append) == folder
-    assert not said, "trained again"
-
-
-def test_the_chain_recipe_stops_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
-    said: list[str] = []
-    small = recipes.ChainRecipe(
-        hops=1, mod=5, operand=4, accuracy=0.0, below=2.0, demonstrations=9, held_out=9, rows=4, width=32, layers=1, lr=1e-2
-    )
-    model = TinyLM.load(recipes.cached("chain", small, said.append))
-    assert len(said) == 1, "it looked more than once"
-    tokenizer = recipes.chain_tokenizer(5)
-    tasks = list(chain.ChainWorld((1, 1), 5).panel("train", 9))
-    reply = recipes.chain_reply(tasks[0], np.random.default_rng(0))
-    assert tokenizer.decode(tokenizer.encode(reply)) == reply
-    assert chain.check(tasks[0], reply).right
-    first, again = (recipes.chain_answers(model, tokenizer, tasks, 1.0, seed=3) for _ in range(2))
-    assert first.shape == (9,)
-    assert (first == again).all()

@@ -38,6 +38,10 @@ class NeedsError(RamifyError):
     exit_code = EXIT_NEEDS
 
 
+class CellError(RamifyError):
+    """The function of an experiment's cell raised; the message names the cell's key. Cells that were done are kept."""
+
+
 class BusyError(RamifyError):
     """A queue is full; nothing was started, and asking again later may help."""
 

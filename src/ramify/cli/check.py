@@ -11,7 +11,7 @@ from ramify.base import conformance, registry
 from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
-from ramify.cli.nulls import check_methods
+from ramify.cli import experiments
 from ramify.trace import integrity
 
 app = typer.Typer(add_completion=False)
@@ -48,7 +48,8 @@ def check(
     from ramify.render import terminal
 
     if kind == "method":
-        check_methods(name, quick, seed, out, as_json)
+        if not experiments.command("check")(name, quick, seed, out, as_json):
+            raise typer.Exit(EXIT_FAILED)
         return
     if quick or seed or out is not None:
         raise UserError(f"--quick, --seed and --out belong to `ramify check method NAME`, not to kind '{kind}'")

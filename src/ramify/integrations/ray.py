@@ -17,12 +17,11 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ramify.base.errors import NeedsError, RamifyError
+from ramify.base.errors import CellError, NeedsError, RamifyError
 from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.rollout.pool import LostWorkerError, Start
 from ramify.rollout.worker import THREADS, Player
-from ramify.stats.checks import CellError
 
 PATIENCE = 600.0
 """Seconds the cluster has to find a place for a worker."""
@@ -124,7 +123,7 @@ class RayBackend:
         return start, workers, finish
 
     def cells(self, workers: int) -> tuple[Callable[..., Generator[tuple[str, Any], None, None]], Callable[[], None]]:
-        """What runs the cells of a reproduction on the cluster (see :class:`ramify.stats.checks.Cells`), and what ends it."""
+        """What runs the cells of a reproduction on the cluster (a function, and its arguments by key), and what ends it."""
         ray, finish = connect()
         at_once, share = _share(ray, workers)
         task = ray.remote(num_cpus=share, max_retries=2)(_call)

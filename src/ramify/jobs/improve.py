@@ -62,7 +62,7 @@ class Arm:
     credit: Literal["g2po", "grpo", "imitate"]
     resample: bool = False
     lr: float = 1e-3
-    """Default learning rate; the comparison in ``jobs.improve_repro`` chooses each arm's own on other seeds."""
+    """Default learning rate; the comparison (``ramify repro improve``) chooses each arm's own on other seeds."""
 
 
 ARMS = {

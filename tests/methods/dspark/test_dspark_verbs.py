@@ -14,8 +14,8 @@ import pytest
 
 from ramify.cli.main import main
 from ramify.engine.local import LocalModel
-from ramify.methods.dspark.domains import DOMAINS, TargetRecipe, make_target, prompts
 from ramify.model.protocol import Prefix, Sampling
+from ramify_experiments.dspark.domains import DOMAINS, TargetRecipe, make_target, prompts
 
 Call = Callable[..., tuple[int, str]]
 
@@ -36,14 +36,22 @@ print(json.dumps({short: found[name] for short, name in names.items()}))
 """
 
 
+def given(target: str) -> list[str]:
+    """The prompts of a target that :func:`pair` made."""
+    return ["--prompts", str(Path(target.removeprefix("hf:")).with_name("prompts.jsonl"))]
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A target that hardly learned anything, and a drafter trained on its text for a moment."""
     folder = tmp_path_factory.mktemp("dspark")
     made, words = make_target(TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16), lambda line: None)
     made.save(folder / "target", words)
+    each = [prompts(domain, 18, 16, 0, "train") for domain in DOMAINS]
+    starts = [list(map(int, one)) for some in zip(*each, strict=True) for one in some]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt_ids": one}) + "\n" for one in starts))
     target, out = f"hf:{folder / 'target'}", folder / "drafter"
-    assert main(["dspark", "train", target, "--out", str(out), *SMALL, "--json"]) == 0
+    assert main(["dspark", "train", target, *given(target), "--out", str(out), *SMALL, "--json"]) == 0
     return target, out
 
 
@@ -60,11 +68,11 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 def test_training_again_goes_on_and_changes_nothing(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
     before = (out / "model.safetensors").read_bytes()
-    code, text = call("train", target, "--out", str(out), *SMALL, "--json")
+    code, text = call("train", target, *given(target), "--out", str(out), *SMALL, "--json")
     assert code == 0
     assert json.loads(text)["step"] == 4
     assert (out / "model.safetensors").read_bytes() == before
-    code, text = call("train", target, "--out", str(out), *SMALL, "--seed", "7")
+    code, text = call("train", target, *given(target), "--out", str(out), *SMALL, "--seed", "7")
     assert code == 2
     assert "text of another target or other prompts" in text
 
@@ -80,9 +88,9 @@ def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path
     (out / "training").rmdir()
     (out / "model.safetensors").unlink()  # a training that stopped just before its end
     (out / "config.json").unlink()
-    code, text = call("calibrate", target, str(out), "--n", "12")
+    code, text = call("calibrate", target, *given(target), str(out), "--n", "12")
     assert (code, "its training has not ended" in text) == (2, True)
-    code, text = call("train", target, "--out", str(out), *SMALL, "--json")
+    code, text = call("train", target, *given(target), "--out", str(out), *SMALL, "--json")
     assert code == 0, text
     assert (out / "model.safetensors").read_bytes() == drafter, "it went on from what was there"
     assert sorted(file.name for file in out.rglob("*.safetensors")) == ["model.safetensors", *sorted(kept)]
@@ -95,7 +103,7 @@ def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path
 def test_a_drafter_that_no_server_loads_is_said_to_be_one(
     options: list[str], served: bool, pair: tuple[str, Path], tmp_path: Path, call: Call
 ) -> None:
-    code, text = call("train", pair[0], "--out", str(tmp_path / "drafter"), *SMALL, "--steps", "1", *options)
+    code, text = call("train", pair[0], *given(pair[0]), "--out", str(tmp_path / "drafter"), *SMALL, "--steps", "1", *options)
     assert code == 0, text
     assert ("warning: neither vLLM nor SGLang loads a drafter of kind" in text) != served
 
@@ -140,7 +148,7 @@ def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Pat
 
 
 def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:
-    code, text = call("train", pair[0], "--out", str(tmp_path / "none"), "--dry-run", "--json")
+    code, text = call("train", pair[0], *given(pair[0]), "--out", str(tmp_path / "none"), "--dry-run", "--json")
     assert code == 0
     assert json.loads(text)["bill"]["tokens to draw, at most"] == 1200 * 96
     assert not (tmp_path / "none").exists()
@@ -148,7 +156,7 @@ def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tm
 
 def test_calibration_is_saved_with_the_drafter(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
-    code, text = call("calibrate", target, str(out), "--n", "12", "--tokens", "16", "--json")
+    code, text = call("calibrate", target, *given(target), str(out), "--n", "12", "--tokens", "16", "--json")
     assert code == 0
     found = json.loads(text)
     assert len(found["temperatures"]) == 3
@@ -163,7 +171,7 @@ def test_calibration_is_saved_with_the_drafter(pair: tuple[str, Path], call: Cal
 
 def test_a_profile_is_saved_and_says_where_drafting_pays(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
-    code, text = call("profile", target, str(out), "--loads", "2,1", "--repeats", "3", "--json")
+    code, text = call("profile", target, *given(target), str(out), "--loads", "2,1", "--repeats", "3", "--json")
     assert code == 0
     assert [row["requests"] for row in json.loads(text)["loads"]] == [1, 2]
     assert (out / "profile.json").is_file()
@@ -173,10 +181,14 @@ def test_a_profile_is_saved_and_says_where_drafting_pays(pair: tuple[str, Path],
 @pytest.mark.timeout(600)
 def test_bench_and_verification_run_on_the_pair(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
-    code, text = call("bench", target, str(out), "--loads", "1", "--turns", "3", "--tokens", "8", "--n", "6", "--json")
+    code, text = call(
+        "bench", target, *given(target), str(out), "--loads", "1", "--turns", "3", "--tokens", "8", "--n", "6", "--json"
+    )
     assert code == 0
     assert {row["name"] for row in json.loads(text)["domains"]} == {"plain", "drafter"}
-    code, text = call("verify-lossless", target, str(out), "--n", "3", "--draws", "1000", "--schedule", "fixed:2", "--json")
+    code, text = call(
+        "verify-lossless", target, *given(target), str(out), "--n", "3", "--draws", "1000", "--schedule", "fixed:2", "--json"
+    )
     assert code == 0
     found = json.loads(text)
     assert found["passed"]
@@ -217,7 +229,8 @@ def test_mistakes_are_one_sentence(
     pair: tuple[str, Path], tmp_path: Path, call: Call, arguments: list[str], code: int, said: str
 ) -> None:
     places = {"target": pair[0], "out": str(pair[1]), "empty": str(tmp_path)}
-    found, text = call(*(one.format(**places) for one in arguments))
+    own = given(pair[0]) if "{target}" in arguments and "--prompts" not in arguments else []
+    found, text = call(*(one.format(**places) for one in arguments), *own)
     assert found == code
     assert said in text
     assert len(text.strip().splitlines()) == 1
@@ -229,7 +242,7 @@ def test_a_drafter_without_confidences_is_not_calibrated(pair: tuple[str, Path],
 
     made = for_target(TinyLM.load(pair[0].removeprefix("hf:")), "dflash", layers=1, block=3, mask_token=1)
     save_drafter(made, tmp_path / "flash")
-    code, text = call("calibrate", pair[0], str(tmp_path / "flash"))
+    code, text = call("calibrate", pair[0], *given(pair[0]), str(tmp_path / "flash"))
     assert code == 2
     assert "no confidence head" in text
 

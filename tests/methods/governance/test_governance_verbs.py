@@ -52,7 +52,7 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
 def bench(out: Path, agent: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
     """Exit code, report and what a terminal shows of a bench of an agent of nulls.py; control and three conditions, nine tasks."""
     settings = ("--conditions", "control,compaction,attack_inject,defense_pin", "--allowed", "none", "--turns", 4, "--reps", 4)
-    model = f"python:ramify.methods.governance.nulls:{agent}"
+    model = f"python:ramify_experiments.governance.nulls:{agent}"
     code = run("bench", "--agent", model, "--out", out, *settings, "--json")
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     run("report", out, "--out", out.with_suffix(".md"))

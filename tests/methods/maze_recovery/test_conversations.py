@@ -11,7 +11,7 @@ from ramify.methods.maze_recovery.conversations import IGNORED, Conversation, wh
 from ramify.methods.maze_recovery.turns import Turn, turns_of
 from ramify.trace.node import make_node
 from ramify.trace.path import Path
-from ramify.train.recipes import chat_row
+from ramify_experiments.recipes import chat_row
 
 TEMPLATE = chat_template(model_folder("builtin"))
 SAID = [

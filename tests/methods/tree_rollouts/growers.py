@@ -10,7 +10,7 @@ from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.methods.tree_rollouts.repro import ToyGrower
+from ramify.methods.tree_rollouts.toy import ToyGrower
 from ramify.rollout.run import Attempt, Turn
 from ramify.trace.node import make_node
 

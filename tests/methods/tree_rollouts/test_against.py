@@ -10,7 +10,7 @@ import pytest
 
 from ramify.cli.main import main
 from ramify.methods.tree_rollouts.record import GrownTree, write_trees
-from ramify.methods.tree_rollouts.repro import grow, make_prompts
+from ramify.methods.tree_rollouts.toy import grow, make_prompts
 
 PROMPTS = make_prompts(60, 0)
 

@@ -16,8 +16,8 @@ from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
-from ramify.methods.tree_rollouts.repro import ToyGrower, make_prompts
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
+from ramify.methods.tree_rollouts.toy import ToyGrower, make_prompts
 from tree_rollouts.growers import TASK, Scrambled, Words, check_accounting
 
 TOY = {"worst_attempt": 8.0}

@@ -1,4 +1,4 @@
-"""Prompts that drafters are trained, calibrated and measured on: a user's file, or what the built-in models know."""
+"""Prompts that drafters are trained, calibrated and measured on: a user's file, or what the built-in model knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ramify.base.files import reason
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
-from ramify.methods.dspark import domains
 from ramify.model.chat import ChatTemplate, RawTemplate
 from ramify.model.rendered import laid_out
 from ramify.rollout.token_forks import read_problems
@@ -21,15 +20,10 @@ SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
 """Splits of the household world for each use of prompts."""
 
 
-def of_target(target: str, model: LocalModel, n: int, seed: int, part: str) -> list[np.ndarray]:
-    """``n`` prompts for a model that needs no file: half-played households for ``builtin``, starts of 16 tokens in the three domains for
-    a model of :mod:`ramify.methods.dspark.domains`. Raises UserError for any other.
-    """
+def of_target(target: str, n: int, seed: int, part: str) -> list[np.ndarray]:
+    """``n`` prompts for ``builtin``, which needs no file: half-played households. Raises UserError for any other target."""
     if target == "builtin":
         return households(chat_template(model_folder(target)), n, seed, part)
-    if model.tokenizer is not None and all(model.tokenizer.raw.token_to_id(token) == i for token, i in domains.ID.items()):
-        each = [domains.prompts(domain, -(-n // 3), 16, seed, part) for domain in domains.DOMAINS]
-        return [prompt for three in zip(*each, strict=True) for prompt in three][:n]
     raise UserError(
         f"'{target}' needs prompts of its own: give --prompts FILE (JSON lines with prompt or prompt_ids, or a text a line)"
     )

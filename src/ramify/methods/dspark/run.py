@@ -88,7 +88,7 @@ class Target:
     def prompts(self, file: Path | None, n: int, raw: bool, seed: int, part: str) -> list[np.ndarray]:
         """``n`` prompts, those of ``file`` in turns, or what :func:`ramify.methods.dspark.prompts.of_target` makes; all fit the context."""
         if file is None:
-            return prompts.of_target(self.name, self.model, n, seed, part)
+            return prompts.of_target(self.name, n, seed, part)
         read = prompts.from_file(file, self.model, self.template, raw)
         for i, one in enumerate(read):
             if len(one) + 2 > self.model.context:

@@ -255,7 +255,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction, each against the defaults."""
-    from ramify.methods.tree_rollouts.repro import sweep_grid
+    from ramify.methods.tree_rollouts.toy import sweep_grid
 
     if prompts < 1:
         raise UserError(f"--prompts must be at least 1, not {prompts}")

@@ -1,0 +1,646 @@
+"""Reproduction 7(a): potentials known exactly, a model of chain arithmetic scanned at every token, preference training on its cliffs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError
+from ramify.base.seeds import generator, place_key, uniforms
+from ramify.base.waiting import complete
+from ramify.env.protocol import Task
+from ramify.env.worlds import chain
+from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
+from ramify.methods.cliffs.passk import pass_at_k
+from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
+from ramify.model.protocol import Sampling
+from ramify.rollout.token_forks import Chances, Problem, TokenForks
+from ramify.rollout.token_traces import TokenTrace
+from ramify.stats.checks import Check
+from ramify.stats.drops import Counts, standard_error
+from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
+from ramify_experiments.cliffs.martingale import simulate
+from ramify_experiments.lab import Cells
+
+TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
+ARMS = ("del", "keep", "random", "critical", "tangent")
+
+# -- item 1: a martingale whose every true drop is known
+
+
+def process_cell(traces: int, seed: int, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Test every token on 64 forks a position, again on 128 fresh ones; delete and keep the first cliff of each wrong reply.
+
+    ``budgeted`` counts what a budgeted scan, and the faithful one (``again``), find again on other forks; ``settings`` are its options.
+    """
+    made, test, rng = simulate(traces, TOKENS, seed), ZTest(), generator(seed, "cliffs-process", "forks")
+    v, right, sure = made["v"], made["right"], made["entropy"] <= H_STAR
+    kind = np.where(made["greedy"], np.where(sure, 0, 1), np.where(sure, 3, 2))
+    k, fresh = rng.binomial(FORKS, v), rng.binomial(FRESH, v)
+    found = test.table(FORKS)[k[:, :-1], k[:, 1:]]
+    held = test.table(FRESH)[fresh[:, :-1], fresh[:, 1:]]
+    drop, true = (k[:, :-1] - k[:, 1:]) / FORKS, v[:, :-1] - v[:, 1:]
+    rows = np.flatnonzero(found.any(axis=1) & ~right)
+    at = found[rows].argmax(axis=1)
+    known, forks = _known(v, made["pi"], seed)
+    budgeted = asyncio.run(scan(known, forks, ScanConfig(**settings or {}))).scanned
+    kept = np.zeros_like(found)
+    for one in budgeted:
+        kept[int(one.trace.id), [cliff.t - 1 for cliff in one.of("confirmed")]] = True
+    other = generator(seed, "cliffs-process", "again")
+    again = [test.table(n)[c[:, :-1], c[:, 1:]] for n, c in ((n, other.binomial(n, v)) for n in (FORKS, FRESH))]
+    return {
+        "budgeted": {
+            "reference": int((found & held).sum()),
+            "hits": int((found & held & kept).sum()),
+            "again": int((found & held & again[0] & again[1]).sum()),
+            "confirmed": int(kept.sum()),
+            "false": int((kept & (true <= DELTA)).sum()),
+            "forks": sum(one.forks for one in budgeted),
+        },
+        "cliffs": found.sum(axis=1).tolist(),
+        "right": right.tolist(),
+        "del": rng.binomial(FORKS, v[rows, at]).tolist(),
+        "keep": rng.binomial(FORKS, v[rows, at + 1]).tolist(),
+        "classes": {name: [part[found & (kind == i)].tolist() for part in (drop, true, held)] for i, name in enumerate(KINDS)},
+    }
+
+
+class KnownForks:
+    """Forks of replies whose potentials ``v`` (R, T + 1) and probabilities of tokens ``pi`` (R, T) are known; trace ids are the rows."""
+
+    def __init__(self, v: np.ndarray, pi: np.ndarray, seed: int) -> None:
+        self.v, self.pi, self.seed = v, pi, seed
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks."""
+        key = place_key(self.seed, "known", trace.id, t, purpose)
+        return Counts(int((uniforms(np.full(n, key), np.arange(start, start + n)) < self.v[int(trace.id), t]).sum()), n)
+
+    async def chances(self, trace: Any) -> Chances:
+        """Probabilities of the tokens."""
+        return Chances(self.pi[int(trace.id)])
+
+    def spent(self) -> dict[str, Any]:
+        """Nothing is counted."""
+        return {}
+
+
+def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], KnownForks]:
+    ids = tuple(range(pi.shape[1]))
+    return [TokenTrace(str(i), str(i), (0,), ids, Sampling(), stop="length") for i in range(len(v))], KnownForks(v, pi, seed)
+
+
+# -- item 2: a model
+
+
+class Kept:
+    """The forks of ``inner``, each drawn once however often it is counted, sixteen together: scans of one seed share theirs."""
+
+    SIZE = 16
+
+    def __init__(self, inner: TokenForks) -> None:
+        self.inner, self.known = inner, dict[tuple[str, int, str, int], Counts]()
+        self.chances, self.spent = inner.chances, inner.spent
+
+    async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+        """Right ones among ``n`` forks, drawn or known."""
+        places = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
+        assert not append
+        assert not n % self.SIZE
+        missing = [place for place in places if place not in self.known]
+        drawn = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
+        self.known.update(zip(missing, drawn, strict=True))
+        return sum((self.known[place] for place in places[1:]), self.known[places[0]])
+
+
+class Lab:
+    """The model that ``recipe`` makes for a seed, its world, and forks of its replies."""
+
+    def __init__(self, recipe: Mapping[str, Any], seed: int) -> None:
+        from ramify.engine.local import LocalModel
+        from ramify.engine.tiny import TinyLM
+        from ramify_experiments import recipes
+
+        self.recipe, self.seed = recipes.ChainRecipe(**recipe, seed=seed), seed
+        self.module = TinyLM.load(recipes.cached("chain", self.recipe, lambda line: None))
+        self.tokenizer = recipes.chain_tokenizer(self.recipe.mod)
+        self.world = chain.ChainWorld((self.recipe.hops,) * 2, self.recipe.mod, operand=self.recipe.operand)
+        # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
+        self.engine = LocalModel(self.module, self.tokenizer, max_rows=256, cache_bytes=0)
+
+    def forks(self, seed: int = 0) -> TokenForks:
+        """Forks whose draws are those of ``seed`` within this model's seed."""
+        settings = Sampling(max_tokens=12 * self.recipe.hops)
+        return TokenForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
+
+    def problems(self, split: str, n: int) -> list[Problem]:
+        """Problems of a split; no model was trained on them."""
+        tasks = self.world.panel(split, n, self.seed)
+        return [Problem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
+
+    def answers(self, module: Any, n: int, temperature: float) -> float:
+        """Share of ``n`` problems that ``module`` answers right."""
+        from ramify_experiments import recipes
+
+        tasks = list(self.world.panel("eval", n, self.seed))
+        return float(recipes.chain_answers(module, self.tokenizer, tasks, temperature, self.seed).mean())
+
+
+def judge(text: str, trace: TokenTrace) -> bool:
+    """Whether the last answer in ``text`` is the chain's."""
+    return chain.check(Task(trace.problem_id, trace.data), text).right
+
+
+def model_cell(recipe: dict[str, Any], seed: int, problems: int) -> dict[str, float]:
+    """Train the model of a seed; its sampled and greedy accuracy."""
+    lab = Lab(recipe, seed)
+    return {"sampled": lab.answers(lab.module, problems, 1.0), "greedy": lab.answers(lab.module, problems, 0.0)}
+
+
+def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
+    """One reply each to problems ``start`` to ``stop``: the faithful scan with confirmation, the budgeted one on forks of its own."""
+    return asyncio.run(_scan(Lab(recipe, seed), Lab(recipe, seed).problems("eval", problems)[start:stop]))
+
+
+async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+    forks, test = lab.forks(0), ZTest()
+    traces = await forks.draw(problems)
+    kept = Kept(forks)
+    faithful = await scan(traces, kept, ScanConfig(faithful=True, confirm=FRESH))
+    other = Kept(lab.forks(1))
+    budgeted = await scan(traces, other, ScanConfig())
+    same = await scan(traces, kept, ScanConfig())
+    # first cliffs as they were found, before any confirmation, which would choose among them
+    unconfirmed = [replace(one, cliffs=tuple(replace(cliff, status="found") for cliff in one.cliffs)) for one in faithful.scanned]
+    rows = []
+    for one, two, three in zip(faithful.scanned, budgeted.scanned, same.scanned, strict=True):
+        pi = (await forks.chances(one.trace)).pi
+        assert pi is not None
+        rows.append(
+            {
+                "id": one.trace.id,
+                "right": one.trace.correct,
+                "tokens": one.trace.length,
+                "likely": int((pi >= 1 - DELTA).sum()),
+                "screened": len(screen(pi.tolist(), DELTA, ScanConfig().carry)[0]),
+                "k": [None if c is None else c.k for c in one.trace.potentials],
+                "again": [await _again(one.trace, cliff.t, other, test) for cliff in one.cliffs],
+                **{
+                    name: [cliff.to_json(test) for cliff in cliffs]
+                    for name, cliffs in (("faithful", one.cliffs), ("budgeted", two.cliffs), ("same", three.cliffs))
+                },
+            }
+        )
+    return {
+        "traces": rows,
+        "ablation": await ablate(unconfirmed, forks, FORKS),
+        "spent": {"faithful": _bill(faithful.spent), "budgeted": _bill(budgeted.spent)},
+    }
+
+
+def _bill(spent: Mapping[str, Any]) -> dict[str, float]:
+    """Forks of the scan and of its confirmation, and tokens run through the model for both."""
+    by = spent["by_purpose"]
+    return {
+        "scan": by["scan"]["forks"],
+        "confirm": by.get("confirm", {}).get("forks", 0),
+        "forward_tokens": spent["forward_tokens"],
+    }
+
+
+async def _again(trace: TokenTrace, t: int, forks: Kept, test: ZTest) -> bool:
+    """Whether a faithful scan on these other forks finds and confirms the cliff at token ``t``."""
+    return all(
+        [
+            test.fires(*[await forks.count(trace, at, n, purpose) for at in (t - 1, t)])
+            for n, purpose in ((FORKS, "scan"), (FRESH, "confirm"))
+        ]
+    )
+
+
+# -- item 3: preference training
+
+
+def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
+    """From the budgeted scan of training problems ``start`` to ``stop``: pairs at confirmed cliffs, pairs at half as many random positions,
+    and every potential that was measured, as advantages."""
+    lab = Lab(recipe, seed)
+    return asyncio.run(_pairs(lab, lab.problems("demo", problems)[start:stop]))
+
+
+async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+    forks = lab.forks(2)
+    traces = await forks.draw(problems)
+    result = await scan(traces, forks, ScanConfig())
+    cliffs = [replace(one, cliffs=tuple(one.of("confirmed"))) for one in result.scanned]
+    at_cliffs = await examine(cliffs, forks, ZTest(), classes=("uncertain", "sampled_off"))
+    tokens = forks.spent()["forward_tokens"]
+    at_random = await examine([_at_random(one, lab.seed) for one in cliffs], forks, ZTest())
+    dense = [await _advantages(one, forks) for one in result.scanned] + [row for one in at_cliffs for row in _tried(one)]
+    return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "dense": dense, "tokens": tokens}
+
+
+async def _advantages(one: Scanned, forks: TokenForks) -> dict[str, Any]:
+    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out.
+
+    Of candidates the fresh forks count, which did not choose them.
+    """
+    trace, pi = one.trace, (await forks.chances(one.trace)).pi
+    assert pi is not None
+    known = [(t, c) for t, c in enumerate(trace.potentials) if c is not None and c.n]
+    counts = {t: (before, now) for (_, before), (t, now) in itertools.pairwise(known) if pi[t - 1] < 1 - DELTA}
+    counts |= {cliff.t: cliff.fresh for cliff in one.cliffs if cliff.fresh is not None}
+    moved = {t: _shrunk(*pair) for t, pair in counts.items()}
+    return {
+        "prompt": list(trace.prompt_ids),
+        "reply": list(trace.response_ids),
+        "logprobs": list(trace.logprobs),
+        "moved": sorted(moved.items()),
+    }
+
+
+def _shrunk(before: Counts, now: Counts) -> float:
+    """What a token changed, the less the smaller it is against its standard error: most tokens change nothing, and their noise would add up."""
+    gain = now.rate - before.rate
+    se = standard_error(*(Counts(c.k + 1, c.n + 2) for c in (before, now)))
+    return gain * max(0.0, 1 - (se / gain) ** 2) if gain else 0.0
+
+
+def _tried(one: Examined) -> list[dict[str, Any]]:
+    """The other tokens tried at a cliff, each by the probability with which the sampler would have drawn it."""
+    prompt, token = one.trace.prefix(one.cliff.t - 1).tolist(), one.trace.response_ids[one.cliff.t - 1]
+    return [
+        {
+            "prompt": prompt,
+            "reply": [c.token_id],
+            "logprobs": [math.log(c.q)],
+            "moved": [[1, c.q * _shrunk(one.prev, c.counts)]],
+        }
+        for c in one.candidates
+        if c.token_id != token and c.counts.n and one.prev.n
+    ]
+
+
+def _at_random(one: Scanned, seed: int) -> Scanned:
+    """The trace with half as many positions as it has cliffs, drawn at random, in the cliffs' places: each gives more pairs than a cliff."""
+    picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, -(-len(one.cliffs) // 2))
+    nothing = Counts(0, 0)
+    return replace(
+        one, cliffs=tuple(Cliff(one.trace.id, int(t), None, int(t) - 1, False, nothing, nothing, TokenFacts()) for t in picks)
+    )
+
+
+def training_cell(
+    recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], shown: int, lr: float, problems: int
+) -> dict[str, Any]:
+    """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
+    from ramify.train.loop import TrainConfig, Trainer, with_reference
+    from ramify_experiments.cliffs.pairs import pair_rows
+
+    lab = Lab(recipe, seed)
+    made = with_reference(lab.module, pair_rows(rows))
+    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
+    order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))]
+    for at in range(0, shown, 16):
+        trainer.update(order[at : min(shown, at + 16)], {"preference": 1.0})
+    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+
+
+def dense_cell(
+    recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], passes: int, lr: float, problems: int
+) -> dict[str, Any]:
+    """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``, 64 an update; accuracy afterwards."""
+    from ramify.train.batch import Row
+    from ramify.train.loop import TrainConfig, Trainer
+
+    lab, made = Lab(recipe, seed), []
+    rows = [row for row in rows if any(value for _, value in row["moved"])]
+    size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
+    for row in rows:
+        start, tokens = len(row["prompt"]), np.array([*row["prompt"], *row["reply"]], np.int32)
+        streams = {"advantage": np.zeros(len(tokens), np.float32), "logprobs": np.zeros(len(tokens), np.float32)}
+        mask = np.zeros(len(tokens), bool)
+        streams["logprobs"][start:] = row["logprobs"]
+        for t, value in row["moved"]:
+            streams["advantage"][start + t - 1], mask[start + t - 1] = value / size, True
+        made.append(Row(tokens, mask, streams))
+    trainer = Trainer(lab.module, TrainConfig(lr=lr, epochs=passes, minibatches=max(1, len(made) // 64)), seed)
+    trainer.update(made, {"policy_gradient": 1.0})
+    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+
+
+def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
+    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were drawn."""
+    from ramify.score.group import normalise
+    from ramify.train.batch import Row
+    from ramify.train.loop import TrainConfig, Trainer
+
+    lab, drawn, update = Lab(recipe, seed), 0, 0
+    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
+    pool = lab.problems("demo", known)
+    while drawn < tokens:
+        picks = generator(seed, "policy", update).permutation(len(pool))[:32]
+        traces = complete(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
+        gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
+        rows = []
+        for trace, gain in zip(traces, gains.tolist(), strict=True):
+            assert trace.logprobs is not None
+            own = np.arange(len(trace.prompt_ids) + trace.length) >= len(trace.prompt_ids)
+            streams = {
+                "advantage": np.where(own, gain, 0.0),
+                "logprobs": np.concatenate((np.zeros((~own).sum()), trace.logprobs)),
+            }
+            rows.append(Row(trace.prefix(trace.length), own, {name: x.astype(np.float32) for name, x in streams.items()}))
+        trainer.update(rows, {"policy_gradient": 1.0})
+        lab.engine.refresh()
+        drawn, update = drawn + sum(trace.length for trace in traces), update + 1
+    accuracy = {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+    return accuracy | {"tokens": drawn, "updates": update}
+
+
+# -- checks
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What one size runs, and the thresholds that depend on it."""
+
+    recipe: dict[str, Any]
+    seeds: tuple[int, ...]
+    traces: int
+    problems: int
+    block: int
+    answers: int
+    train_seeds: tuple[int, ...]
+    train_recipe: dict[str, Any]
+    """Of the model that is trained on: stopped earlier, so that its greedy answers leave room."""
+    train_problems: int
+    train_block: int
+    gap: float
+    ratio: float
+    recall: float
+    share: float
+    cliffs: int
+    """Least number of confirmed cliffs that the recall is measured on."""
+
+
+_SIZES = {
+    "quick": _Size(
+        {"mod": 11, "operand": 3, "hops": 3, "rows": 24, "demonstrations": 400, "held_out": 100, "below": 0.3, "lr": 2e-3},
+        (0,), 400, 8, 8, 100, (), {}, 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
+    ),
+    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), {"accuracy": 0.15, "every": 5}, 30, 10, 0.25, 5.0, 0.95, 0.25, 60),
+}  # fmt: skip
+#: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and on replies
+EPOCHS, RATE, DENSE_RATE, POLICY_RATE = 4, 1e-5, 1e-4, 3e-4
+GREEDY = "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and there are few pairs: see docs/methods/cliffs.md"
+DENSE = "few replies, each potential measured on a few forks: see docs/methods/cliffs.md"
+NEAR = "many of these drops lie near the least detectable one, where chance decides; a faithful scan repeated finds fewer: see docs/methods/cliffs.md"
+OTHER = (
+    "a cliff whose true drop is near the least detectable one is found by half of all scans, faithful ones too (next row): "
+    "see docs/methods/cliffs.md"
+)
+
+
+def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
+    """Run section 7(a). Raises UserError for a size there is none of."""
+    if size not in _SIZES:
+        raise UserError(f"cliffs has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights")
+    plan = _SIZES[size]
+    plan = replace(plan, seeds=tuple(first + s for s in plan.seeds), train_seeds=tuple(first + s for s in plan.train_seeds))
+    keys: dict[str, dict[str, Any]] = {f"process, seed {seed}": {"traces": plan.traces, "seed": seed} for seed in plan.seeds}
+    process = list(cells.map(process_cell, keys, workers=1).values())
+    keys = {f"model, seed {seed}": {"recipe": plan.recipe, "seed": seed, "problems": plan.answers} for seed in plan.seeds}
+    base = dict(zip(plan.seeds, cells.map(model_cell, keys).values(), strict=True))
+    keys = {
+        f"scan, seed {seed}, from {start}": {
+            "recipe": plan.recipe, "seed": seed, "problems": plan.problems, "start": start, "stop": start + plan.block,
+        }
+        for start in range(0, plan.problems, plan.block)
+        for seed in plan.seeds
+    }  # fmt: skip
+    scans = cells.map(scan_cell, keys)
+    for seed in plan.seeds:
+        _decide([trace for key, cell in scans.items() if f"seed {seed}," in key for trace in cell["traces"]])
+    done = list(scans.values())
+    checks = [
+        *_process(plan, process),
+        *_rates(plan, base, done),
+        *_deletion(plan, done),
+        *_classes(plan, done),
+        *_budget(plan, done),
+    ]
+    return checks + (_training(plan, cells) if plan.train_seeds else [])
+
+
+def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
+    cliffs, right = (np.concatenate([cell[name] for cell in cells]) for name in ("cliffs", "right"))
+    checks = [_ratio("exact process: cliffs per reply, wrong over right", cliffs, right, plan.seeds, 2.0)]
+    for arm, k, op, threshold in (
+        ("del", 64, ">=", 0.999), ("keep", 64, ">=", 0.65), ("keep", 64, "<=", 0.95), ("del", 1, "report", None), ("keep", 1, "report", None),
+    ):  # fmt: skip
+        passed = [pass_at_k(FORKS, c, k) for cell in cells for c in cell[arm]]
+        name = f"exact process: first cliff of a wrong reply, pass@{k}, {arm}"
+        checks.append(Check.mean(name, passed, plan.seeds, op, threshold))
+    for kind, op, threshold in zip(KINDS, ("<=", "report", ">=", "report"), (0.05, None, 0.5, None), strict=True):
+        observed, true, held = (np.concatenate([cell["classes"][kind][part] for cell in cells]) for part in range(3))
+        n = len(held)
+        for name, values in (("detected drop", observed), ("true drop", true)):
+            checks.append(Check.mean(f"exact process: {kind}, mean {name}", values, plan.seeds))
+        interval = clopper_pearson(int(held.sum()), n)
+        checks.append(
+            Check(f"exact process: {kind}, share confirmed", float(held.mean()), interval, n, plan.seeds, op, threshold)
+        )
+    return checks + _process_budget(plan, [cell["budgeted"] for cell in cells])
+
+
+def _process_budget(plan: _Size, cells: Sequence[Mapping[str, int]]) -> list[Check]:
+    """The budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop too small."""
+    total = {name: sum(cell[name] for cell in cells) for name in cells[0]}
+    n, confirmed, whole = total["reference"], total["confirmed"], FORKS * (TOKENS + 1) * plan.traces * len(cells)
+    found, again = (clopper_pearson(total[key], n) for key in ("hits", "again"))
+    false = clopper_pearson(total["false"], confirmed)
+    name = "exact process: budgeted scan"
+    return [
+        Check(f"{name}: share found of the cliffs found and confirmed", total["hits"] / n, found, n, plan.seeds, ">=", 0.95, NEAR),
+        Check("exact process: the same share when a faithful scan is repeated", total["again"] / n, again, n, plan.seeds, "report"),
+        Check(f"{name}: share of its confirmed cliffs that lose no tenth", total["false"] / confirmed, false, confirmed, plan.seeds, "<=", 0.05),
+        Check(f"{name}: share of the faithful scan's forks", total["forks"] / whole, None, whole, plan.seeds, "report"),
+    ]  # fmt: skip
+
+
+def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, ...], threshold: float) -> Check:
+    """Mean cliffs of wrong replies over that of right ones, bootstrapped over replies; 1000 stands for more, where right ones have none."""
+
+    def ratio(rows: np.ndarray) -> np.ndarray:
+        at = rows.astype(int)
+        wrong, total = ~right[at], cliffs[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = ((total * wrong).sum(1) / wrong.sum(1)) / ((total * ~wrong).sum(1) / (~wrong).sum(1))
+        return np.asarray(np.nan_to_num(found, nan=1.0, posinf=1000.0))
+
+    everything = np.arange(len(cliffs))
+    return Check(name, float(ratio(everything[None])[0]), bootstrap(everything, ratio), len(cliffs), seeds, ">=", threshold)
+
+
+def _rates(plan: _Size, base: Mapping[int, Mapping[str, float]], scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    traces, checks = [trace for cell in scans for trace in cell["traces"]], []
+    for name in ("sampled", "greedy"):
+        checks.append(Check.mean(f"model: {name} accuracy", [base[seed][name] for seed in plan.seeds], plan.seeds))
+    right = np.array([trace["right"] for trace in traces])
+    found, held = (np.array([len(_of(trace, *statuses)) for trace in traces]) for statuses in ((), ("confirmed",)))
+    for name, cliffs in (("found", found), ("confirmed", held)):
+        for side, rows in (("wrong", ~right), ("right", right)):
+            some, n = int((cliffs[rows] > 0).sum()), int(rows.sum())
+            checks += [
+                Check.mean(f"model: cliffs {name} per {side} reply", cliffs[rows], plan.seeds),
+                Check(f"model: {side} replies with a cliff {name}", some / n, clopper_pearson(some, n), n, plan.seeds, "report"),
+            ]  # fmt: skip
+    checks.append(_ratio("model: cliffs found per reply, wrong over right", found, right, plan.seeds, plan.ratio))
+    tokens = sum(trace["tokens"] for trace in traces)
+    likely = sum(trace["likely"] for trace in traces) / tokens
+    return [*checks, Check("model: tokens of probability 0.9 or more", likely, None, tokens, plan.seeds, "report")]
+
+
+def _decide(traces: Sequence[dict[str, Any]]) -> None:
+    """Confirm or refute the cliffs of one model: over its whole scan where it is budgeted, each at the test's own level where faithful."""
+    for name in ("budgeted", "same"):
+        decided = iter(correct([Cliff.from_json(cliff) for trace in traces for cliff in trace[name]], ScanConfig().fdr))
+        for trace in traces:
+            trace[name] = [next(decided).to_json(ZTest()) for _ in trace[name]]
+    for trace in traces:
+        for cliff in trace["faithful"]:
+            cliff["status"] = "confirmed" if cliff["confirm"]["p"] < ZTest().alpha else "refuted"
+
+
+def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> list[dict[str, Any]]:
+    return [cliff for cliff in trace[scan] if not statuses or cliff["status"] in statuses]
+
+
+def _deletion(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """First cliffs of wrong replies as they were found, fresh forks; an arm without a place to cut scores 0."""
+    records, checks = [record for cell in scans for record in cell["ablation"]], []
+    n, at = len(records), {}
+    for arm, k in ((arm, k) for arm in ARMS for k in (1, 8, 64)):
+        at[arm, k] = np.array([_pass(record[arm], k) for record in records])
+        name = f"model: first cliff of a wrong reply, pass@{k}, {arm}"
+        checks.append(Check.mean(name, at[arm, k], plan.seeds))
+    gap = at["del", 1] - at["keep", 1]
+    interval = bootstrap(gap)
+    over = paired_t(at["del", 1], at["random", 1])
+    return [
+        *checks,
+        Check("model: pass@1, del - keep", float(gap.mean()), interval, n, plan.seeds, ">=", plan.gap),
+        Check("model: pass@1, del - keep, lower end of the interval", interval[0], None, n, plan.seeds, ">", 0.0),
+        Check("model: pass@1, del - random", float((at["del", 1] - at["random", 1]).mean()), over, n, plan.seeds, ">", 0.0),
+    ]
+
+
+def _pass(counts: Mapping[str, int] | None, k: int) -> float:
+    """pass@k of an arm; of fewer graded forks than k, that of them all."""
+    return pass_at_k(counts["n"], counts["k"], min(k, counts["n"])) if counts and counts["n"] else 0.0
+
+
+def _classes(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    cliffs, checks = [cliff for cell in scans for trace in cell["traces"] for cliff in trace["faithful"]], []
+    for kind in KINDS:
+        own = [cliff for cliff in cliffs if cliff["class"] == kind]
+        n, held = len(own), sum(cliff["status"] == "confirmed" for cliff in own)
+        checks.append(Check(f"model: {kind} cliffs found", n, None, n, plan.seeds, "report"))
+        for name, values in (("detected", [c["d"] for c in own]), ("fresh", [c["confirm"]["d"] for c in own])):
+            if n:
+                checks.append(Check.mean(f"model: {kind}, mean {name} drop", values, plan.seeds))
+        op, threshold = ("<=", 0.1) if kind == "deterministic" else ("report", None)
+        share = held / n if n else 0.0
+        checks.append(Check(f"model: {kind}, share confirmed", share, clopper_pearson(held, n), n, plan.seeds, op, threshold))
+    confirmed = [cliff for cliff in cliffs if cliff["status"] == "confirmed"]
+    doubted = sum(cliff["suspect"] for cliff in confirmed)
+    most = max((cliff["pi_token"] for cliff in confirmed), default=0.0)
+    return [
+        *checks,
+        Check("model: confirmed cliffs flagged suspect", doubted, None, len(confirmed), plan.seeds, "report"),
+        Check("model: largest probability of a confirmed cliff token", most, None, len(confirmed), plan.seeds, "report"),
+    ]
+
+
+def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+    traces = [trace for cell in scans for trace in cell["traces"]]
+    confirmed = {(trace["id"], c["t"]): c["pi_token"] for trace in traces for c in _of(trace, "confirmed")}
+    found, kept = (
+        {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan=name)} for name in ("budgeted", "same")
+    )
+    n, hits, same = len(confirmed), len(found & confirmed.keys()), len(kept & confirmed.keys())
+    again = sum(
+        a for trace in traces for c, a in zip(trace["faithful"], trace["again"], strict=True) if c["status"] == "confirmed"
+    )
+    spent = {name: {key: sum(cell["spent"][name][key] for cell in scans) for key in ("scan", "confirm", "forward_tokens")}
+             for name in ("faithful", "budgeted")}  # fmt: skip
+    whole, part = spent["faithful"], spent["budgeted"]
+    saved = 1 - sum(trace["screened"] for trace in traces) / sum(trace["tokens"] + 1 for trace in traces)
+    lost = sum(pi >= 1 - DELTA for pi in confirmed.values())
+    share, tokens = (part["scan"] + part["confirm"]) / whole["scan"], part["forward_tokens"] / whole["forward_tokens"]
+    return [
+        Check("screen: share of forks saved", saved, None, len(traces), plan.seeds, ">=", 0.6),
+        Check("screen: confirmed cliffs lost", lost, None, n, plan.seeds, "<=", 0.0),
+        *(
+            Check(name, hit / max(1, n), clopper_pearson(hit, n), n, plan.seeds, *judged)
+            for name, hit, *judged in (
+                ("budgeted scan: share found of the cliffs found and confirmed, on the same forks", same, ">=", plan.recall),
+                ("budgeted scan: share found of the cliffs found and confirmed, on forks of its own", hits, ">=", plan.recall, OTHER),
+                ("faithful scan: the same share when it is repeated on those other forks", again, "report"),
+            )
+        ),
+        Check("budgeted scan: cliffs that these shares are of", n, None, n, plan.seeds, ">=", plan.cliffs),
+        Check("budgeted scan: forks with confirmation, share of the faithful scan's without", share, None, int(whole["scan"]), plan.seeds, "<=", plan.share),
+        Check("budgeted scan: forward tokens, share of the faithful scan's, both with confirmation", tokens, None, int(whole["forward_tokens"]), plan.seeds, "report"),
+        Check("budgeted scan: confirmed cliffs that the faithful scan did not confirm", len(found - confirmed.keys()), None, len(found), plan.seeds, "report"),
+    ]  # fmt: skip
+
+
+def _training(plan: _Size, cells: Cells) -> list[Check]:
+    """What the same scans give to training: pairs at cliffs and at random positions, dense advantages, and plain policy gradient."""
+    recipe = plan.recipe | plan.train_recipe
+    common = {seed: {"recipe": recipe, "seed": seed, "problems": plan.answers} for seed in plan.train_seeds}
+    models = cells.map(model_cell, {f"model for training, seed {seed}": arguments for seed, arguments in common.items()})
+    base = dict(zip(plan.train_seeds, models.values(), strict=True))
+    keys = {
+        f"pairs, seed {seed}, from {start}": {
+            "recipe": recipe, "seed": seed, "problems": plan.train_problems, "start": start, "stop": start + plan.train_block,
+        }
+        for start in range(0, plan.train_problems, plan.train_block)
+        for seed in plan.train_seeds
+    }  # fmt: skip
+    blocks = cells.map(pairs_cell, keys)
+    jobs: dict[str, dict[str, Any]] = {}
+    dense, policy = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    sets: dict[str, list[int]] = {"cliffs": [], "random": []}
+    for seed in plan.train_seeds:
+        own = [block for key, block in blocks.items() if f"seed {seed}," in key]
+        rows = {name: [row for block in own for row in block[name]] for name in ("cliffs", "random", "dense")}
+        for arm in sets:
+            sets[arm].append(len(rows[arm]))
+            if rows[arm]:
+                shown = EPOCHS * len(rows["cliffs"])
+                jobs[f"{arm}, seed {seed}"] = {**common[seed], "rows": rows[arm], "shown": shown, "lr": RATE}
+        dense[f"dense advantages, seed {seed}"] = {**common[seed], "rows": rows["dense"], "passes": EPOCHS, "lr": DENSE_RATE}
+        tokens = sum(block["tokens"] for block in own) / 10
+        policy[f"policy gradient, seed {seed}"] = {**common[seed], "tokens": tokens, "lr": POLICY_RATE, "known": 800}
+    done = cells.map(training_cell, jobs) | cells.map(dense_cell, dense) | cells.map(policy_cell, policy)
+    greedy = max(cell["greedy"] for cell in base.values())
+    checks = [Check(f"training: pairs, {arm}", sum(n), None, len(n), plan.train_seeds, "report") for arm, n in sets.items()]
+    checks.append(Check("training: greedy accuracy before, the highest", greedy, None, len(base), plan.train_seeds, "<=", 0.8))
+    judged = {("cliffs", "greedy"): (">=", 0.02, GREEDY), ("dense advantages", "sampled"): (">=", 0.02, DENSE)}
+    for arm in ("cliffs", "random", "dense advantages", "policy gradient"):
+        for how in ("greedy", "sampled"):
+            gains = [done[key][how] - base[seed][how] for seed in plan.train_seeds if (key := f"{arm}, seed {seed}") in done]
+            name = f"training: gain in {how} accuracy, {arm}{' at a tenth of the tokens' if 'policy' in arm else ''}"
+            if gains:  # else no seed gave such pairs
+                checks.append(Check.mean(name, gains, plan.train_seeds, *judged.get((arm, how), ("report",))))
+    return checks

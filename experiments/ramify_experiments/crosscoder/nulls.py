@@ -1,0 +1,114 @@
+"""Cases whose truth is known: checkpoints with nothing of their own, and planted directions; ``ramify check method crosscoder`` runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.seeds import generator
+from ramify.methods.crosscoder.dictionary import Dictionary
+from ramify.methods.crosscoder.run import States
+from ramify_experiments.cases import Case, Repetition
+
+WIDTH, SHARED, OWN, ROWS = 24, 32, 3, 4000
+TRAIN = ("--features", 64, "--k", 5, "--exclusive", 0.2, "--steps", 400, "--batch", 128, "--lr", 0.004, "--no-control")
+
+
+def _states(seed: int, own: int) -> tuple[np.ndarray, States]:
+    """The tuned model's own directions [own, D], and states of both: 32 shared directions, the base's turned a little."""
+    rng = generator(seed, "crosscoder nulls")
+    directions = rng.normal(size=(SHARED + own, WIDTH))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    q, r = np.linalg.qr(np.eye(WIDTH) + 0.02 * rng.normal(size=(WIDTH, WIDTH)))
+    tool = np.arange(ROWS) < ROWS // 2
+    chance = np.where(rng.random((2, SHARED + own)) < 0.5, 0.04, 0.16)  # each corpus has its own mixture
+    fires = rng.random((ROWS, SHARED + own)) < chance[tool.astype(int)]
+    activations = fires * rng.uniform(0.5, 1.5, fires.shape)
+    both = activations[:, :SHARED] @ directions[:SHARED]
+    pair = [activations @ directions, both @ (q * np.sign(np.diag(r)))]
+    values = np.stack(pair, axis=1) + 0.02 * rng.normal(size=(ROWS, 2, WIDTH))
+    return directions[SHARED:], States(values.astype(np.float32), tool)
+
+
+def _called_own(rep: Repetition, states: Path) -> list[int]:
+    """The features that ``rank`` calls the tuned model's own, of the dictionary that ``train`` makes of ``states``."""
+    made = rep.folder / "dictionary"
+    rep.verb("crosscoder", "train", states, "--out", made, "--seed", rep.seed, *TRAIN)
+    return list(rep.verb("crosscoder", "rank", made, states)["own"])
+
+
+def _same_checkpoint(rep: Repetition) -> bool:
+    model, prompts = rep.folder / "model", {}
+    _checkpoint(model, rep.seed)
+    rng = generator(rep.seed, "crosscoder prompts")
+    for corpus, first in (("tool", 1), ("plain", 2)):
+        rows: list[dict[str, Any]] = [
+            {"id": f"{corpus}{i}", "prompt_ids": [first, *map(int, rng.integers(3, 20, 5))]} for i in range(400)
+        ]
+        prompts[corpus] = rep.folder / f"{corpus}.jsonl"
+        prompts[corpus].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    twice = ("--tuned", f"hf:{model}", "--base", f"hf:{model}", "--layer", 2, "--raw")
+    corpora = ("--tool", prompts["tool"], "--plain", prompts["plain"])
+    rep.verb("crosscoder", "capture", *twice, *corpora, "--out", rep.folder / "states")
+    return bool(_called_own(rep, rep.folder / "states"))
+
+
+def _checkpoint(folder: Path, seed: int) -> None:
+    """A small model of random weights, as transformers loads it."""
+    from tokenizers import Tokenizer, models
+
+    from ramify.engine.tiny import TinyConfig, TinyLM
+    from ramify.model.tokenizer import HfTokenizer
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(20)}, unk_token="w0"))
+    TinyLM(TinyConfig(20, WIDTH, 2, 2, 1, 12, 48, 32, eos=(0,)), seed=seed).save(folder, HfTokenizer(words))
+
+
+def _turned(rep: Repetition) -> bool:
+    _states(rep.seed, 0)[1].save(rep.folder / "states")
+    return bool(_called_own(rep, rep.folder / "states"))
+
+
+def _planted(rep: Repetition) -> bool:
+    own, states = _states(rep.seed, OWN)
+    states.save(rep.folder / "states")
+    called = _called_own(rep, rep.folder / "states")
+    if not called:
+        return False
+    found = Dictionary.load(rep.folder / "dictionary")[0].directions(0)[called].numpy()
+    cosine = own @ (found / np.linalg.norm(found, axis=1, keepdims=True)).T
+    return bool(cosine.max(axis=0).min() >= 0.9 and (cosine.max(axis=1) >= 0.9).sum() >= 2)
+
+
+CASES = (
+    Case(
+        "one checkpoint twice",
+        "nothing",
+        "Tuned and base are the same checkpoint; any feature that `rank` calls the tuned model's own is a false finding.",
+        _same_checkpoint,
+        wanted=0.05,
+        full=60,
+        quick=4,
+    ),
+    Case(
+        "every direction in both models",
+        "nothing",
+        "Both models hold the same 32 directions, the base's turned a little; any feature called the tuned model's own is a false finding.",
+        _turned,
+        wanted=0.05,
+        full=60,
+        quick=4,
+    ),
+    Case(
+        "three directions of the tuned model alone",
+        "planted",
+        "3 of 35 directions are in the tuned model alone; found where `rank` calls features along at least two of them its own, and no other.",
+        _planted,
+        wanted=0.8,
+        full=60,
+        quick=4,
+    ),
+)

@@ -1,0 +1,192 @@
+"""What is known of made traces, of which the hidden states are a small network's, and of made models, of which every chance is written here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.seeds import generator
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.scripted import CharTokenizer
+from ramify_experiments.cases import Case, Repetition
+
+WORDS = tuple(f"word{i}" for i in range(16))
+LINES = 10
+"""Lines of a made model's thinking."""
+LINE = {1: "This speaks for it, so far as I see", -1: "This speaks against, so far as I see"}
+PROMPTS = 12
+
+
+# -- states of a network, outcomes that are drawn here
+
+
+def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.random.Generator], Any], pools: bool = False) -> Path:
+    """A study of 48 prompts, two traces of six words each, whose outcomes are 1 with probability ``outcome`` (96,).
+
+    It is given each trace's prompt int (96,), its words int (96, 6), and what to draw from. The network's weights are drawn as well.
+    """
+    from ramify.engine.tiny import TinyConfig, TinyLM
+    from ramify_experiments.recipes import word_tokenizer
+
+    rng = generator(rep.seed, "states")
+    words = ("<think>", "</think>", *WORDS, "yes", "no", "<end>")
+    TinyLM(TinyConfig(len(words), 24, 2, 2, 1, 12, 24, 64), seed=rep.seed).save(
+        rep.folder / "model", word_tokenizer(words, words[-1])
+    )
+    prompt, said = np.repeat(np.arange(48), 2), rng.integers(0, len(WORDS), (96, 6))
+    asked = rng.integers(0, len(WORDS), (48, 4))
+    asked[:, 0] = np.arange(48) % 2 * 8 + rng.integers(0, 8, 48)  # the first word tells the pool
+    ends = rng.random(96) < outcome(prompt, said, rng)
+    rows = [
+        {"id": f"p{i}", "prompt_ids": (2 + row).tolist(), "prompt": " ".join(WORDS[w] for w in row)}
+        | ({"pool": ("benign", "harmful")[i % 2]} if pools else {})
+        for i, row in enumerate(asked)
+    ]
+    traces = [
+        {"prompt_id": f"p{i}", "thinking": " ".join(WORDS[w] for w in row), "response": "yes" if end else "no"}
+        for i, row, end in zip(prompt.tolist(), said, ends.tolist(), strict=True)
+    ]
+    given = {"prompts": _write(rep.folder / "prompts.jsonl", rows), "traces": _write(rep.folder / "traces.jsonl", traces)}
+    out = rep.folder / "run"
+    flags = [word for name, file in given.items() for word in (f"--{name}", file)]
+    rep.verb("early-decision", "run", "--model", f"hf:{rep.folder / 'model'}", "--label", "regex:yes", "--out", out, *flags)
+    return out
+
+
+def _by_prompt(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+    """Every prompt has a chance of its own, and neither its words nor the thinking's have anything to do with it."""
+    return rng.beta(2, 2, 48)[prompt]
+
+
+def _by_pool(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+    return np.where(prompt % 2, 0.7, 0.3)
+
+
+def _by_word(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+    return np.where(said[:, 0] < len(WORDS) // 2, 0.9, 0.1)
+
+
+def _by_ends(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+    """Both ends of the thinking show an outcome that was drawn first, and the middle does not."""
+    end = rng.random(96) < 0.5
+    said[:, [0, -1]] = rng.integers(0, 2, (96, 2)) + 2 * end[:, None]
+    return end.astype(float)
+
+
+def _write(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+# -- models whose chances are known
+
+
+class Made:
+    """Thinks in lines that a coin turns for or against, and answers yes with a chance that is ``follows`` lines' (0: the prompt's alone)."""
+
+    capabilities = frozenset({"tokens", "continue"})
+
+    def __init__(self, follows: str) -> None:
+        self.follows, self.tokenizer = follows, CharTokenizer()
+        self.identity = Identity(f"made, {follows}", follows, self.tokenizer.hash)
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        """Draws, each by its key."""
+        text = self.tokenizer.decode(np.asarray(prefix.tokens).tolist())
+        asked, _, thinking = text.partition("<think>\n")
+        thinking, closed, _ = thinking.partition("</think>")
+        return [self._draw(asked, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
+
+    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
+        """Nothing asks for them."""
+        raise NotImplementedError
+
+    def _draw(self, asked: str, thinking: str, closed: bool, rng: np.random.Generator) -> Draw:
+        stances = [1 if line == LINE[1] else -1 for line in thinking.split("\n") if line in LINE.values()]
+        if closed:
+            chance = {"prompt": float(asked), "turn": 0.1 + 0.8 * (sum(stances[-1:]) > 0), "sum": (np.sign(sum(stances)) + 1) / 2}
+            said, stop = "yes" if rng.random() < chance[self.follows] else "no", "eos"
+        else:
+            begun = "" if not thinking or thinking.endswith("\n") else "\n"
+            more = max(0, LINES - len(stances))
+            lines = [LINE[sign] for sign in (2 * rng.integers(0, 2, more) - 1).tolist()]
+            said, stop = begun + "\n".join(lines) + "</think>", "stop"
+        return Draw(said, stop, np.array(self.tokenizer.encode(said), np.int32))
+
+
+def follows_prompt() -> Made:
+    """Answers as the prompt has it, whatever it thought."""
+    return Made("prompt")
+
+
+def follows_turn() -> Made:
+    """Answers as its last line has it, nine times of ten."""
+    return Made("turn")
+
+
+def follows_sum() -> Made:
+    """Answers as most of its lines have it."""
+    return Made("sum")
+
+
+def make_reader() -> Callable[[str, Sequence[str]], list[int]]:
+    """Reads the stance off a chunk's last line."""
+    return lambda prompt, chunks: [1 if chunk.endswith(LINE[1]) else -1 for chunk in chunks]
+
+
+def _made(rep: Repetition, model: Callable[[], Made], k: int) -> Path:
+    """A study of a made model: twelve prompts, each with a chance of its own that it says."""
+    chances = generator(rep.seed, "prompts").uniform(0.2, 0.8, PROMPTS).round(3).tolist()
+    ids = CharTokenizer().encode
+    rows = [{"id": f"p{i}", "prompt_ids": ids(f"{chance}"), "prompt": str(chance)} for i, chance in enumerate(chances)]
+    prompts, out = _write(rep.folder / "prompts.jsonl", rows), rep.folder / "run"
+    flags = ["--prompts", prompts, "--out", out, "--label", "regex:yes", "--k", k, "--seed", rep.seed]
+    rep.verb("early-decision", "run", "--model", f"factory:{__name__}:{model.__name__}", *flags)
+    return out
+
+
+def _probed(outcome: Callable[..., Any], pools: bool = False) -> Callable[[Repetition], bool]:
+    return lambda rep: bool(rep.verb("early-decision", "probe", _states(rep, outcome, pools))["stands_out"])
+
+
+def _dips(outcome: Callable[..., Any]) -> Callable[[Repetition], bool]:
+    return lambda rep: bool(rep.verb("early-decision", "valley", _states(rep, outcome), "--points", 6)["stands_out"])
+
+
+def _turns(model: Callable[[], Made]) -> Callable[[Repetition], bool]:
+    def found(rep: Repetition) -> bool:
+        flags = ["--judges", f"factory:{__name__}:make_reader", "--limit", 60, "--traces", 1]
+        return bool(rep.verb("early-decision", "oscillate", _made(rep, model, 1), *flags)["stands_out"])
+
+    return found
+
+
+def _settles(model: Callable[[], Made]) -> Callable[[Repetition], bool]:
+    def found(rep: Repetition) -> bool:
+        flags = ["--shares", "0,0.8", "--ways", "open", "--m", 4]
+        return bool(rep.verb("early-decision", "continue", _made(rep, model, 8), *flags)["stands_out"])
+
+    return found
+
+
+def _moves(rep: Repetition) -> bool:
+    low, high = rep.verb("early-decision", "report", _made(rep, follows_prompt, 8))["thinking"]["all"]["change_interval"]
+    return not low <= 0 <= high
+
+
+CASES = (
+    Case("probe: the outcome is a coin", "nothing", "Outcomes are drawn, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are looked at, said to tell them.", _probed(_by_prompt), wanted=0.05, full=200, quick=16),
+    Case("probe: the first word decides", "planted", "The first thinking token decides the outcome nine times of ten; a finding is a state said to tell it.", _probed(_by_word), wanted=0.8, full=50, quick=6),
+    Case("probe: the pool decides", "nothing", "The outcome is a coin whose chance is the pool's, .7 or .3, and the prompt's first word tells the pool; a finding is a state said to tell more than the pool does.", _probed(_by_pool, True), wanted=0.05, full=200, quick=16),
+    Case("valley: the outcome is a coin", "nothing", "As in the probe's; a finding is a dip of J.", _dips(_by_prompt), wanted=0.05, full=200, quick=16),
+    Case("valley: both ends show it", "planted", "The first and the last word show the outcome, the others nothing; a finding is a dip of J.", _dips(_by_ends), wanted=0.8, full=50, quick=6),
+    Case("continue: thinking settles nothing", "nothing", "The chance of each answer is the prompt's, whatever was thought; a finding is open variance that falls or rises with what is kept.", _settles(follows_prompt), wanted=0.05, full=200, quick=16),
+    Case("continue: lines add up", "planted", "The answer is what most of ten lines say; a finding is open variance that falls.", _settles(follows_sum), wanted=0.8, full=50, quick=6),
+    Case("oscillate: the stance turns, the answer does not", "nothing", "The same model; a finding is any turn of stance said to move the answer.", _turns(follows_prompt), wanted=0.05, full=200, quick=16),
+    Case("oscillate: the answer follows the stance", "planted", "The answer is the last line's nine times of ten; a finding is any turn said to move it.", _turns(follows_turn), wanted=0.8, full=50, quick=6),
+    Case("report: thinking moves nothing", "nothing", "The same answers with thinking and without; a finding is an interval of the change, over twelve prompts, without 0.", _moves, wanted=0.05, full=200, quick=16),
+)  # fmt: skip

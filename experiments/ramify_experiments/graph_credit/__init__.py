@@ -1,0 +1,1 @@
+"""The experiments of graph-credit: its reproduction, and its null and planted cases."""

@@ -1,0 +1,66 @@
+"""Two arms of trees whose difference is known, grown by the sampler and the allocator on the toy and given to ``report --against``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramify.methods.tree_rollouts.record import write_trees
+from ramify.methods.tree_rollouts.toy import grow, make_prompts
+from ramify_experiments.cases import Case, Repetition
+
+TASKS, MANY, TURNS = 40, 180, 32
+"""Tasks of equal arms, and tasks that the gain of .11 in L1 mass takes to be found; turns a task."""
+
+
+def _differ(rep: Repetition, tasks: int, *arms: tuple[str, int]) -> dict[str, float]:
+    """What the verb says differs between two arms (name, seed) at equal turns on the same tasks, by number: the difference."""
+    prompts = make_prompts(tasks, rep.seed)
+    files: list[Path] = []
+    for side, (name, seed) in enumerate(arms):
+        files.append(rep.folder / f"{side}.jsonl")
+        write_trees(files[-1], grow(prompts, name, seed, budget=TURNS))
+    found = rep.verb("tree-rollouts", "report", str(files[0]), "--against", str(files[1]))["against"]
+    return {name: found["compared"][name]["difference"] for name in found["differ"]}
+
+
+def _equal(rep: Repetition) -> bool:
+    return bool(_differ(rep, TASKS, ("uucb + allocator", rep.seed), ("uucb + allocator", rep.seed + 1)))
+
+
+def _flat(rep: Repetition) -> bool:
+    return bool(_differ(rep, TASKS, ("flat", rep.seed), ("flat", rep.seed + 1)))
+
+
+def _planted(rep: Repetition) -> bool:
+    return _differ(rep, MANY, ("uucb + allocator", rep.seed), ("flat", rep.seed)).get("l1_mass", 0.0) > 0
+
+
+CASES = (
+    Case(
+        "equal arms",
+        "nothing",
+        f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported is false.",
+        _equal,
+        wanted=0.05,
+        full=200,
+        quick=12,
+    ),
+    Case(
+        "equal arms, flat",
+        "nothing",
+        f"Independent attempts, sampled twice on the same {TASKS} tasks: any difference reported is false.",
+        _flat,
+        wanted=0.05,
+        full=200,
+        quick=12,
+    ),
+    Case(
+        "trees against flat attempts",
+        "planted",
+        f"Selector and allocator against independent attempts on {MANY} tasks at the same {TURNS} turns: their L1 mass must be found to be higher.",
+        _planted,
+        wanted=0.8,
+        full=100,
+        quick=8,
+    ),
+)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ramify.base.errors import CellError, UserError
+from ramify.base.progress import Progress
+from ramify_experiments.lab import Cells
+
+
+def square(x: int) -> dict[str, object]:
+    return {"square": x * x, "threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid()}
+
+
+def fail_on_three(x: int) -> int:
+    if x == 3:
+        raise RuntimeError("three is bad")
+    return x
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_cell_runs_once(tmp_path: Path, in_memory: bool) -> None:
+    calls = []
+
+    def count(x: int) -> tuple[int, int]:
+        calls.append(x)
+        return x, x
+
+    cells = Cells(None if in_memory else tmp_path / "cells")
+    assert cells.get("a/b", count, x=2) == [2, 2]  # the same JSON value before and after it was stored
+    assert cells.get("a/b", count, x=2) == [2, 2]
+    assert calls == [2]
+    if not in_memory:
+        assert Cells(tmp_path / "cells").get("a/b", count, x=2) == [2, 2]
+        assert [path.suffix for path in (tmp_path / "cells").iterdir()] == [".json"]
+    with pytest.raises(UserError, match="a/b"):
+        cells.get("a/b", count, x=3)
+
+
+def test_keys_that_look_alike_as_file_names_stay_apart(tmp_path: Path) -> None:
+    cells = Cells(tmp_path)
+    assert [cells.get(key, fail_on_three, x=i) for i, key in enumerate(("a/b", "a-b", "../a b"))] == [0, 1, 2]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
+    grid = {f"x{i}": {"x": i} for i in range(4)}
+    seen: list[tuple[int, int]] = []
+
+    class Seen(Progress):
+        def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
+            seen.append((int(done), int(total)))
+
+        def at(self, done: float, note: str = "", phase: str = "") -> None:
+            seen.append((int(done), seen[0][1]))
+
+    spawned = Cells(tmp_path, progress=Seen()).map(square, grid)
+    local = Cells().map(square, grid, workers=1)
+    assert list(spawned) == list(local) == list(grid)
+    assert [v["square"] for v in spawned.values()] == [v["square"] for v in local.values()] == [0, 1, 4, 9]
+    assert {v["threads"] for v in spawned.values()} == {"1"}
+    assert os.getpid() not in {v["pid"] for v in spawned.values()}
+    assert seen == [(i, 4) for i in range(5)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_cell_names_its_key_and_finished_ones_stay(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(CellError, match="cell 'x3' failed: RuntimeError: three is bad"):
+        Cells(tmp_path).map(fail_on_three, {f"x{i}": {"x": i} for i in range(1, 4)}, workers=workers)
+    assert {json.loads(p.read_text())["key"] for p in tmp_path.iterdir()} == {"x1", "x2"}
+
+
+def test_results_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CellError, match="not JSON"):
+        Cells(tmp_path).get("nan", lambda: float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_cell_is_one_sentence(tmp_path: Path) -> None:
+    Cells(tmp_path).get("a", fail_on_three, x=1)
+    file = next(tmp_path.iterdir())
+    file.write_text(file.read_text()[:10])
+    with pytest.raises(UserError, match=file.name):
+        Cells(tmp_path).get("a", fail_on_three, x=1)
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from ramify.base.progress import SILENT, Progress
+from ramify_experiments.lab import Cells
+
+def cell(x, folder):
+    if x > 1:
+        Path(folder, f"started-{x}").touch()
+        time.sleep(600)
+    return x
+
+class TwoDone(Progress):
+    def at(self, done, note="", phase=""):
+        if done == 2:
+            while len(list(Path(sys.argv[1]).glob("started-*"))) < 2:
+                time.sleep(0.05)
+            os.killpg(0, signal.SIGINT)
+
+if __name__ == "__main__":
+    folder, told = sys.argv[1], TwoDone() if sys.argv[2] == "busy" else SILENT
+    Cells(folder + "/cells", told).map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
+"""
+
+
+@pytest.mark.parametrize("how", ["waiting", "busy", "killed"])
+def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path, how: str) -> None:
+    """While cells are waited for, or while a result is being handled; also the parent's sudden end."""
+    script = tmp_path / "interrupted_experiment.py"
+    script.write_text(INTERRUPTED)
+    command = [sys.executable, str(script), str(tmp_path), how]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 100
+    written = tmp_path / "cells"
+    try:
+        if how != "busy":  # where it interrupts itself
+            while not ((tmp_path / "started-3").exists() and len(list(written.glob("*.json"))) == 2) and time.monotonic() < until:
+                time.sleep(0.05)
+            os.killpg(child.pid, signal.SIGINT) if how == "waiting" else child.kill()
+        assert child.wait(100) != 0
+        assert {json.loads(p.read_text())["key"] for p in written.iterdir()} == {"x0", "x1"}
+        assert {p.name for p in tmp_path.glob("started-*")} == {"started-2", "started-3"}
+        while time.monotonic() < until and _group_alive(child.pid):
+            time.sleep(0.05)
+        assert not _group_alive(child.pid)
+    finally:
+        if _group_alive(child.pid):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
