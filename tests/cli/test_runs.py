@@ -19,6 +19,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
+from ramify.trace.node import Node
 
 VERBS_ON_RUNS = [["show"], ["resume"], ["export", "OUT"], ["fork", "abc"]]
 
@@ -220,3 +221,82 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(here: Path) -> None:
     with Run.open(here / "run") as run:
         assert len(run) >= nodes > 0
         assert json.dumps(run.meta["config"])
+
+
+WALKER = """
+import os, signal
+from ramify.env.protocol import Observation, world_of
+from ramify.model.scripted import ScriptedModel
+
+def walk(messages, key):
+    with open("calls", "a") as calls:
+        calls.write(".")
+    if os.path.getsize("calls") == int(os.environ.get("KILLED_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "stop" if key % 5 == 0 else f"step {key % 3}"
+
+def make():
+    return ScriptedModel(walk, tokens=False)
+
+class Walk:
+    system, max_turns = "Walk.", 20
+
+    def reset(self, task, seed):
+        self.at = 0
+        return Observation("at 0")
+
+    def step(self, action):
+        self.at += 1
+        return Observation(f"at {self.at}", terminated=action == "stop", outcome=self.at % 2 == 0)
+
+    def snapshot(self):
+        return self.at
+
+    def restore(self, snapshot):
+        self.at = snapshot
+
+    def key(self):
+        return str(self.at)
+
+def env():
+    return world_of(Walk)
+"""
+
+
+@pytest.mark.parametrize("changed", [None, '{"insert": {"role": "user", "text": "Hurry."}}', '{"rule": {"add": "Hurry."}}'])
+def test_a_killed_fork_continues(verb: Any, here: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None) -> None:
+    (here / "walker.py").write_text(WALKER)
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    monkeypatch.syspath_prepend(here)
+    (here / "tasks.jsonl").write_text('{"id": "walk"}\n')
+    parts = ("--model", "factory:walker:make", "--env", "factory:walker:env", "--tasks", "tasks.jsonl")
+    assert verb("rollout", *parts, "--out", "whole").code == 0
+    node = first_reply(here / "whole")
+    shutil.copytree(here / "whole", here / "cut")
+    edit = [] if changed is None else ["--edit", "edit.json"]
+    (here / "edit.json").write_text(changed or "")
+
+    def calls() -> int:
+        count = (here / "calls").stat().st_size
+        (here / "calls").unlink()
+        return count
+
+    calls()
+    whole = verb("fork", "whole", node, *edit, "--n", "6", "--json").json
+    every = calls()
+    command = [sys.executable, "-m", "ramify.cli.main", "fork", "cut", node, *edit, "--n", "6", "--json"]
+    killed = subprocess.run(command, env=os.environ | {"KILLED_AT": str(every - 1)}, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    calls()
+    kept = stored_nodes(here / "cut")
+    assert verb("fork", "cut", node, *edit, "--n", "6", "--json").json == whole
+    assert 0 < calls() < every, "what was committed is loaded"
+    assert kept < stored_nodes(here / "cut") == stored_nodes(here / "whole")
+    # one that ended is another: it samples anew
+    verb("fork", "cut", node, *edit, "--n", "6", "--json")
+    assert stored_nodes(here / "cut") > stored_nodes(here / "whole")
+
+
+def stored_nodes(folder: Path) -> set[str]:
+    with Run.open(folder) as run:
+        return {node.id for node in run.each(Node)}

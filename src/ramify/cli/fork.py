@@ -41,10 +41,13 @@ def fork(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Rewind a run to a token, change one thing, go on n times, and show what changed in the outcomes."""
+    """Rewind a run to a token, change one thing, sample n continuations, and show what changed in the outcomes.
+
+    The same command again continues one that was interrupted; after one that ended it samples anew.
+    """
     folder = find_run(run)
     name, offset = parse_place(node)
-    from ramify.rollout.fork import AFTER, check_edit, compare, fork
+    from ramify.rollout.fork import AFTER, check_edit, compare, fork, interruptible
 
     if after not in AFTER:
         raise UserError(f"--after: must be one of {', '.join(AFTER)}, not '{after}'")
@@ -60,7 +63,7 @@ def fork(
     with Run.open(folder) as opened:
         named_parts(opened)
         found = opened.node(name)
-    kept = f"the continuations played so far stay in {folder}"
+    kept = f"the continuations played so far stay in {folder}: the same command continues"
     with (
         terminal.progress("fork", as_json=as_json, kept=kept) as bar,
         open_episodes(folder, found, trust=trust) as (episodes, task),
@@ -74,11 +77,12 @@ def fork(
             bar.at(success.ended, success.note)
 
         episodes.tell = tell
-        if len(changes) > 1:
-            forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n))
-        else:
-            change = next(iter(changes.values()), None)
-            forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after))], []
+        with interruptible(episodes, found.id, offset, list(changes.values()), n, after) as key:
+            if len(changes) > 1:
+                forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n, key=key))
+            else:
+                change = next(iter(changes.values()), None)
+                forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after, key=key))], []
     records = [one.to_json() for one in forks]
     if rows:
         told = [row.to_json() for row in rows]

@@ -15,7 +15,7 @@ from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
-from ramify.rollout.fork import Fork, fork
+from ramify.rollout.fork import Fork, fork, interruptible
 from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.trace.db import Run
@@ -110,12 +110,14 @@ def fork_run(
     ``node.sampled`` does, and an offset in front of that place means it.
 
     ``model``, ``world`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
-    lets the settings of an imported run, or of one made elsewhere, load code and open connections. Raises UserError.
+    lets the settings of an imported run, or of one made elsewhere, load code and open connections. The same call again continues one
+    that was interrupted; after one that ended it draws anew. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
     with open_episodes(path, found, model, world, compactor, trust) as (episodes, task):
-        return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after))
+        with interruptible(episodes, found.id, offset, [edit], n, after) as key:
+            return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
 
 
 def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:

@@ -6,14 +6,15 @@ An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require
 from ramify.rollout.edits import SHOWN, Change, diff, draw_one, rewriting, taps_of
@@ -117,13 +118,15 @@ async def fork(
     after: str = "resample",
     control: bool = True,
     start: int | None = None,
+    key: str = "",
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
     ``after``: ``resample`` draws the rest anew n times; ``replay`` re-issues the recorded later actions behind the edited message
     once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also draws n unedited
     continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: draws of one
-    edit that are stored under it already are read, not drawn again; by default every call draws anew.
+    edit that are stored under it already are read, not drawn again; by default every call draws anew, but for one with the ``key`` of an
+    earlier one, which continues it (:func:`interruptible`).
 
     Raises UserError on a place or edit that does not exist or that the model refuses, before anything is drawn to be kept, and NeedsError
     where the model lacks a capability.
@@ -146,10 +149,10 @@ async def fork(
     here = plan.node
     at = offset if here is node else len(here)
     if start is None:
-        start = _taken(episodes, tree, here.id if here.role != "assistant" or at else str(here.parent))
+        start = _start(episodes, tree, here.id if here.role != "assistant" or at else str(here.parent), key)
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
-        behind = _taken(episodes, tree, first.leaf)
+        behind = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
         ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
         drawn = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
     else:
@@ -170,6 +173,7 @@ async def compare(
     offset: int | None = None,
     n: int = 32,
     correction: str = "holm",
+    key: str = "",
 ) -> tuple[list[Fork], list[Row]]:
     """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
 
@@ -185,7 +189,8 @@ async def compare(
     for name, edit in checked.items():  # all of them before the first is played
         await _try(episodes, _plan(episodes, node, places[name], edit), places[name])
     forks = [
-        await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0) for i, edit in enumerate(checked.values())
+        await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0, key=key and f"{key}/{i}")
+        for i, edit in enumerate(checked.values())
     ]
     control = forks[0].control if forks else None
     if control is None:
@@ -205,6 +210,37 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
     with suppress(BoundaryError):  # which is not about the edit
         await draw_one(episodes.agent.model, Prefix(tokens), settings, 0, change)
+
+
+@contextmanager
+def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequence[Any], n: int, after: str) -> Iterator[str]:
+    """A key for :func:`fork` or :func:`compare`: that of the same call before, where it did not come to its end; else a new one.
+
+    Every attempt is committed when it ends, so a kill loses those under way and nothing else.
+    """
+    run, tell = episodes.run, episodes.tell
+    what = json_hash([node, offset, list(edits), n, after, episodes.producer.hash])
+    key = f"{what}/{sum(entry.key.startswith(what) for entry in run.journal('forked'))}"
+
+    def kept(attempt: Attempt) -> None:
+        run.commit()
+        tell(attempt)
+
+    episodes.tell = kept
+    try:
+        yield key
+    finally:
+        episodes.tell = tell
+    run.log("forked", key)
+    run.commit()
+
+
+def _start(episodes: Episodes, tree: str, node_id: str, key: str) -> int:
+    """The first sample index of a fork: the next that is free, or, of one that was begun under this ``key``, its own."""
+    free = _taken(episodes, tree, node_id)
+    if not key or episodes.run.log("fork", key, free):
+        return free
+    return int(episodes.run.journal("fork", key)[0].payload)
 
 
 def _taken(episodes: Episodes, tree: str, node_id: str) -> int:

@@ -21,7 +21,7 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close, tools_of
 from ramify.model.chat import JinjaTemplate, assistant_node_parts
-from ramify.model.protocol import Message, Prefix
+from ramify.model.protocol import Message, Prefix, Sampling
 from ramify.rollout.agent import Agent as Agent
 from ramify.rollout.attempts import Attempt as Attempt
 from ramify.rollout.attempts import Turn as Turn
@@ -358,7 +358,7 @@ class Episodes:
         truncated, failure = True, None
         while place.turns < env.max_turns and not self.budget.spent_out:
             try:
-                turn = await self._stored_turn(env, task, place, index) or await self._turn(env, place, index, change)
+                turn = await self._stored_turn(env, task, place, index, change) or await self._turn(env, place, index, change)
             except BoundaryError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
@@ -393,11 +393,18 @@ class Episodes:
         tree = start.parent.tree
         return Attempt(tree, task, index, start.parent.id, turns, end.reward, outcome, truncated, failure, leaf)
 
-    async def _stored_turn(self, env: Env, task: Task, place: _Place, index: int) -> Turn | None:
+    def _drawing(self, change: Change | None) -> tuple[Sampling, Producer]:
+        """How the next reply is sampled, and what is stored of that."""
+        if change is None:
+            return self.agent.sampling, self.producer
+        sampling = replace(self.agent.sampling, ban_first=change.ban)
+        return sampling, replace(self.producer, settings=self.agent.settings(sampling), edit=change.stored())
+
+    async def _stored_turn(self, env: Env, task: Task, place: _Place, index: int, change: Change | None) -> Turn | None:
         """The turn drawn at this place before, if it is stored whole; the world is brought to the state after it."""
-        known = self.trees[place.parent.tree]
+        known, made = self.trees[place.parent.tree], self._drawing(change)[1].hash
         for node in known.children(place.parent.id):
-            if (node.index, node.offset, node.producer) == (index, place.offset, self.producer.hash):
+            if (node.index, node.offset, node.producer) == (index, place.offset, made):
                 for answer in known.children(node.id):
                     if answer.role != "assistant":
                         if answer.snapshot is not None:
@@ -410,10 +417,7 @@ class Episodes:
     async def _turn(self, env: Env, place: _Place, index: int, change: Change | None) -> Turn:
         """Draw one reply and let the world answer it."""
         place = await self._fitted(place)
-        template, sampling, producer = self.agent.template, self.agent.sampling, self.producer
-        if change is not None:
-            sampling = replace(sampling, ban_first=change.ban)
-            producer = replace(producer, settings=self.agent.settings(sampling), edit=change.stored())
+        template, (sampling, producer) = self.agent.template, self._drawing(change)
         rendered, head = self._rendered(place)
         pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
