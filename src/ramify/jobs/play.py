@@ -115,9 +115,11 @@ def fork_run(
     """
     with Run.open(path) as reading:
         found = reading.node(node)
-    with open_episodes(path, found, model, world, compactor, trust) as (episodes, task):
-        with interruptible(episodes, found.id, offset, [edit], n, after) as key:
-            return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
+    with (
+        open_episodes(path, found, model, world, compactor, trust) as (episodes, task),
+        interruptible(episodes, found.id, offset, [edit], n, after) as key,
+    ):
+        return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
 
 
 def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
