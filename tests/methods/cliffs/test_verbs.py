@@ -207,7 +207,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
     cases: list[tuple[list[Any], int, str]] = [
         (["scan", *chat, *draw, "--out", other], 4, "a chat endpoint cannot go on inside a reply"),
         (["scan", *model, "--out", other], 2, "either --traces or --problems"),
-        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "holds a scan with other settings"),
+        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "holds a scan with other settings (--n was 64, is 32); name"),
         (["scan", *model, *draw, "--out", torn], 2, "torn.jsonl:1: not a trace that `ramify cliffs scan` wrote"),
         (["scan", *model, *draw, "--out", tmp_path / "no" / "x"], 2, "there is no folder"),
         (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),

@@ -53,7 +53,7 @@ def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, An
                 raise UserError("not a trace that `ramify cliffs scan` wrote: it has no 'scan' or no 'cliffs'")
             scan = record.pop("scan")
             cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record.pop(name)) for name in ("cliffs", "rebounds"))
-            own = check(ScanConfig, scan["config"])
+            own = check(ScanConfig, _then(scan["config"]))
             if config is not None and (_same(own), scan["source"]) != (_same(config), source):
                 raise UserError("scanned with other settings than the traces before")
             config, source, trace = own, dict(scan["source"]), trace_of(record)
@@ -79,8 +79,10 @@ class ScanFile:
         self._tail = Tail(path)
         if not self._tail.empty:
             before, self._source, found = read_scan(path, ended=True)
-            if _same(before) != _same(config):
-                raise UserError(f"{path} holds a scan with other settings; name another file with --out")
+            was, now = _same(before), _same(config)
+            changed = [f"--{name.replace('_', '-')} was {was[name]}, is {now[name]}" for name in was if was[name] != now[name]]
+            if changed:
+                raise UserError(f"{path} holds a scan with other settings ({'; '.join(changed)}); name another file with --out")
             self.done = {one.trace.id: one for one in found}
         elif not path.parent.is_dir():
             raise UserError(f"cannot write {path}: there is no folder {path.parent}")
@@ -108,6 +110,14 @@ class ScanFile:
 
     def _line(self, scanned: Scanned) -> str:
         return json.dumps(to_record(scanned, self.config, self._source or {}))
+
+
+def _then(stored: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings as they were meant: before there was ``candidate``, drops were found at ``alpha`` and checked on 128 forks."""
+    if "candidate" in stored:
+        return stored
+    fresh = 0 if stored.get("faithful") else 128
+    return stored | {"candidate": stored["alpha"], "confirm": fresh if stored.get("confirm") is None else stored["confirm"]}
 
 
 def _same(config: ScanConfig) -> dict[str, Any]:

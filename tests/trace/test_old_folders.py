@@ -1,0 +1,310 @@
+"""What commit 77a47dd wrote opens today: each kind of run by every verb, each method's files by its own readers.
+
+``tests/fixtures/77a47dd`` holds the folders, how they were made, and the map of their fields. The tables below say what today's commands do with
+each. Going on from an old run is allowed while samples are drawn by the same keys; a change of the keys refuses it, in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.cli.main import main
+from ramify.methods.cliffs.report import read_scan
+from ramify.methods.early_decision.run import Study
+from ramify.methods.governance.run import read_rows
+from ramify.methods.implicit_advantage.verbs import read_scores
+from ramify.methods.tree_rollouts.record import read_trees
+from ramify.trace.db import Run
+from ramify.trace.growing import Growing
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
+
+TRUST = "was imported or made elsewhere"  # an old run says not whose it is, and this one's settings load code
+NO_AGENT = "was not made by `ramify improve` or `ramify rollout`"
+#: What `ramify fork` and `ramify resume` do with each run: "" goes on, a text is the sentence with which it is refused (exit code 2; where it is
+#: TRUST, it goes on with --trust), 3 is the budget that had ended it.
+RUNS: dict[str, tuple[str, str | int]] = {
+    "cliffs": (NO_AGENT, NO_AGENT),
+    "credited": ("", ""),
+    "forked": ("", NO_AGENT),
+    "forked-killed": (TRUST, NO_AGENT),
+    "graded": (TRUST, TRUST),
+    "imported-calls": (NO_AGENT, NO_AGENT),
+    "imported-chats": (NO_AGENT, NO_AGENT),
+    "imported-inspect": (NO_AGENT, NO_AGENT),
+    "imported-inspect-calls": (NO_AGENT, NO_AGENT),
+    "imported-run": ("", NO_AGENT),
+    "imported-steps": (NO_AGENT, NO_AGENT),
+    "imported-trl": (NO_AGENT, NO_AGENT),
+    "imported-verifiers": (NO_AGENT, NO_AGENT),
+    "imported-verl": (NO_AGENT, NO_AGENT),
+    "improved": (TRUST, TRUST),
+    "improved-compared": (TRUST, TRUST),
+    "improved-killed": (TRUST, TRUST),
+    "played": ("", NO_AGENT),
+    "played-objects": (NO_AGENT, NO_AGENT),
+    "rollout": ("", ""),
+    "rollout-budget": ("", 3),
+    "rollout-compacted": ("", ""),
+    "rollout-killed": (TRUST, TRUST),
+    "rollout-own": (TRUST, TRUST),
+    "rollout-text": (TRUST, TRUST),
+    "served": (NO_AGENT, NO_AGENT),
+    "served-gateway": (NO_AGENT, NO_AGENT),
+    "steps": (NO_AGENT, NO_AGENT),
+    "trees": (NO_AGENT, NO_AGENT),
+}
+BASE = "hf:models/base"
+VERIFIED = f"--model {BASE} --verifier factory:fixture_parts:verifier --truncated graded"
+SCAN = f"cliffs scan --problems inputs/problems.jsonl {VERIFIED} --max-tokens 5 --samples 2"
+THEN = "--n 8 --first 4 --confirm 8 --delta0 0.05 --alpha 0.4 --fdr 0.9"
+STEER = (
+    "crosscoder steer studies/crosscoder/dictionary studies/crosscoder/states --prompts inputs/tool.jsonl --score factory:fixture_parts:verifier"
+    " --budgets 2,4 --randoms 2 --top 2 --gains 4 --partition all"
+)
+THOUGHT = (
+    f"early-decision run --model {BASE} --label factory:fixture_parts:voter --prompts inputs/prompts.jsonl --temperature 1 --top-p 1 --k 8"
+    " --think-tokens 14 --answer-tokens 3"
+)
+GRID = "--tasks email,language --reps 1 --turns 4"
+DRAFTED = "--sequences 8 --length 12 --rows 4 --anchors 4 --layers 1 --block 3 --rank 2 --steps 12"
+#: Archive of a method -> (command line, exit code, part of what it says): what each reader of today does with the files of then.
+STUDIES: dict[str, list[tuple[str, int, str]]] = {
+    "cliffs": [
+        ("cliffs show studies/cliffs/scan.jsonl --json", 0, '"p2#1"'),
+        (f"cliffs show studies/cliffs/faithful.jsonl p1#0 --tokenizer {BASE}", 0, "token"),
+        (f"cliffs show studies/cliffs/scan.jsonl --run shown --tokenizer {BASE}", 0, "p0#0"),
+        (f"cliffs ablate studies/cliffs/scan.jsonl {VERIFIED} --n 4 --k 1", 0, "cliff"),
+        (f"cliffs pairs studies/cliffs/scan.jsonl {VERIFIED} --candidates 3 --n 4 --out again.jsonl", 0, "pairs of"),
+        (
+            f"{SCAN} {THEN} --out studies/cliffs/scan.jsonl",
+            2,
+            "other settings (--candidate was 0.4, is 0.2; --miss was 0.01, is 0.1)",
+        ),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out studies/cliffs/scan.jsonl", 0, "traces"),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out studies/cliffs/killed.jsonl", 0, "traces"),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --seed 1 --out studies/cliffs/scan.jsonl", 2, "a scan with another seed, 0"),
+    ],
+    "crosscoder": [
+        ("crosscoder rank studies/crosscoder/dictionary studies/crosscoder/states --partition all", 0, "feature"),
+        ("crosscoder report studies/crosscoder/study", 0, "scale 4 of"),
+        (f"{STEER} --out studies/crosscoder/study", 0, "scale 4 of"),
+        (f"{STEER} --out studies/crosscoder/study-killed", 0, "scale 4 of"),
+        ("crosscoder export studies/crosscoder/dictionary studies/crosscoder/states --features 0 --out again", 0, "wrote again"),
+    ],
+    "dspark": [
+        (f"dspark calibrate {BASE} studies/dspark/drafter --prompts inputs/problems.jsonl --n 8 --tokens 12", 0, "position"),
+        (f"dspark train {BASE} --prompts inputs/problems.jsonl {DRAFTED} --out studies/dspark/interrupted", 0, "mask_token"),
+        (
+            f"dspark train {BASE} --prompts inputs/problems.jsonl {DRAFTED} --lr 0.1 --out studies/dspark/interrupted",
+            2,
+            "the state of another training",
+        ),
+    ],
+    "early-decision": [
+        ("early-decision report studies/early-decision/study", 0, "report.html"),
+        ("early-decision report studies/early-decision/defended --against studies/early-decision/study", 0, "the defence"),
+        ("early-decision report studies/early-decision/elsewhere", 0, "report.html"),
+        ("early-decision continue studies/early-decision/study --m 1 --n 3 --shares 0,0.5,1", 0, "closed"),
+        (f"{THOUGHT} --open take --close garden --out studies/early-decision/killed", 0, "labelled"),
+        (f"{THOUGHT} --out studies/early-decision/study", 2, "other settings (--open, --close)"),
+    ],
+    "forensics": [
+        ("forensics plan studies/forensics/begun", 0, "power"),
+        ("forensics read studies/forensics/case", 0, "did it"),
+        ("forensics run studies/forensics/case", 0, "Baseline"),
+        ("forensics run studies/forensics/killed", 0, "Baseline"),
+        ("forensics run studies/forensics/honest", 0, "Baseline"),
+        ("forensics counterfactual studies/forensics/case", 0, "hinted"),
+        ("forensics ach studies/forensics/case", 0, "hinted"),
+        ("forensics report studies/forensics/case", 0, "Baseline"),
+        ("show studies/forensics/case/run", 0, "trees"),
+        ("resume studies/forensics/case/run", 2, NO_AGENT),
+    ],
+    "governance": [
+        ("governance report studies/governance/rows.jsonl", 0, "condition"),
+        ("governance report studies/governance/attack.jsonl", 0, "condition"),
+        (f"governance bench {GRID} --out studies/governance/rows.jsonl", 0, "condition"),
+        (f"governance bench {GRID} --out studies/governance/killed.jsonl", 0, "condition"),
+    ],
+    "graph-credit": [("graph-credit report studies/graph-credit/credit.jsonl", 0, "states")],
+    "implicit-advantage": [
+        ("implicit-advantage report --scores studies/implicit-advantage/scores.jsonl", 0, "AUROC".lower()),
+        ("implicit-advantage report --scores studies/implicit-advantage/confidence.jsonl", 0, "deepconf"),
+        ("implicit-advantage select --scores studies/implicit-advantage/scores.jsonl --best-of 3", 0, "chosen"),
+        ("implicit-advantage blame --scores studies/implicit-advantage/scores.jsonl", 0, "stand"),
+    ],
+    "maze-recovery": [],
+    "tree-rollouts": [
+        ("tree-rollouts report studies/tree-rollouts/turns.jsonl", 0, "mixed"),
+        ("tree-rollouts report studies/tree-rollouts/tokens.jsonl", 0, "mixed"),
+        ("tree-rollouts report studies/tree-rollouts/of-run.jsonl", 0, "mixed"),
+    ],
+    "cells": [],
+}
+
+
+def unpack(folder: Path, *names: str) -> None:
+    for name in names:
+        with tarfile.open(FIXTURE / f"{name}.tar.gz") as tar:
+            tar.extractall(folder, filter="data")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which everything was made, with its models and inputs, as the current one."""
+    unpack(tmp_path, "models", "inputs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(FIXTURE))
+    return tmp_path
+
+
+def say(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(shlex.split(line))
+    return code, *capsys.readouterr()
+
+
+def record(out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def test_every_archive_is_in_a_table() -> None:
+    assert {file.name.split(".")[0] for file in FIXTURE.glob("*.tar.gz")} == {
+        "models",
+        "inputs",
+        *(f"runs-{name}" for name in RUNS),
+        *(f"studies-{name}" for name in STUDIES),
+    }
+    assert EXPECTED.keys() == RUNS.keys()
+    assert sum(file.stat().st_size for file in FIXTURE.iterdir() if file.is_file()) < 1_500_000
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_shown_checked_and_exported(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(place, f"runs-{name}")
+    then = EXPECTED[name]
+    code, out, err = say(capsys, f"show runs/{name} --json")
+    assert (code, err) == (0, "")
+    shown = record(out)
+    assert (len(shown["trees"]), shown["nodes"]) == (then["trees"], then["nodes"])
+    if then["attempts"] is not None:
+        assert shown["attempts"] == then["attempts"]
+    assert say(capsys, f"show runs/{name}")[0] == 0
+    code, out, err = say(capsys, f"check run runs/{name}")
+    assert code == 0, out + err
+    code, out, _ = say(capsys, f"export runs/{name} out.jsonl --json")
+    blobs = 6 * (name == "improved-compared")  # a checkpoint an arm, left out of the archive
+    assert (code, record(out)["rows"]) == (0, then["lines"] - blobs)
+    code, out, _ = say(capsys, f"export runs/{name} out.parquet --json")
+    assert (code, record(out)["rows"]) == (0, then["nodes"])
+    assert say(capsys, "import out.jsonl --run again")[0] == 0
+    assert say(capsys, "export again again.jsonl")[0] == 0
+    (first, *rest), (head, *others) = (Path(file).read_text().splitlines() for file in ("out.jsonl", "again.jsonl"))
+    assert others == rest
+    assert json.loads(head)["config"] == json.loads(first)["config"]  # the schema is today's
+
+
+@pytest.mark.parametrize("name", ["rollout", "improved", "served-gateway", "imported-inspect", "cliffs", "credited", "steps"])
+def test_a_run_has_its_page(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(place, f"runs-{name}")
+    assert say(capsys, f"show runs/{name} --html page.html")[0] == 0
+    assert "</html>" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_forked_or_refused_in_a_sentence(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(place, f"runs-{name}")
+    with Run.open(f"runs/{name}") as run:
+        nodes = (node for info in run.trees() for node in run.nodes(info.name))
+        first = next(node.id for node in nodes if node.role == "assistant" and node.opens)
+    line = f"fork runs/{name} {first} --n 2 --json"
+    code, out, err = say(capsys, line)
+    if refused := RUNS[name][0]:
+        assert (code, err.count("\n")) == (2, 1)
+        assert refused in err
+        if refused != TRUST:
+            return
+        code, out, err = say(capsys, f"{line} --trust")
+    assert code == 0, err
+    fork = record(out)["fork"]
+    assert fork["n"] + fork["failed"] == 2
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_or_is_refused_in_a_sentence(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(place, f"runs-{name}")
+    expects = RUNS[name][1]
+    code, out, err = say(capsys, f"resume runs/{name} --json")
+    if expects == 3:
+        assert (code, record(out)["spent"]) == (3, "turns")
+        return
+    if isinstance(expects, str) and expects:
+        assert (code, err.count("\n")) == (2, 1)
+        assert expects in err
+        if expects != TRUST:
+            return
+        code, out, err = say(capsys, f"resume runs/{name} --trust --json")
+    assert code == 0, err
+    result = record(out)
+    if name.startswith("improved"):
+        assert result["gain"]["n"] == 4
+        assert record(say(capsys, f"resume runs/{name} --trust --json")[1]) == result
+    else:
+        assert (result["n"] + result["failed"], result["missing"]) == (6, 0)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_readers_of_a_method_open_its_files(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(place, f"studies-{name}")
+    for line, expects, part in STUDIES[name]:
+        code, out, err = say(capsys, line)
+        assert code == expects, f"{line}\n{out}{err}"
+        assert part in (out if expects == 0 else err), f"{line}\n{out}{err}"
+        if expects == 2:
+            assert err.count("\n") == 1
+
+
+def test_nothing_is_lost_on_the_way(place: Path) -> None:
+    """What the readers of today find in the files, counted."""
+    unpack(place, *(f"studies-{name}" for name in STUDIES))
+    config, source, scanned = read_scan(Path("studies/cliffs/scan.jsonl"))
+    assert (len(scanned), config.candidate, config.confirm, source["verifier"]) == (6, config.alpha, 8, "right")
+    assert sum(len(one.cliffs) for one in scanned) > 0
+    assert all(one.trace.potentials for one in scanned)
+    assert 0 < len(read_scan(Path("studies/cliffs/killed.jsonl"), ended=True)[2]) < 6
+    study = Study.open(Path("studies/early-decision/study"))
+    assert (len(study.prompts), len(study.traces.rows)) == (16, 256)
+    for file in ("continue", "stances", "cuts"):
+        assert Growing(study.folder / f"{file}.jsonl").rows
+    assert 0 < len(Study.open(Path("studies/early-decision/killed")).traces.rows) < 256
+    assert len(Growing(Path("studies/crosscoder/study-killed/scores.jsonl")).rows) < len(
+        Growing(Path("studies/crosscoder/study/scores.jsonl")).rows
+    )
+    rows = read_rows(Path("studies/governance/rows.jsonl"))
+    assert len(rows) > len(read_rows(Path("studies/governance/killed.jsonl"))) == 3
+    assert any(row["compactions"] for row in rows)
+    records = read_scores(Path("studies/implicit-advantage/scores.jsonl"))
+    assert len(records) == 6
+    assert all(step["node"] for one in records for step in one["steps"])
+    with Run.open("studies/forensics/case/run") as run:
+        assert {entry.kind for entry in run.journal()} == {"cell", "played"}
+    unpack(place, "runs-trees")
+    with Run.open("runs/trees") as run:  # the trees file points into its run
+        for tree in read_trees(Path("studies/tree-rollouts/of-run.jsonl")):
+            assert all(run.node(leaf.stored).tree == tree.tree for leaf in tree.leaves)
+    lab = pytest.importorskip("ramify_experiments.lab")
+
+    def doubled(x: int) -> int:
+        raise AssertionError("a cell that is there is not run")
+
+    doubled.__module__, doubled.__qualname__ = "fixture_parts", "doubled"
+    assert lab.Cells(Path("studies/cells")).get("x=1", doubled, x=1) == {"twice": 2}
