@@ -24,8 +24,8 @@ from ramify.methods.early_decision import (
     probe_stage,
     rollout,
 )
+from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.thinking import Marks, Thinker
-from ramify.rollout.token_forks import Problem, read_problems
 from ramify.score.votes import Panel, find_panel
 from ramify_experiments.recipes import ChainRecipe, cached
 

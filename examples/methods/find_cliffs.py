@@ -12,11 +12,10 @@ from ramify import Sampling
 from ramify.engine.named import find_continuing
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
-from ramify.methods.cliffs import ScanConfig, ablate, ablation_table, examine, picture, scan, summary
+from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
 from ramify.render.potential import potential_text
-from ramify.rollout.token_forks import Problem, TokenForks, read_problems
+from ramify.rollout.problems import Problem, read_problems
 from ramify.score.verifiers import find_verifier
-from ramify_experiments.cliffs import pairs
 from ramify_experiments.recipes import ChainRecipe, cached
 
 
@@ -25,7 +24,7 @@ def mine(checkpoint, problems, verifier):
     settings = Sampling(
         temperature=0.7, top_p=0.8, top_k=20, max_tokens=1024, stop_tokens=template.stop_tokens if template else ()
     )
-    return TokenForks(model, model.tokenizer, find_verifier(verifier), settings), read_problems(Path(problems), template)
+    return ReplyForks(model, model.tokenizer, find_verifier(verifier), settings), read_problems(Path(problems), template)
 
 
 def small():
@@ -37,7 +36,7 @@ def small():
     def right(text, trace):
         return chain.check(Task(trace.problem_id, trace.data), text).right
 
-    return TokenForks(model, model.tokenizer, right, Sampling(max_tokens=40)), problems
+    return ReplyForks(model, model.tokenizer, right, Sampling(max_tokens=40)), problems
 
 
 async def main(forks, problems):

@@ -23,7 +23,7 @@ from ramify.cli.serve import find_served
 from ramify.engine.checkpoints import chat_template
 from ramify.model.protocol import Message, Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
-from ramify.rollout.token_forks import read_problems
+from ramify.rollout.problems import read_problems
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.train.batch import rows_from_path

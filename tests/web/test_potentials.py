@@ -6,14 +6,14 @@ from pathlib import Path
 
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import CharTokenizer
-from ramify.rollout.step_forks import mark_potentials, step_trace
+from ramify.rollout.steps import mark_potentials, step_trace
 from ramify.rollout.token_traces import TokenTrace, store_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.node import Mark
 from ramify.web.pages import tree_html
 from ramify.web.potentials import potential_pictures
-from tests.rollout.test_step_forks import played
+from tests.rollout.test_steps import played
 
 
 def test_a_reply_with_hostile_text(tmp_path: Path) -> None:

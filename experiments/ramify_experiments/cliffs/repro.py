@@ -17,10 +17,11 @@ from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
+from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.token_forks import Chances, Problem, TokenForks
+from ramify.rollout.problems import Problem
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.checks import Check
 from ramify.stats.drops import Counts, standard_error
@@ -105,7 +106,7 @@ class Kept:
 
     SIZE = 16
 
-    def __init__(self, inner: TokenForks) -> None:
+    def __init__(self, inner: ReplyForks) -> None:
         self.inner, self.known = inner, dict[tuple[str, int, str, int], Counts]()
         self.chances, self.spent = inner.chances, inner.spent
 
@@ -135,10 +136,10 @@ class Lab:
         # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
         self.engine = LocalModel(self.module, self.tokenizer, max_rows=256, cache_bytes=0)
 
-    def forks(self, seed: int = 0) -> TokenForks:
+    def forks(self, seed: int = 0) -> ReplyForks:
         """Forks whose draws are those of ``seed`` within this model's seed."""
         settings = Sampling(max_tokens=12 * self.recipe.hops)
-        return TokenForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
+        return ReplyForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
 
     def problems(self, split: str, n: int) -> list[Problem]:
         """Problems of a split; no model was trained on them."""
@@ -247,7 +248,7 @@ async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
     return {"cliffs": pairs(at_cliffs), "random": pairs(at_random), "dense": dense, "tokens": tokens}
 
 
-async def _advantages(one: Scanned, forks: TokenForks) -> dict[str, Any]:
+async def _advantages(one: Scanned, forks: ReplyForks) -> dict[str, Any]:
     """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out.
 
     Of candidates the fresh forks count, which did not choose them.

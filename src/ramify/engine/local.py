@@ -365,6 +365,7 @@ class LocalModel:
             model_logprobs=model,
             entropy=np.array(row.entropy, dtype=np.float32),
             ends=ends,
+            cached=row.found,
         )
 
     # -- scoring

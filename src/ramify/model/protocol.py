@@ -119,6 +119,8 @@ class Draw:
     """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
     head: tuple[int, ...] | None = None
     """The tokens between these and what was drawn, which open the reply; None where they are the template's own after a message."""
+    cached: int | None = None
+    """Tokens of the prefix whose keys and values the model had already; None where it does not say."""
 
     @property
     def message(self) -> Message:

@@ -19,8 +19,7 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.base.plugins import own_function, own_path
-from ramify.rollout.token_forks import Verifier
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.token_traces import TokenTrace, Verifier
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.score.match import last_number, plain

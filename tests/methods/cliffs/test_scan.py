@@ -17,15 +17,16 @@ from ramify.base.seeds import generator, place_key, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest, correct
+from ramify.methods.cliffs.forks import Chances, ReplyForks, StepForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.step_forks import StepForks, step_trace
-from ramify.rollout.token_forks import Chances, Problem, TokenForks
+from ramify.rollout.problems import Problem
+from ramify.rollout.steps import step_trace
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
-from tests.rollout.test_step_forks import played
+from tests.rollout.test_steps import played
 
 
 class Simulated:
@@ -237,14 +238,14 @@ def engine(seed: int = 3) -> LocalModel:
 
 def test_the_whole_way_on_the_engine() -> None:
     sampling = Sampling(max_tokens=6)
-    forks = TokenForks(engine(), Digits(), starts_low, sampling, truncated="graded")
+    forks = ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded")
     traces = asyncio.run(forks.draw([Problem("p", (1, 2))], 12))
     wrong = [t for t in traces if not t.correct][:2]
     result = run(wrong, forks)
     assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)
     assert result.spent["forward_tokens"] < result.spent["drawn_tokens"] + 0.1 * result.spent["given_tokens"]
     assert all(one.gap < 1e-4 for one in result.scanned)
-    again = run(wrong[::-1], TokenForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
+    again = run(wrong[::-1], ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
     assert {one.trace.id: one.trace.potentials for one in again.scanned} == {
         one.trace.id: one.trace.potentials for one in result.scanned
     }
@@ -261,12 +262,12 @@ def test_the_whole_way_on_the_engine() -> None:
     assert pairs([examined], hard=True) == rows
     same = asyncio.run(mass_under([examined], forks))
     assert same[0]["delta"] == pytest.approx(0, abs=1e-6)
-    other = TokenForks(engine(7), Digits(), starts_low, sampling)
+    other = ReplyForks(engine(7), Digits(), starts_low, sampling)
     every = asyncio.run(other.alternatives(wrong[0], 0, 5))
     (mass,) = asyncio.run(mass_under([examined], other))
     assert mass["cpm_other"] == pytest.approx(sum(every[token] for token in every if token not in good))  # however unlikely there
     assert abs(mass["delta"]) > 1e-3
-    stranger = TokenForks(engine(7), Digits(), starts_low, sampling)
+    stranger = ReplyForks(engine(7), Digits(), starts_low, sampling)
     stranger.tokenizer = type("Other", (Digits,), {"hash": "other"})()
     with pytest.raises(NeedsError, match="another tokenizer"):
         asyncio.run(mass_under([examined], stranger))
@@ -286,7 +287,7 @@ def test_steps_of_an_agent(tmp_path: Path) -> None:
 
 
 def test_a_reply_that_does_not_fit_is_told_and_the_others_go_on() -> None:
-    forks = TokenForks(engine(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
+    forks = ReplyForks(engine(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
     long = TokenTrace("long", "p", (1, 2), (2,) * 40, Sampling(max_tokens=60), correct=False)
     short = TokenTrace("short", "p", (1, 2), (2, END), Sampling(max_tokens=6), correct=False)
     result = run([long, short], forks)
@@ -362,7 +363,7 @@ def test_an_ablation_with_ungraded_forks() -> None:
 
 
 def test_traces_without_a_verdict_are_judged() -> None:
-    forks = TokenForks(engine(), Digits(), starts_low)
+    forks = ReplyForks(engine(), Digits(), starts_low)
     unjudged = [TokenTrace(name, name, (1, 2), ids, Sampling()) for name, ids in (("a", (2, END)), ("b", (1, END)))]
     known = TokenTrace("c", "c", (1, 2), (1, END), Sampling(), correct=False)
     assert [trace.correct for trace in asyncio.run(forks.judged([*unjudged, known]))] == [False, True, False]

@@ -13,7 +13,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify.methods.early_decision.report import build
 from ramify.methods.early_decision.run import RolloutConfig, Study
-from ramify.rollout.token_forks import Problem
+from ramify.rollout.problems import Problem
 
 
 def made(folder: Path, outcomes: np.ndarray, pools: Sequence[str] = ()) -> Study:

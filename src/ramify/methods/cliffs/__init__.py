@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.cliffs.algorithm import ZTest as ZTest
     from ramify.methods.cliffs.algorithm import confirm as confirm
     from ramify.methods.cliffs.algorithm import detect as detect
+    from ramify.methods.cliffs.forks import ReplyForks as ReplyForks
+    from ramify.methods.cliffs.forks import StepForks as StepForks
     from ramify.methods.cliffs.report import ablation_table as ablation_table
     from ramify.methods.cliffs.report import picture as picture
     from ramify.methods.cliffs.report import read_scan as read_scan
@@ -33,6 +35,7 @@ else:
         __name__,
         {
             "algorithm": "ZTest Cliff detect confirm",
+            "forks": "ReplyForks StepForks",
             "run": "ScanConfig scan ablate examine pairs mass_under",
             "report": "summary ablation_table picture read_scan",
         },

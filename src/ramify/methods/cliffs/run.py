@@ -28,8 +28,8 @@ from ramify.methods.cliffs.algorithm import (
     screen,
     tangent_cut,
 )
-from ramify.rollout.potentials import Forks, count_at, count_staged, count_until_lost
-from ramify.rollout.token_forks import Chances
+from ramify.methods.cliffs.forks import Chances, Scannable
+from ramify.rollout.potential import Fixed, Staged, UntilLost, potential
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 
@@ -123,7 +123,7 @@ class ScanResult:
 
 async def scan(
     traces: Sequence[Any],
-    forks: Forks,
+    forks: Scannable,
     config: ScanConfig | None = None,
     on_trace: Callable[[Scanned], None] | None = None,
 ) -> ScanResult:
@@ -164,31 +164,22 @@ def corrected(scanned: Sequence[Scanned], config: ScanConfig) -> list[Scanned]:
     return [replace(one, cliffs=tuple(itertools.islice(decided, len(one.cliffs)))) for one in scanned]
 
 
-async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | None = None) -> Scanned | None:
+async def scan_one(trace: Any, forks: Scannable, config: ScanConfig, left: int | None = None) -> Scanned | None:
     """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
     test, chances = config.finding, await forks.chances(trace)
     facts = _facts(chances, trace.length)
-    early, counts = None, dict[int, Counts]()
+    early: int | None = None
+    counts: dict[int, Counts]
     positions, pairs = _plan(trace, chances, config)
     if left is not None and len(positions) * (config.n if config.faithful else config.first) > left:
         return None
     if pairs is None and config.early_stop:
-        counts, early = await count_until_lost(forks, trace, config.n, config.early_stop)
+        counts, early = await potential(forks, trace, positions, UntilLost(config.n, config.early_stop))
     elif pairs is None:
-        counts = await count_at(forks, trace, dict.fromkeys(positions, config.n), "scan")
+        counts, _ = await potential(forks, trace, positions, Fixed(config.n))
     else:
-        counts, pairs = await count_staged(
-            forks,
-            trace,
-            positions,
-            pairs,
-            test,
-            config.n,
-            config.first,
-            config.miss,
-            pi=_bound(chances, config),
-            slack=config.carry,
-        )
+        rule = Staged(config.n, config.first, config.miss, test, pairs, _bound(chances, config), config.carry)
+        counts, pairs = await potential(forks, trace, positions, rule)
     _complete(forks, trace, counts)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
@@ -202,19 +193,17 @@ async def scan_one(trace: Any, forks: Forks, config: ScanConfig, left: int | Non
     return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
 
 
-async def _checked(trace: Any, forks: Forks, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig) -> list[Cliff]:
+async def _checked(trace: Any, forks: Scannable, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig) -> list[Cliff]:
     """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they confirm it
     beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
     pairs = [(_before(cliff), cliff.t) for cliff in cliffs]
     places = sorted({t for pair in pairs for t in pair})
     if config.faithful:
-        sure, fresh = 0.0, await count_at(forks, trace, dict.fromkeys(places, config.fresh), "confirm")
+        sure, (fresh, _) = 0.0, await potential(forks, trace, places, Fixed(config.fresh), "confirm")
     else:
         test, first, sure = ZTest(config.delta0, config.fdr), -(-config.fresh // 4), SURE
-        bound = _bound(chances, config)
-        fresh, _ = await count_staged(
-            forks, trace, places, pairs, test, config.fresh, first, HOPELESS, "confirm", bound, sure=sure
-        )
+        rule = Staged(config.fresh, first, HOPELESS, test, pairs, _bound(chances, config), sure=sure)
+        fresh, _ = await potential(forks, trace, places, rule, "confirm")
     _complete(forks, trace, fresh)
     return confirm(cliffs, [(fresh[start], fresh[t]) for start, t in pairs], config.test, sure)
 
@@ -232,7 +221,7 @@ def _bound(chances: Chances, config: ScanConfig) -> list[float] | None:
     return None if config.screen == "none" or chances.pi is None else chances.pi.tolist()
 
 
-def _complete(forks: Forks, trace: Any, counts: Mapping[int, Counts]) -> None:
+def _complete(forks: Scannable, trace: Any, counts: Mapping[int, Counts]) -> None:
     """Refuse counts of a trace on which the model or the verifier broke down; that its own end has no verdict is no such sign."""
     broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
     if broken:
@@ -257,7 +246,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
     return screen(chances.pi.tolist(), config.delta0, config.carry)
 
 
-async def bill(traces: Sequence[Any], forks: Forks, config: ScanConfig) -> dict[str, int]:
+async def bill(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
     """What a scan will take, from the screen alone: forks at the first look, at most before confirmation, and of a faithful scan."""
     plans = [(trace, _plan(trace, await forks.chances(trace), config)) for trace in traces]
     positions = sum(len(places) for _, (places, _) in plans)
@@ -285,7 +274,7 @@ def _facts(chances: Chances, length: int) -> list[TokenFacts]:
 
 async def ablate(
     scanned: Sequence[Scanned],
-    forks: Forks,
+    forks: Scannable,
     n: int = 64,
     controls: Sequence[str] = CONTROLS,
     which: Literal["first", "all"] = "first",

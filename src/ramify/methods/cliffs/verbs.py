@@ -20,13 +20,14 @@ from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
+from ramify.methods.cliffs.forks import ReplyForks
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, said, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
 from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.token_forks import Problem, TokenForks, read_problems
+from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.token_traces import TokenTrace, read_traces
 from ramify.score.verifiers import find_verifier
 
@@ -98,15 +99,15 @@ app = typer.Typer(
 ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ramify cliffs scan` wrote.")]
 
 
-def _forks(options: Forking, model: str = "") -> tuple[TokenForks, Any]:
+def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
     judge = find_verifier(options.verifier, options.seconds)
     found, tokenizer, template = find_drawn(model or options.model)
     eos = {*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}
-    return TokenForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
+    return ReplyForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
 
-def _same_forks(source: dict[str, Any], options: Forking) -> TokenForks:
+def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
     """What forks, with a warning where it is not what the scan forked with: its cliffs are those of another model or another verdict."""
     forks, _ = _forks(options)
     now = forks.source()
@@ -217,7 +218,7 @@ def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
 
 
 def _retold(
-    traces: Path, form: str | None, own: bool, forks: TokenForks, template: Any, options: ScanOptions, retokenise: bool
+    traces: Path, form: str | None, own: bool, forks: ReplyForks, template: Any, options: ScanOptions, retokenise: bool
 ) -> list[TokenTrace]:
     """Stems of a run or log, or of texts; says what was left out of it, and where texts were encoded."""
     assert forks.tokenizer is not None
@@ -233,7 +234,7 @@ def _retold(
     return stems
 
 
-def _draw(forks: TokenForks, path: Path, template: Any, options: ScanOptions, file: ScanFile, bar: Progress) -> list[TokenTrace]:
+def _draw(forks: ReplyForks, path: Path, template: Any, options: ScanOptions, file: ScanFile, bar: Progress) -> list[TokenTrace]:
     stops = () if template is None else template.stop_tokens
     forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
     questions: list[Problem] = read_problems(path, template)

@@ -26,8 +26,8 @@ from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.steer import Change, draw, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
-from ramify.rollout.token_forks import Problem, Verifier, read_problems
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.token_traces import TokenTrace, Verifier
 from ramify.score.verifiers import find_verifier
 from ramify.trace.growing import Growing
 
@@ -116,7 +116,7 @@ class States:
 
 
 def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[Problem]:
-    """Prompts of a file as :func:`ramify.rollout.token_forks.read_problems` reads them; ``template`` None leaves their text as it is.
+    """Prompts of a file as :func:`ramify.rollout.problems.read_problems` reads them; ``template`` None leaves their text as it is.
 
     ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.
     """

@@ -14,7 +14,7 @@ from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.engine.local import LocalModel
 from ramify.model.chat import ChatTemplate, RawTemplate
 from ramify.model.rendered import laid_out
-from ramify.rollout.token_forks import read_problems
+from ramify.rollout.problems import read_problems
 
 SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
 """Splits of the household world for each use of prompts."""

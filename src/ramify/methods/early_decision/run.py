@@ -21,8 +21,8 @@ from ramify.base.files import reason, write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.model.protocol import Tokenizer
+from ramify.rollout.problems import Problem
 from ramify.rollout.thinking import Answer, Place, Thinker, Thought, cut_at, tokens_up_to
-from ramify.rollout.token_forks import Problem
 from ramify.score.votes import Panel, StanceJudge, stances
 from ramify.trace.growing import Growing
 

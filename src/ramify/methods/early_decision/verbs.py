@@ -38,8 +38,8 @@ from ramify.methods.early_decision.run import (
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.guards import Reminder, SelfCheck
+from ramify.rollout.problems import read_problems
 from ramify.rollout.thinking import Marks, Thinker, split_text
-from ramify.rollout.token_forks import read_problems
 from ramify.score.votes import Panel, find_panel, find_stance_judge
 from ramify.trace.lines import at_place, field, read_lines
 

@@ -17,11 +17,12 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.token_forks import Problem, TokenForks, sampler_logprobs, verdict_of
-from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
+from ramify.rollout.problems import Problem
+from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, verdict_of, write_traces
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
 
@@ -61,8 +62,8 @@ SAMPLING = Sampling(max_tokens=LENGTH)
 TRACE = TokenTrace("a", "p", (1, 2), (0, 3, 2), SAMPLING, stop="length")
 
 
-def forks(engine: Any = None, **options: Any) -> TokenForks:
-    return TokenForks(engine or model(), Digits(), right, truncated="graded", **options)
+def forks(engine: Any = None, **options: Any) -> ReplyForks:
+    return ReplyForks(engine or model(), Digits(), right, truncated="graded", **options)
 
 
 def exact(engine: LocalModel, prefix: list[int], left: int) -> float:
@@ -146,7 +147,7 @@ def test_an_ended_reply_is_not_drawn_from() -> None:
 
 
 def test_truncated_forks_are_counted_apart() -> None:
-    counter = TokenForks(model(), Digits(), right)
+    counter = ReplyForks(model(), Digits(), right)
     counts = asyncio.run(counter.count(TRACE, 2, 40, "scan"))
     assert counts.n + counts.truncated == 40
     assert counts.truncated > 0
@@ -160,10 +161,10 @@ def test_failures_are_missing_not_wrong() -> None:
     async def broken(text: str, trace: TokenTrace) -> bool | None:
         raise ZeroDivisionError("in the verifier")
 
-    counts = asyncio.run(TokenForks(model(), Digits(), unsure, truncated="graded").count(TRACE, 1, 200, "scan"))
+    counts = asyncio.run(ReplyForks(model(), Digits(), unsure, truncated="graded").count(TRACE, 1, 200, "scan"))
     assert counts.missing > 0
     assert counts.k == counts.n == 200 - counts.missing
-    counter = TokenForks(model(), Digits(), broken, truncated="graded")
+    counter = ReplyForks(model(), Digits(), broken, truncated="graded")
     assert asyncio.run(counter.count(TRACE, 1, 8, "scan")) == Counts(0, 0, missing=8)
     assert counter.first_failure == "ZeroDivisionError: in the verifier"
 
@@ -175,7 +176,7 @@ def test_failures_are_missing_not_wrong() -> None:
 
     scripted = Failing(["yes"])
     trace = TokenTrace("a", "p", tuple(scripted.tokenizer.encode("<|assistant|>")), (5 + ord("y"),), Sampling())
-    counter = TokenForks(scripted, scripted.tokenizer, lambda text, trace: "yes" in text)
+    counter = ReplyForks(scripted, scripted.tokenizer, lambda text, trace: "yes" in text)
     counts = asyncio.run(counter.count(trace, 0, 40, "scan"))
     assert counts.k == counts.n == 40 - counts.missing
     assert 5 < counts.missing < 35
@@ -187,7 +188,7 @@ def test_verdicts_are_truth_values() -> None:
     for value, known in ((np.bool_(True), True), (np.bool_(False), False), (1, True), (0, False), (None, None)):
         assert verdict_of(value) is known
     for value in ("False", 0.7, 2, [False]):
-        counter = TokenForks(model(), Digits(), lambda text, trace, value=value: value, truncated="graded")  # type: ignore[misc]
+        counter = ReplyForks(model(), Digits(), lambda text, trace, value=value: value, truncated="graded")  # type: ignore[misc]
         with pytest.raises(UserError, match="the verifier returned"):
             asyncio.run(counter.count(TRACE, 1, 2, "scan"))
 
@@ -195,7 +196,7 @@ def test_verdicts_are_truth_values() -> None:
 def test_what_cannot_fork_is_refused() -> None:
     chat = ScriptedModel(["yes"], tokens=False)
     with pytest.raises(NeedsError, match="a fork inside a reply needs a model with continue"):
-        TokenForks(chat, CharTokenizer(), right)
+        ReplyForks(chat, CharTokenizer(), right)
     with pytest.raises(NeedsError, match="another tokenizer"):
         asyncio.run(forks().count(replace(TRACE, tokenizer="other"), 0, 1, "scan"))
     with pytest.raises(UserError, match="positions 0 to 3, not 4"):
@@ -270,12 +271,12 @@ def test_chances_of_tokens() -> None:
     assert asyncio.run(counter.chances(replace(trace, logprobs=(-9.0,) * trace.length))).gap > 1
     scripted = ScriptedModel(["yes"])
     chances = asyncio.run(
-        TokenForks(scripted, scripted.tokenizer, right).chances(replace(trace, tokenizer="", sampler=Sampling()))
+        ReplyForks(scripted, scripted.tokenizer, right).chances(replace(trace, tokenizer="", sampler=Sampling()))
     )
     assert chances.pi is not None
     assert chances.greedy is None
     with pytest.raises(NeedsError):
-        asyncio.run(TokenForks(scripted, scripted.tokenizer, right).alternatives(replace(trace, tokenizer=""), 0, 3))
+        asyncio.run(ReplyForks(scripted, scripted.tokenizer, right).alternatives(replace(trace, tokenizer=""), 0, 3))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
 
     with serving(ModelServer(tokens=load_model(builtin)[0]).app) as url:
         remote = HttpModel(url, NAME, "completions", tokenizer=builtin)
-        both = [TokenForks(m, local.tokenizer, ends_well, sampling, eos=template.stop_tokens) for m in (local, remote)]
+        both = [ReplyForks(m, local.tokenizer, ends_well, sampling, eos=template.stop_tokens) for m in (local, remote)]
         (trace,) = asyncio.run(both[0].draw([Problem("p", prompt)]))
         near, far = (asyncio.run(forks.chances(trace)) for forks in both)
         assert near.pi is not None

@@ -6,7 +6,7 @@ The same words as for tokens: position t of an attempt lies behind its step t, p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,11 +15,10 @@ from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import first_index
 from ramify.rollout.run import Attempt, Episodes
-from ramify.rollout.token_forks import Chances
 from ramify.stats.drops import Counts
 from ramify.trace.node import Mark
 
-MAKER = "rollout.step_forks"
+MAKER = "rollout.steps"
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
     )
 
 
-class StepForks:
-    """Counts successes of attempts that go on behind a step, as :class:`ramify.rollout.token_forks.TokenForks` counts right replies.
+class Steps:
+    """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
     Forks are stored in the run like every attempt; those of another ``purpose`` are other draws. ``truncated`` says what becomes of
     attempts that a limit of turns ended: counted apart, or by the world's verdict.
@@ -81,16 +80,14 @@ class StepForks:
         self.ledger = Ledger()
         self.first_failure = ""
 
-    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
+    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
         """Successes among ``n`` attempts that go on from position ``t``. An attempt a failure cut off is missing, not failed.
 
         The last position of an attempt that ended is not played from: its outcome is that of every fork. Raises UserError on a
-        position there is none of; ``append`` has no meaning for steps.
+        position there is none of.
         """
-        if append or not 0 <= t <= trace.length or n < 1:
-            raise UserError(
-                f"attempt '{trace.id}' has positions 0 to {trace.length} to play on from, not {t} with {list(append)}"
-            )
+        if not 0 <= t <= trace.length or n < 1:
+            raise UserError(f"attempt '{trace.id}' has positions 0 to {trace.length} to continue from, not {t}")
         if t == trace.length and trace.ended:
             return Counts(n * bool(trace.correct), n)
         first = first_index(purpose) + start
@@ -100,10 +97,6 @@ class StepForks:
         scored = [a for a in drawn if a.outcome is not None]
         kept = [a for a in scored if self.truncated == "graded" or not a.truncated]
         return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
-
-    async def chances(self, trace: StepTrace) -> Chances:
-        """Nothing: a step is many tokens, and a world may answer one step in several ways, so no step is screened out."""
-        return Chances()
 
     def spent(self) -> dict[str, Any]:
         """What was spent: forks, turns and tokens drawn; ``forward_tokens`` are the latter, as prompts are counted by the model alone."""

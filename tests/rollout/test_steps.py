@@ -13,7 +13,7 @@ from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.rollout.step_forks import StepForks, StepTrace, mark_potentials, step_trace
+from ramify.rollout.steps import Steps, StepTrace, mark_potentials, step_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 
@@ -78,7 +78,7 @@ def played(run: Run, wanted: bool, truncated: bool = False) -> tuple[Episodes, A
     return made, asyncio.run(find())
 
 
-def count(forks: StepForks, trace: StepTrace, n: int, purpose: str = "scan") -> list[Counts]:
+def count(forks: Steps, trace: StepTrace, n: int, purpose: str = "scan") -> list[Counts]:
     async def work() -> list[Counts]:
         return list(await asyncio.gather(*(forks.count(trace, t, n, purpose) for t in range(trace.length + 1))))
 
@@ -90,7 +90,7 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         made, attempt = played(run, False)
         trace = step_trace(made, attempt)
         assert (trace.length, trace.correct, trace.actions[1]) == (3, False, "right")
-        forks = StepForks(made)
+        forks = Steps(made)
         before, first, second, last = count(forks, trace, 40)
         assert abs(before.rate - 0.7) < 0.25
         assert abs(first.rate - 0.7) < 0.25
@@ -110,15 +110,15 @@ def test_limits_and_failures_are_counted_apart(tmp_path: Path, monkeypatch: pyte
         made, attempt = played(run, True)
         trace = step_trace(made, attempt)
         monkeypatch.setattr(Hall, "max_turns", 2)
-        assert count(StepForks(made), trace, 4)[0] == Counts(0, 0, truncated=4)
-        assert count(StepForks(made, "graded"), trace, 4, "other")[0] == Counts(0, 4)
+        assert count(Steps(made), trace, 4)[0] == Counts(0, 0, truncated=4)
+        assert count(Steps(made, "graded"), trace, 4, "other")[0] == Counts(0, 4)
         monkeypatch.setattr(Hall, "max_turns", 10)
 
         def broken(self: Hall, action: str) -> Observation:
             raise ValueError("the door is stuck")
 
         monkeypatch.setattr(Hall, "step", broken)
-        forks = StepForks(made)
+        forks = Steps(made)
         assert asyncio.run(forks.count(trace, 1, 4, "broken")) == Counts(0, 0, missing=4)
         assert "the door is stuck" in forks.first_failure
         with pytest.raises(UserError, match="positions 0 to 3"):

@@ -7,40 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
-from ramify.base.ledger import Ledger
+from ramify.base.budget import Budget
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
-from ramify.base.seeds import place_key
-from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, TokenScores, require
-from ramify.model.rendered import laid_out
+from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, require
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.token_traces import TokenTrace
+from ramify.rollout.potential import Forks, tally
+from ramify.rollout.problems import Problem
+from ramify.rollout.sampler import Place, Sampler, token_ids
+from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.token_traces import TokenTrace, Verifier, verdict_of
 from ramify.stats.drops import Counts
-from ramify.trace.lines import at_place, read_lines
-from ramify.trace.lines import field as read_field
 
 TOP = 20
 """Likeliest tokens asked of a model behind an endpoint, as in the paper; servers name no more by default."""
-#: Judges a whole reply: (text, trace) to right or wrong, or None where it cannot say (in time). It may be a coroutine function.
-Verifier = Callable[[str, TokenTrace], bool | Awaitable[bool | None] | None]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A question as token ids, and what the verifier needs to judge a reply (``answer``)."""
-
-    id: str
-    prompt_ids: tuple[int, ...]
-    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +47,20 @@ class Chances:
     """How many likeliest tokens the entropy sums over, which makes it a lower bound; 0 is the whole vocabulary."""
 
 
-class TokenForks:
-    """Counts right continuations of positions of traces. Draws are keyed by place: order and concurrency change nothing.
+class Scannable(Forks, Protocol):
+    """What a scan needs: :class:`ReplyForks`, or :class:`StepForks` for the steps of an agent."""
+
+    async def chances(self, trace: Any) -> Chances:
+        """Probabilities of the trace's tokens; of steps nothing."""
+        ...
+
+    def spent(self) -> dict[str, Any]:
+        """What was spent so far."""
+        ...
+
+
+class ReplyForks:
+    """Counts right continuations of positions of traces. Samples are keyed by position: order and concurrency change nothing.
 
     ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
     there. ``truncated`` says what becomes of forks that hit the limit of tokens: ``apart`` counts them beside n, ``graded`` gives
@@ -83,50 +81,47 @@ class TokenForks:
         truncated: Literal["apart", "graded"] = "apart",
         eos: Sequence[int] | None = None,
         policy: FailurePolicy | None = None,
+        budget: Budget | None = None,
     ) -> None:
         require(model, ("tokens", "continue"), "a fork inside a reply")
-        self.model, self.tokenizer, self.verifier, self.sampling, self.seed = model, tokenizer, verifier, sampling, seed
-        self.truncated, self.policy = truncated, policy or FailurePolicy()
+        self.sampler = Sampler(model, seed, budget=budget, retries=policy)
+        self.model, self.tokenizer, self.verifier, self.sampling = model, tokenizer, verifier, sampling
+        self.truncated = truncated
         self.eos = frozenset(getattr(model, "eos", ()) if eos is None else eos)
-        self.ledger = Ledger()
-        self.first_failure = ""
+        self._failure = ""
+
+    @property
+    def first_failure(self) -> str:
         """The first sentence with which the model or the verifier failed."""
-        self._before = self._engine_tokens()
+        return self._failure or self.sampler.first_failure
 
     async def count(self, trace: TokenTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         """Right ones among ``n`` forks behind the first ``t`` tokens and ``append``.
 
-        ``purpose`` names what the forks are for: forks of another purpose are other draws. ``start`` is the index of the first fork, so
-        that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended is not drawn from:
+        ``purpose`` names what the forks are for: forks of another purpose are other samples. ``start`` is the index of the first fork, so
+        that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended is not sampled from:
         its verdict is that of every fork. A fork without a verdict is missing, not wrong. Raises UserError on a position there is none of.
         """
         if n < 1 or start < 0:
-            raise UserError(f"{n} forks from index {start} cannot be drawn; at least one from 0 on")
+            raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
         self.check(trace)
         prefix, sampling = trace.prefix(t, append), self.sampling or trace.sampler
         left = sampling.max_tokens - t - len(append)
         head = [*trace.response_ids[:t], *append]
-        if self._ended(trace, t, append, sampling):
+        ended = self._ended(trace, t, append, sampling)
+        if not ended and left < 1 and self.truncated == "apart":
+            return Counts(0, 0, truncated=n)
+        if ended or left < 1:
             right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
-        if left < 1:
-            if self.truncated == "apart":
-                return Counts(0, 0, truncated=n)
-            right = await self._judge(self._text(head), trace)
-            return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
-        settings = replace(sampling, max_tokens=left)
-        keys = [place_key(self.seed, trace.id, t, *append, purpose, start + i) for i in range(n)]
-        draws = await asyncio.gather(*(self._draw(Prefix(prefix), settings, key) for key in keys))
-        whole = [draw for draw in draws if draw is not None and (draw.stop != "length" or self.truncated == "graded")]
-        cut = sum(draw is not None for draw in draws) - len(whole)
-        drawn = sum(len(_tokens(draw)) for draw in draws if draw is not None)
-        self.ledger.add(purpose, forks=n, drawn_tokens=drawn, given_tokens=n * len(prefix))
-        texts = Counter(self._text([*head, *_tokens(draw)]) for draw in whole)
-        verdicts = await asyncio.gather(*(self._judge(text, trace) for text in texts))
-        self.ledger.add(purpose, verdicts=len(texts))
-        judged = [(verdict, texts[text]) for text, verdict in zip(texts, verdicts, strict=True) if verdict is not None]
-        graded = sum(times for _, times in judged)
-        return Counts(sum(times for right, times in judged if right), graded, n - graded - cut, cut)
+        place: Place = (trace.id, t, *append, purpose)
+        draws = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), place, start, purpose)
+
+        async def judge(text: str) -> bool | None:
+            self.sampler.ledger.add(purpose, verdicts=1)
+            return await self._judge(text, trace)
+
+        return await tally(draws, lambda draw: self._text([*head, *token_ids(draw)]), judge, self.truncated == "apart")
 
     async def chances(self, trace: TokenTrace) -> Chances:
         """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were recorded."""
@@ -138,7 +133,7 @@ class TokenForks:
             return Chances(recorded)
         row = trace.prefix(trace.length)
         scores, top = await self._scores(row, settings)
-        self.ledger.add("score", scored_tokens=len(row))
+        self.sampler.ledger.add("score", scored_tokens=len(row))
         model = scores.logprobs[skip:].astype(np.float64)
         given, best = np.array(trace.response_ids), None
         if scores.top_logprobs is not None and scores.top_tokens is not None:
@@ -179,7 +174,7 @@ class TokenForks:
         """
         self.check(trace)
         scores = (await self.model.logprobs([trace.prefix(t, (0,))], top_k=top))[0]
-        self.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
+        self.sampler.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
         if scores.top_tokens is None or scores.top_logprobs is None:
             raise NeedsError(f"'{self.model.identity.name}' does not tell the likeliest other tokens")
         return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1].astype(np.float64)).tolist(), strict=True))
@@ -188,7 +183,7 @@ class TokenForks:
         """Probabilities at temperature 1 of these next tokens behind position ``t``, each scored as a given one."""
         self.check(trace)
         rows = [trace.prefix(t, (token,)) for token in tokens]
-        self.ledger.add("score", scored_tokens=sum(map(len, rows)))
+        self.sampler.ledger.add("score", scored_tokens=sum(map(len, rows)))
         scores = await self.model.logprobs(rows)
         return {token: float(np.exp(score.logprobs[-1])) for token, score in zip(tokens, scores, strict=True)}
 
@@ -221,7 +216,7 @@ class TokenForks:
             "weights": self.model.identity.weights,
             "verifier": self._verifier_name,
             "truncated": self.truncated,
-            "seed": self.seed,
+            "seed": self.sampler.seed,
             "sampling": None if self.sampling is None else self.sampling.to_json(),
         }
 
@@ -233,22 +228,23 @@ class TokenForks:
             )
 
     def spent(self) -> dict[str, Any]:
-        """What was spent: forks, tokens drawn and given, by purpose and in all.
+        """What was spent here: forks, tokens sampled and given, by purpose and in all.
 
-        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and drawn ones. An engine counts
-        the latter (all of its work since this object was made); of another model they are known only as if nothing were shared, and
-        ``shared`` is False.
+        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and sampled ones. A model that
+        does not say what it had cached is taken to share nothing, and ``shared`` is False.
         """
-        engine = self._engine_tokens()
-        forks, drawn, given = (int(self.ledger.total(unit)) for unit in ("forks", "drawn_tokens", "given_tokens"))
-        run = drawn + given if engine is None or self._before is None else engine - self._before
+        made, ledger = self.sampler.spent(), self.sampler.ledger
+        by = {
+            purpose: dict(sorted(("forks" if unit == "samples" else unit, amount) for unit, amount in amounts.items()))
+            for purpose, amounts in ledger.to_json()["spent"].items()
+        }
         return {
-            "forks": forks,
-            "drawn_tokens": drawn,
-            "given_tokens": given,
-            "forward_tokens": run + int(self.ledger.total("scored_tokens")),
-            "shared": engine is not None,
-            "by_purpose": self.ledger.to_json()["spent"],
+            "forks": made.samples,
+            "drawn_tokens": made.drawn,
+            "given_tokens": made.given,
+            "forward_tokens": made.run + int(ledger.total("scored_tokens")),
+            "shared": made.told,
+            "by_purpose": by,
             "first_failure": self.first_failure,
         }
 
@@ -257,10 +253,6 @@ class TokenForks:
     @property
     def _verifier_name(self) -> str:
         return str(getattr(self.verifier, "name", getattr(self.verifier, "__name__", type(self.verifier).__name__)))
-
-    def _engine_tokens(self) -> int | None:
-        stats = getattr(self.model, "stats", None)
-        return None if stats is None else int(stats.prompt_tokens + stats.drawn_tokens)
 
     def _text(self, tokens: list[int]) -> str:
         """The whole reply as the verifier sees it: without the token that ended it."""
@@ -276,14 +268,6 @@ class TokenForks:
         text = self.tokenizer.decode([*trace.response_ids[:t], *append]) if append and sampling.stop_texts else ""
         return any(stop in text for stop in sampling.stop_texts)
 
-    async def _draw(self, prefix: Prefix, settings: Sampling, key: int) -> Draw | None:
-        """One fork; None where the model failed."""
-        try:
-            return (await self.policy.call(lambda: self.model.sample(prefix, 1, settings, [key])))[0]
-        except BoundaryError as error:
-            self.first_failure = self.first_failure or str(error)
-            return None
-
     async def _judge(self, text: str, trace: TokenTrace) -> bool | None:
         """The verifier's word; None where it fails, which makes the fork missing."""
         try:
@@ -292,21 +276,17 @@ class TokenForks:
         except (UserError, NeedsError):  # the verifier cannot be used at all
             raise
         except Exception as error:  # a verifier may be anybody's code
-            self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
             return None
 
     async def _stem(self, problem: Problem, index: int, sampling: Sampling) -> TokenTrace | None:
         name = _stem_id(problem, index)
-        draw = await self._draw(
-            Prefix(TokenTrace(name, problem.id, problem.prompt_ids, (0,), sampling).prefix(0)),
-            sampling,
-            place_key(self.seed, name, "stem"),
-        )
-        if draw is None:
-            self.ledger.add("stem", failed=1)
+        prefix = Prefix(np.array(problem.prompt_ids, np.int32))
+        try:
+            draw = await self.sampler.one(prefix, sampling, (name, "stem"), purpose="stem")
+        except BoundaryError:  # which the sampler counts
             return None
-        tokens = _tokens(draw)
-        self.ledger.add("stem", forks=1, drawn_tokens=len(tokens), given_tokens=len(problem.prompt_ids))
+        tokens = token_ids(draw)
         trace = TokenTrace(
             id=name,
             problem_id=problem.id,
@@ -319,16 +299,17 @@ class TokenForks:
             logprobs=None if draw.logprobs is None else tuple(map(float, draw.logprobs)),
             model=self.model.identity.name,
             tokenizer=self.tokenizer.hash,
-            seed=self.seed,
+            seed=self.sampler.seed,
         )
         return replace(trace, correct=await self._judge(self._text(tokens), trace))
 
 
-def verdict_of(value: Any) -> bool | None:
-    """What a verifier returned, as a verdict: a truth value, also NumPy's, or 0 or 1; None stays. Raises UserError on anything else."""
-    if value is None or isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1)):
-        return None if value is None else bool(value)
-    raise UserError(f"the verifier returned {value!r:.80}, which is neither true, false nor none")
+class StepForks(Steps):
+    """Forks of an agent's steps as a scan takes them: none is screened out, for a step is many tokens and may be answered in several ways."""
+
+    async def chances(self, trace: StepTrace) -> Chances:
+        """Nothing."""
+        return Chances()
 
 
 def plain(settings: Sampling) -> bool:
@@ -360,44 +341,5 @@ def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
         return np.asarray(np.log((whole * here).sum(axis=1) / whole.sum(axis=1)))
 
 
-def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[Problem]:
-    """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
-
-    A text becomes one user message of ``template``, with the header of the reply behind it. ``also`` are further fields that are texts and
-    go into the data. Raises UserError naming file, line, field.
-    """
-    fields = ("id", "prompt", "prompt_ids", "answer", "data", *(name for name in also if name != "prompt"))
-    found: dict[str, Problem] = {}
-    for number, record in read_lines(path):
-        place = f"{path}:{number}"
-        with at_place(place):
-            name = read_field(record, "id", str, place, str(number))
-            if name in found:
-                raise UserError(f"problem '{name}' is there twice")
-            unknown = [key for key in record if key not in fields]
-            if unknown:
-                raise UserError(f"unknown field '{unknown[0]}' ({nearest(unknown[0], fields)})")
-            ids = record.get("prompt_ids")
-            if ids is None:
-                text = read_field(record, "prompt", str, place)
-                if template is None:
-                    raise UserError("a 'prompt' of text needs a model with a chat template; give 'prompt_ids'")
-                ids = laid_out(template, [("user", text)])
-            if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
-                raise UserError("'prompt_ids' must be a list of token ids, at least one")
-            data = dict(read_field(record, "data", dict, place, {}))
-            data |= {key: read_field(record, key, str, place) for key in also if key in record}
-            found[name] = Problem(name, tuple(ids), data | ({"answer": record["answer"]} if "answer" in record else {}))
-    if not found:
-        raise UserError(f"{path} holds no problem")
-    return list(found.values())
-
-
 def _stem_id(problem: Problem, index: int) -> str:
     return f"{problem.id}#{index}"
-
-
-def _tokens(draw: Draw) -> list[int]:
-    if draw.tokens is None:
-        raise NeedsError("the model returned a fork without token ids")
-    return [int(token) for token in draw.tokens]

@@ -1,0 +1,166 @@
+"""Measure potentials: fork at many positions of one path, by a rule that says how often, and count how many continuations succeed.
+
+A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule asks for a
+fixed number of forks, for a few first and more where they may matter, or for positions in order until nothing succeeds any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ramify.model.protocol import Draw
+from ramify.stats.drops import Counts, ZTest
+from ramify.stats.sequential import chance_of
+
+P = TypeVar("P", bound=Hashable)
+R = TypeVar("R", covariant=True)
+#: Yields how many forks positions shall have in all, is sent the counts of every position so far, returns what else it found.
+Looks = Generator[Mapping[P, int], dict[P, Counts], R]
+
+
+class Forks(Protocol):
+    """What counts forks: an adapter from positions to continuations and their judge."""
+
+    async def count(self, path: Any, t: Any, n: int, purpose: str, start: int = 0) -> Counts:
+        """Successes among ``n`` forks of ``path`` at position ``t``, those of index ``start`` and up.
+
+        ``purpose`` names what the forks are for: forks of another purpose are other samples.
+        """
+        ...
+
+
+class Rule(Protocol[P, R]):
+    """How many forks positions get."""
+
+    def looks(self, positions: Sequence[P]) -> Looks[P, R]:
+        """What is wanted, look by look."""
+        ...
+
+
+async def potential(
+    forks: Forks,
+    path: Any,
+    positions: Sequence[P],
+    rule: Rule[P, R],
+    purpose: str = "scan",
+    known: Mapping[P, Counts] | None = None,
+) -> tuple[dict[P, Counts], R]:
+    """Counts by position, and what the rule found besides. All positions of one look are forked at once.
+
+    ``known`` counts are those of forks made before, from index 0 on: only what the rule wants beyond them is sampled.
+    """
+    counts = dict(known or {})
+    looks = rule.looks(positions)
+    try:
+        wanted = next(looks)
+        while True:
+            more = {t: n - (counts[t].forks if t in counts else 0) for t, n in wanted.items()}
+            places = [t for t, n in more.items() if n > 0]
+            made = await asyncio.gather(
+                *(forks.count(path, t, more[t], purpose, start=counts[t].forks if t in counts else 0) for t in places)
+            )
+            for t, new in zip(places, made, strict=True):
+                counts[t] = counts[t] + new if t in counts else new
+            wanted = looks.send(counts)
+    except StopIteration as end:
+        found: R = end.value
+        return counts, found
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """``n`` forks of every position."""
+
+    n: int
+
+    def looks(self, positions: Sequence[P]) -> Looks[P, None]:
+        """See :class:`Rule`."""
+        yield dict.fromkeys(positions, self.n)
+
+
+@dataclass(frozen=True)
+class UntilLost:
+    """``n`` forks of positions in order, until ``zeros`` of them in a row had no success. It finds that last one, None where there is none."""
+
+    n: int
+    zeros: int
+
+    def looks(self, positions: Sequence[P]) -> Looks[P, P | None]:
+        """See :class:`Rule`."""
+        row = 0
+        for t in positions:
+            counts = yield {t: self.n}
+            row = row + 1 if counts[t].n and not counts[t].k else 0
+            if row == self.zeros and t != positions[-1]:
+                return t
+        return None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """``first`` forks of all positions, twice as many up to ``n`` where a drop may yet turn out; finds the pairs (start, t) tested.
+
+    A pair of ``pairs`` stays open while the predictive chance that ``n`` forks of each would make the test fire is at least ``miss``. A
+    start before t - 1 is an estimate carried on; it serves the first look only, then the pair gets the position just before its token.
+    ``pi`` are the probabilities of the tokens, entry t - 1 that of token t: they bound what a token can lose
+    (:func:`ramify.stats.sequential.chance_of`), within ``slack`` for what was carried on. A pair is closed as well once the test's p-value
+    is at most ``sure``.
+    """
+
+    n: int
+    first: int
+    miss: float
+    test: ZTest
+    pairs: Sequence[tuple[int, int]]
+    pi: Sequence[float] | None = None
+    slack: float = 0.0
+    sure: float = 0.0
+
+    def looks(self, positions: Sequence[int]) -> Looks[int, list[tuple[int, int]]]:
+        """See :class:`Rule`."""
+        tested, live, size = {t: start for start, t in self.pairs}, list(self.pairs), min(self.first, self.n)
+        wanted = list(positions)
+        while True:
+            counts = yield dict.fromkeys(wanted, size)
+            if size == self.n and all(start == t - 1 for start, t in live):
+                return [(start, t) for t, start in tested.items()]
+            live = [
+                (t - 1, t)
+                for start, t in live
+                if not self._sure(counts[start], counts[t]) and self._open(counts[start], counts[t], t)
+            ]
+            tested.update((t, start) for start, t in live)
+            size = min(2 * size, self.n)
+            wanted = sorted({t for pair in live for t in pair})
+
+    def _open(self, prev: Counts, cur: Counts, t: int) -> bool:
+        ends = [c.n + max(0, self.n - c.forks) for c in (prev, cur)]
+        # the chance among the forks that end is no martingale
+        bound = None if self.pi is None or prev.truncated or cur.truncated else self.pi[t - 1]
+        return chance_of(self.test.table(*ends), prev.k, prev.n, cur.k, cur.n, bound, self.slack) >= self.miss
+
+    def _sure(self, prev: Counts, cur: Counts) -> bool:
+        """With one right and one wrong fork more on either side, since a few forks all right, and none, have no error at all."""
+        return self.test.p_value(*(Counts(c.k + 1, c.n + 2) for c in (prev, cur))) <= self.sure
+
+
+async def tally(
+    draws: Sequence[Draw | None],
+    text: Callable[[Draw], str],
+    judge: Callable[[str], Awaitable[bool | None]],
+    cut_apart: bool = False,
+) -> Counts:
+    """Continuations counted: failed ones (None) and those the judge has no word on are missing. Equal texts are judged once.
+
+    ``cut_apart`` says that what a limit of tokens ended is counted apart, and not judged.
+    """
+    made = [draw for draw in draws if draw is not None]
+    texts = Counter(text(draw) for draw in made if not cut_apart or draw.stop != "length")
+    verdicts = await asyncio.gather(*map(judge, texts))
+    judged = [(right, times) for right, times in zip(verdicts, texts.values(), strict=True) if right is not None]
+    graded, truncated = sum(times for _, times in judged), len(made) - texts.total()
+    return Counts(sum(times for right, times in judged if right), graded, len(draws) - graded - truncated, truncated)

@@ -1,0 +1,178 @@
+"""Sample continuations of a prefix: each keyed by its position, within a budget, failures as data, spending of its own.
+
+Everything that continues token ids or a chat does so here; :class:`ramify.rollout.run.Episodes` continues episodes with it. What else
+happens while one continuation is made (a guard that steps in, a hidden state that is patched) is a :class:`Policy`. Stop rules and
+limits are in the ``Sampling``, a forced beginning is part of the prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ramify.base.budget import Budget
+from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.ids import stable_hash
+from ramify.base.ledger import Ledger
+from ramify.base.seeds import place_key
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, require
+from ramify.rollout.failures import FailurePolicy
+
+Place = tuple[str | int, ...]
+"""A position and what is sampled there for: ids, names and indices, in order."""
+#: Samples one plain continuation of a prefix; the number is its key.
+Ask = Callable[[Prefix, Sampling, int], Awaitable[Draw]]
+
+
+def sample_key(seed: int, place: Place, index: int | None = None) -> int:
+    """The key that decides one sample: of the run's seed, the ``place`` in full, and the sample's index (None: there is only one).
+
+    The one place where keys are made of positions.
+    """
+    return place_key(seed, *place) if index is None else place_key(seed, *place, index)
+
+
+class Policy(Protocol):
+    """Steps in while one continuation is made."""
+
+    name: str
+    needs: tuple[str, ...]
+    """Capabilities of the model it cannot do without."""
+
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: int) -> Draw:
+        """One continuation of ``prefix``, made of as many plain ones (``ask``) as it takes; all of them within ``settings.max_tokens``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a sampler spent, in continuations and tokens."""
+
+    samples: int
+    given: int
+    """Tokens of prefixes, each counted as often as it was continued."""
+    cached: int
+    """Those of them whose keys and values the model had already, as far as it says."""
+    drawn: int
+    told: bool
+    """Whether the model always said what it had cached; else nothing is known of it."""
+
+    @property
+    def run(self) -> int:
+        """Tokens run through the model; where it does not say what it had cached, as if nothing were."""
+        return self.given - self.cached * self.told + self.drawn
+
+
+class Sampler:
+    """Samples continuations from one model. What is sampled depends on seed and place alone, not on order or concurrency.
+
+    ``budget`` is asked before anything is begun: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` says what is tried
+    again. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model. Raises NeedsError where the model lacks
+    what ``policy`` needs.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        seed: int = 0,
+        *,
+        policy: Policy | None = None,
+        budget: Budget | None = None,
+        retries: FailurePolicy | None = None,
+    ) -> None:
+        if policy is not None:
+            require(model, policy.needs, policy.name)
+        self.model, self.seed, self.policy = model, seed, policy
+        self.budget, self.retries = budget or Budget(), retries or FailurePolicy()
+        self.ledger = Ledger()
+        self.failed = 0
+        """Continuations that failed for good."""
+        self.first_failure = ""
+        """The first sentence with which the model failed."""
+        self._untold = False
+
+    @property
+    def identity(self) -> Identity:
+        """Who samples: the model, or the model under the policy."""
+        inner = self.model.identity
+        if self.policy is None:
+            return inner
+        return Identity(f"{inner.name}+{self.policy.name}", stable_hash(self.policy.name, inner.weights), inner.tokenizer)
+
+    async def sample(
+        self, prefix: Prefix, n: int, settings: Sampling, place: Place, start: int = 0, purpose: str = "sample"
+    ) -> list[Draw | None]:
+        """``n`` continuations of ``prefix``, those of index ``start`` and up at ``place``; None for one that failed.
+
+        ``purpose`` is the line of the ledger. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses.
+        """
+        self.budget.require()
+        keys = [sample_key(self.seed, place, start + i) for i in range(n)]
+        if self.policy is None and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
+            return await self._caught(self._plain(prefix, settings, keys, purpose), n, purpose)
+        done = await asyncio.gather(*(self._caught(self._made(prefix, settings, key, purpose), 1, purpose) for key in keys))
+        return [draw for (draw,) in done]
+
+    async def one(
+        self, prefix: Prefix, settings: Sampling, place: Place, index: int | None = None, purpose: str = "sample"
+    ) -> Draw:
+        """One continuation, also where the budget is spent. Raises BoundaryError where the model failed, else as :meth:`sample`."""
+        try:
+            return (await self._made(prefix, settings, sample_key(self.seed, place, index), purpose))[0]
+        except BoundaryError as error:
+            self._note(error, 1, purpose)
+            raise
+
+    def spent(self) -> Spent:
+        """What was spent so far."""
+        names = ("samples", "given_tokens", "cached_tokens", "drawn_tokens")
+        samples, given, cached, drawn = (int(self.ledger.total(unit)) for unit in names)
+        return Spent(samples, given, cached, drawn, not self._untold and samples > 0)
+
+    async def _caught(self, work: Awaitable[Sequence[Draw]], n: int, purpose: str) -> list[Draw | None]:
+        try:
+            return list(await work)
+        except BoundaryError as error:
+            self._note(error, n, purpose)
+            return [None] * n
+
+    def _note(self, error: BoundaryError, n: int, purpose: str) -> None:
+        self.failed += n
+        self.first_failure = self.first_failure or str(error)
+        self.ledger.add(purpose, failed=n)
+
+    async def _made(self, prefix: Prefix, settings: Sampling, key: int, purpose: str) -> Sequence[Draw]:
+        if self.policy is None:
+            return await self._plain(prefix, settings, [key], purpose)
+
+        async def ask(prefix: Prefix, settings: Sampling, key: int) -> Draw:
+            return (await self._plain(prefix, settings, [key], purpose))[0]
+
+        return [await self.policy.sample(ask, prefix, settings, key)]
+
+    async def _plain(self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str) -> Sequence[Draw]:
+        n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
+        draws: Sequence[Draw] = await self.retries.call(lambda: self.model.sample(prefix, n, settings, keys))
+        drawn = sum(map(drawn_tokens, draws))
+        cached = sum(draw.cached or 0 for draw in draws)
+        self._untold = self._untold or any(draw.cached is None for draw in draws)
+        self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, drawn_tokens=drawn)
+        self.budget.charge(calls=n, tokens=drawn)
+        return draws
+
+
+def drawn_tokens(draw: Draw) -> int:
+    """Tokens a model sampled; of a text-only reply as many as its server says."""
+    if draw.tokens is not None:
+        return len(draw.tokens)
+    return int((draw.data or {}).get("usage", {}).get("completion_tokens", 0))
+
+
+def token_ids(draw: Draw) -> list[int]:
+    """The tokens of a continuation. Raises NeedsError where the model returned text only."""
+    if draw.tokens is None:
+        raise NeedsError("the model returned a continuation without token ids")
+    ids: list[int] = draw.tokens.tolist()
+    return ids
