@@ -38,11 +38,10 @@ KINDS = {
 #: Kinds of which classes or functions are registered; of the others any record.
 _CALLABLE = ("env", "model", "drafter", "scorer", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
 
-#: Where built-in parts are defined: a module, or a package all of whose modules are read.
+#: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
         "ramify.env.worlds",
-        "ramify.methods.forensics.worlds",
         "ramify.integrations.functions",
         "ramify.integrations.gymnasium",
         "ramify.integrations.mcp",
@@ -50,17 +49,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.textworld",
     ),
     "model": ("ramify.model", "ramify.engine"),
-    "drafter": ("ramify.methods.dspark.dspark_drafter", "ramify.methods.dspark.eagle"),
-    "scorer": ("ramify.score", "ramify.methods.governance.middleware"),
+    "scorer": ("ramify.score",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
     "sandbox": ("ramify.sandbox",),
-    "middleware": (
-        "ramify.score.replies",
-        "ramify.methods.governance.middleware",
-        "ramify.methods.implicit_advantage.middleware",
-    ),
+    "middleware": ("ramify.score.replies",),
     "backend": ("ramify.rollout.backends", "ramify.integrations.ray"),
     "reader": (
         "ramify.trace.formats",
@@ -147,7 +141,7 @@ def _load(kind: str) -> Iterator[None]:
 
 
 def _load_builtin(kind: str) -> Iterator[None]:
-    for home in _HOMES.get(kind, ()):
+    for home in (*_HOMES.get(kind, ()), *_of_methods(kind)):
         if importlib.util.find_spec(home) is None:
             continue
         module = importlib.import_module(home)
@@ -155,6 +149,13 @@ def _load_builtin(kind: str) -> Iterator[None]:
         for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
             importlib.import_module(f"{home}.{info.name}")
             yield
+
+
+def _of_methods(kind: str) -> Iterator[str]:
+    for slug in builtin_methods():
+        package = "ramify.methods." + slug.replace("-", "_")
+        parts: dict[str, tuple[str, ...]] = getattr(importlib.import_module(package), "PARTS", {})
+        yield from (f"{package}.{home}" for home in parts.get(kind, ()))
 
 
 def builtin_methods() -> list[str]:

@@ -12,6 +12,8 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
+PARTS = {"drafter": ("dspark_drafter", "eagle")}
+"""Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.dspark.algorithm import StepCosts as StepCosts

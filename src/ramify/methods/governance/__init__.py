@@ -12,6 +12,8 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
+PARTS = {"scorer": ("middleware",), "middleware": ("middleware",)}
+"""Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.governance.algorithm import summary as summary

@@ -6,10 +6,22 @@ model, no extra rollouts: only states that several attempts pass through, and a 
 
 from __future__ import annotations
 
-from ramify.methods.graph_credit.algorithm import CreditConfig, credit
-from ramify.methods.graph_credit.run import StateGraph
+from typing import TYPE_CHECKING
+
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished attempts."""
 
-__all__ = ["NEEDS", "CreditConfig", "StateGraph", "credit"]
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.graph_credit.algorithm import CreditConfig as CreditConfig
+    from ramify.methods.graph_credit.algorithm import credit as credit
+    from ramify.methods.graph_credit.run import StateGraph as StateGraph
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "algorithm": "CreditConfig credit",
+            "run": "StateGraph",
+        },
+    )

@@ -6,12 +6,26 @@ numbers (``Maze``, ``train_exact``), an audit of anyone's traces (``audit_traces
 
 from __future__ import annotations
 
-from ramify.methods.maze_recovery.algorithm import train_exact
-from ramify.methods.maze_recovery.audit import audit_traces
-from ramify.methods.maze_recovery.build import build_sft
-from ramify.methods.maze_recovery.star import Maze, TabularPolicy
+from typing import TYPE_CHECKING
+
+from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished traces."""
 
-__all__ = ["NEEDS", "Maze", "TabularPolicy", "audit_traces", "build_sft", "train_exact"]
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.maze_recovery.algorithm import train_exact as train_exact
+    from ramify.methods.maze_recovery.audit import audit_traces as audit_traces
+    from ramify.methods.maze_recovery.build import build_sft as build_sft
+    from ramify.methods.maze_recovery.star import Maze as Maze
+    from ramify.methods.maze_recovery.star import TabularPolicy as TabularPolicy
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "algorithm": "train_exact",
+            "audit": "audit_traces",
+            "build": "build_sft",
+            "star": "Maze TabularPolicy",
+        },
+    )
