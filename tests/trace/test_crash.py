@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cut_off import cut_off
 
 from ramify.trace.db import Run
 
@@ -19,6 +20,15 @@ def test_killed_at_random_instants(tmp_path: Path, kills: int) -> None:
     assert done.returncode == 0, done.stderr
     killed, promised = map(int, done.stdout.split())
     assert killed == kills <= promised
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 40_000])
+def test_a_run_is_there_whole_or_not_at_all(tmp_path: Path, size: int) -> None:
+    """So that whoever finds its file may go on with it."""
+    assert cut_off(size, lambda: Run.create(tmp_path / "run", {"seed": 1}))
+    assert not (tmp_path / "run" / "run.sqlite").exists()
+    Run.create(tmp_path / "run", {"seed": 1}).close()
+    assert not list((tmp_path / "run").glob(".part-*"))
 
 
 FULL = """

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cut_off import cut_off
 
 from ramify.base.errors import UserError
 from ramify.trace.growing import Growing
@@ -36,3 +37,12 @@ def test_what_is_no_such_file_is_refused_and_left(tmp_path: Path) -> None:
         rows.add("a", {})
     with pytest.raises(UserError, match="cannot write"):
         Growing(tmp_path / "no" / "rows.jsonl").add("a", {})
+
+
+def test_the_first_line_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What holds no whole line is refused by readers of such files, so a kill must not leave one."""
+    assert cut_off(20, lambda: Growing(tmp_path / "rows.jsonl").add("a", {"text": "x" * 100}))
+    assert not (tmp_path / "rows.jsonl").exists()
+    Growing(tmp_path / "rows.jsonl").add("a", {"text": "x" * 100})
+    assert list(Growing(tmp_path / "rows.jsonl").rows) == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +37,57 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
+def folder_aside(parent: Path) -> Iterator[Path]:
+    """An empty folder in ``parent``, to be filled and moved to its place; what is left of it at the end is removed. Raises OSError."""
+    made = Path(tempfile.mkdtemp(prefix=f"{_aside(parent, 'folder').name}-", dir=parent))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+_ASIDE = re.compile(r"\.part-(?P<place>[0-9a-f]{8})-(?P<process>\d+)-")
+_IDLE_S = 86400
+_looked_in: set[Path] = set()
+
+
+def _aside(parent: Path, name: str) -> Path:
+    """A path in ``parent`` that no other process takes, for what becomes ``name``; what killed processes left there is removed.
+
+    It is looked for once a process and folder: only a process that is gone leaves such files. One is gone if it ran in this place (host
+    and process namespace) and runs no more, or if it touched the file more than a day ago.
+    """
+    place = parent.absolute()
+    if place not in _looked_in:
+        _looked_in.add(place)
+        with suppress(OSError):
+            for found in os.scandir(place):
+                left = _ASIDE.match(found.name)
+                if left is not None and _gone(left, found):
+                    shutil.rmtree(found) if found.is_dir(follow_symlinks=False) else os.unlink(found)
+    return parent / f".part-{_place()}-{os.getpid()}-{name}"
+
+
+def _gone(left: re.Match[str], found: os.DirEntry[str]) -> bool:
+    if left["place"] == _place():
+        try:
+            os.kill(int(left["process"]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            return False
+    return time.time() - found.stat(follow_symlinks=False).st_mtime > _IDLE_S
+
+
+def _place() -> str:
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # a system without namespaces
+        space = 0
+    return stable_hash(socket.gethostname(), str(space))[:8]
+
+
+@contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path for the block to write; at the end it takes the place of ``path``, on any fault it is removed.
 
@@ -54,8 +108,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             return
         if not target.parent.is_dir():
             raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-        # tagged by process, so that two that write one path at once do not mix; a name of 255 bytes has no room for more
-        temporary = target.with_name(f".part-{os.getpid()}-{stable_hash(target.name)}")
+        temporary = _aside(target.parent, stable_hash(target.name))  # a name of 255 bytes has no room for more
         try:
             yield temporary
             _flush(temporary)

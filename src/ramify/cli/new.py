@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-import shutil
-import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +14,7 @@ import typer
 from ramify.base import conformance, registry
 from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.base.files import refusal
+from ramify.base.files import folder_aside, refusal
 
 app = typer.Typer(add_completion=False)
 
@@ -96,17 +94,12 @@ def _part(kind: str, name: str) -> str:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Make the folder whole or not at all."""
-    building = None
     try:
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-        for path, text in files.items():
-            (building / path).parent.mkdir(parents=True, exist_ok=True)
-            (building / path).write_text(text, encoding="utf-8")
-        building.chmod(0o755)
-        building.rename(folder)
-    except BaseException as error:
-        if building is not None:
-            shutil.rmtree(building, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise refusal(f"cannot make {folder}", error) from error
-        raise
+        with folder_aside(folder.parent) as building:
+            for path, text in files.items():
+                (building / path).parent.mkdir(parents=True, exist_ok=True)
+                (building / path).write_text(text, encoding="utf-8")
+            building.chmod(0o755)
+            building.rename(folder)
+    except OSError as error:
+        raise refusal(f"cannot make {folder}", error) from error

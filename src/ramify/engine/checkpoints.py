@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
-from ramify.base.files import refusal, whole_file
+from ramify.base.files import folder_aside, refusal, whole_file
 from ramify.engine.adapters import tokenizer_folder, whole_folder
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.local import LocalModel
@@ -74,9 +73,9 @@ def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            _write(model, start, Path(part))
-            for file in sorted(Path(part).iterdir()):
+        with folder_aside(folder) as part:
+            _write(model, start, part)
+            for file in sorted(part.iterdir()):
                 with whole_file(folder / file.name) as whole:
                     os.replace(file, whole)
     except OSError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path as FilePath
 from types import TracebackType
@@ -26,6 +26,7 @@ import numpy as np
 
 import ramify
 from ramify.base.errors import RamifyError, UserError, nearest
+from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
 from ramify.trace import migrate, schema
 from ramify.trace.blobs import Blobs
@@ -72,6 +73,16 @@ def this_user() -> str:
     with suppress(OSError):
         machine = FilePath("/etc/machine-id").read_bytes().strip()
     return stable_hash("owner", machine or os.uname().nodename.encode(), os.getuid())
+
+
+def _make(file: FilePath, meta: Iterable[tuple[str, str | bytes]]) -> None:
+    """Write the database of a new run. A file of that name is a run from its first instant: the caller moves it there when it is whole."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        db.executescript(schema.TABLES)
+        db.executemany("INSERT INTO meta VALUES (?,?)", meta)
+        db.execute("COMMIT")
 
 
 class Run:
@@ -182,23 +193,22 @@ class Run:
             lock = take_lock(folder)
         except (OSError, ValueError) as error:
             raise refused(f"cannot make a run in {folder}", error) from error
-        db, fresh = None, not (folder / FILE).exists()
+        db = None
         try:
-            db = connect(folder / FILE, write=True)
-            if db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            if holds_run(folder):
                 raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
+            remove(folder / FILE)  # an empty one, and what lies beside it
+            with whole_file(folder / FILE) as part:
+                _make(part, rows)
+            db = connect(folder / FILE, write=True)
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(schema.TABLES)
-            db.executemany("INSERT INTO meta VALUES (?,?)", rows)
-            db.execute("COMMIT")
             return cls(folder, db, lock, new=True)
         except (RamifyError, sqlite3.Error) as error:
             if db is not None:
                 db.close()
-            if fresh:
                 remove(folder / FILE)
             os.close(lock)
-            if isinstance(error, UserError):
+            if isinstance(error, RamifyError):
                 raise
             raise refused(f"cannot make a run in {folder}", error) from error
 
@@ -223,6 +233,8 @@ class Run:
         try:
             db = connect(folder / FILE, write)
             check(db, folder / FILE, write)
+            if write:
+                db.execute("PRAGMA journal_mode = WAL")  # a kill may have come between the making of the file and this
             return cls(folder, db, lock)
         except (RamifyError, sqlite3.Error, UnicodeError) as error:  # SQLite puts damaged text into its messages
             if db is not None:

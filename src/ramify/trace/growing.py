@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import refusal
+from ramify.base.files import refusal, write_whole
 from ramify.trace.lines import read_lines
 
 
 class Tail:
-    """The end of a file of lines: a line is on the disk once it was added. What a kill left behind the whole ones goes with the first."""
+    """The end of a file of lines: a line is on the disk once it was added. What a kill left behind the whole ones goes with the first.
+
+    The first line of a file is there whole or not at all, so what holds no whole line is not a file that a kill cut off.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -26,6 +29,10 @@ class Tail:
 
     def add(self, line: str) -> None:
         """Append one line. Raises UserError where the path is wrong, RamifyError where the disk refuses."""
+        if self.empty:
+            write_whole(self.path, line + "\n")
+            self.empty = False
+            return
         try:
             with self.path.open("ab") as file:
                 if self._end is not None:

@@ -99,8 +99,13 @@ def read_exported(path: Path, folder: Path) -> int:
 
 
 @contextmanager
-def new_run(folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None) -> Iterator[Run]:
-    """A run that appears in ``folder`` only when the block ends well. Raises UserError when something is there already."""
+def new_run(
+    folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None, ours: bool = False
+) -> Iterator[Run]:
+    """A run that appears in ``folder`` only when the block ends well; arguments as in :meth:`Run.create`.
+
+    Raises UserError when something is there already.
+    """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is there already: choose another folder")
@@ -111,7 +116,7 @@ def new_run(folder: Path, config: dict[str, Any], kind: str = "import", parts: d
     except OSError as error:
         raise refusal(f"cannot make {folder}", error) from error
     try:
-        with Run.create(part, config, ours=False, kind=kind, parts=parts) as run:
+        with Run.create(part, config, ours=ours, kind=kind, parts=parts) as run:
             yield run
         os.replace(part, folder)
     except OSError as error:

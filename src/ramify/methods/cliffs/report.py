@@ -19,8 +19,8 @@ from ramify.model.protocol import Tokenizer
 from ramify.render.potential import Estimate, Potential, Spot
 from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
 from ramify.stats.intervals import bootstrap, wilson
-from ramify.trace.db import Run
 from ramify.trace.growing import Tail
+from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.node import Mark
 
@@ -265,10 +265,9 @@ def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
 
 
 def to_run(folder: Path, scanned: Sequence[Scanned], tokenizer: Tokenizer) -> None:
-    """Make a run of a scan, one tree a trace, whose pages show the potential. Raises UserError where there is a run already."""
-    with Run.create(folder, {"cliffs": "scan"}, kind="cliffs show --run") as run:
+    """Make a run of a scan, whole or not at all, one tree a trace, whose pages show the potential. Raises UserError where something is there."""
+    with new_run(folder, {"cliffs": "scan"}, kind="cliffs show --run", ours=True) as run:
         for one in scanned:
             reply = store_trace(run, one.trace, tokenizer)
             for spot in spots(one):
                 run.add(Mark(reply, spot.t, "cliff", "methods.cliffs", {"kind": spot.kind, "note": spot.note}))
-        run.commit()
