@@ -24,9 +24,10 @@ from ramify.methods.early_decision import (
     probe_stage,
     rollout,
 )
+from ramify.methods.early_decision.judges import find_jury
 from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.thinking import Marks, Thinker
-from ramify.score.votes import Panel, find_panel
+from ramify.score.judge import Function, Jury
 from ramify_experiments.recipes import ChainRecipe, cached
 
 
@@ -35,7 +36,7 @@ def mine(checkpoint, prompts, voter):
     stops = template.stop_tokens if template else ()
     drawing = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), Sampling(temperature=0.6, top_p=0.95, stop_tokens=stops)
     thinker = Thinker(model, model.tokenizer, Marks.of(model.tokenizer), *drawing)
-    return thinker, find_panel([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
+    return thinker, find_jury([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
 
 
 def small():
@@ -47,13 +48,13 @@ def small():
     answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking
     thinker = Thinker(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
     right = lambda prompt, said: chain.check(tasks[prompt], f"answer {said}").right  # noqa: E731
-    return thinker, Panel([("right", right)]), problems
+    return thinker, Jury([Function(right, ("prompt", "answer"))]), problems
 
 
-async def main(thinker, panel, problems):
+async def main(thinker, jury, problems):
     study = Study(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, {"model": thinker.model.identity.name})
-    await rollout(study, thinker, panel)
-    await continuations(study, thinker, panel, ContinueConfig(m=2, n=8))
+    await rollout(study, thinker, jury)
+    await continuations(study, thinker, jury, ContinueConfig(m=2, n=8))
     if importlib.util.find_spec("sklearn"):
         probe_stage(study, thinker, ProbeConfig())
     found = build(study)

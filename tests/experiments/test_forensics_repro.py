@@ -15,9 +15,9 @@ from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
+from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld, action_of
-from ramify.score.classify import by_pattern
 from ramify_experiments.forensics import battery, organisms, repro
 from ramify_experiments.forensics.battery import CUT, LEAVES, Table, of_law, run
 from ramify_experiments.forensics.organisms import HUGE, K

@@ -446,6 +446,11 @@ def asking(question: Question | None, opener: Opener | None = None) -> Callable[
     return make
 
 
+def as_asked(spec: str, *own: str) -> str:
+    """``spec`` where it names a judge (of the family or of ``own`` kinds), else ``judge:`` of the model it names."""
+    return spec if spec.partition(":")[0] in ("regex", "equals", "cmd", "judge", "jury", *own) else f"judge:{spec}"
+
+
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
@@ -516,7 +521,7 @@ def _same(votes: Sequence[bool | None]) -> bool:
     return len(said) > 1 and len(set(said)) == 1
 
 
-def agreement(votes: Mapping[str, Sequence[bool | None]]) -> dict[str, Any]:
+def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
     """Share of equal answers of each pair of judges, where both say anything: the pair -> value, interval, k, n."""
     found = {}
     for (one, left), (other, right) in itertools.combinations(votes.items(), 2):

@@ -1,7 +1,7 @@
 """Does a text still hold a rule? A keyword test that needs no model: content words and bound values near one another.
 
 A rule survives where at least 60 % of its content words and all its bound values (domains, numbers, regions, paths, channels) stand within
-60 tokens of one another. It is blind to a paraphrase in other words and to irony: a model as judge is the second observer (score/panel.py).
+60 tokens of one another. It is blind to a paraphrase in other words and to irony: a model as judge is the second observer (`ramify governance judge`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ramify.methods.early_decision.report import build, html, slices
 from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, Study, continuations, oscillations, rollout
 from ramify.methods.early_decision.verbs import _opened
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.votes import Panel
+from ramify.score.judge import Function, Judge, Jury
 from ramify.trace.growing import Growing
 
 WORDS = ["<unk>", "<think>", "</think>", "gladly", "never", "perhaps", "so.", "then.", "hmm.", "well", "sorry", "sure"]
@@ -297,30 +297,31 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     shutil.copytree(study, tmp_path / "x", ignore=shutil.ignore_patterns("c*", "s*.jsonl", "oscillate.json"))
     lines = (study / "traces.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "x" / "traces.jsonl").write_bytes(b"".join(lines[:-3]))
-    opened, thinker, panel = _opened(tmp_path / "x")
-    down = Panel([("down", broken)])
+    opened, thinker, jury = _opened(tmp_path / "x")
+    down = Jury([Function(broken, ("prompt", "answer"))])
+    read = Function(make_judge(), ("prompt", "chunks"))
 
     async def nothing(prefix: Any, n: int, *rest: Any, **more: Any) -> list[None]:
         return [None] * n
 
-    def stages(panel: Panel, judge: Any) -> list[int]:
-        asyncio.run(rollout(opened, thinker, panel))
-        closed = asyncio.run(continuations(opened, thinker, panel, ContinueConfig(shares=(0.5,), m=1, n=2)))
+    def stages(jury: Jury, judge: Judge) -> list[int]:
+        asyncio.run(rollout(opened, thinker, jury))
+        closed = asyncio.run(continuations(opened, thinker, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
         settings = OscillateConfig(limit=40, least=5, answers=2, traces=1)
-        rated, cuts = asyncio.run(oscillations(opened, thinker, panel, [judge], settings))
+        rated, cuts = asyncio.run(oscillations(opened, thinker, jury, [judge], settings))
         return [len(opened.traces.rows), len(closed.rows), len(rated.rows), len(cuts.rows)]
 
-    unjudged = stages(down, broken)
+    unjudged = stages(down, Function(broken, ("prompt", "chunks")))
     assert all(row["status"] != "unvoted" for row in opened.traces.rows.values())
     assert unjudged[1:] == [0, unjudged[2], 0]
     short = sum(row["chunks"] < 2 for row in Growing(opened.folder / "stances.jsonl").rows.values())
     assert unjudged[2] == short  # in what is one chunk no stance can turn, so it needs no judge
     with monkeypatch.context() as patch:
         patch.setattr(thinker, "answers", nothing)
-        undrawn = stages(panel, make_judge())
+        undrawn = stages(jury, read)
     assert all(row["status"] != "failed" for row in opened.traces.rows.values())
     assert (undrawn[1], undrawn[3]) == (0, 0)
-    whole = stages(panel, make_judge())
+    whole = stages(jury, read)
     assert whole[0] == len(lines)
     assert whole[1] > 0
     assert whole[2] > unjudged[2]

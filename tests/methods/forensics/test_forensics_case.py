@@ -12,11 +12,11 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import CaseConfig, check_case, intervention, load_case, varied
 from ramify.methods.forensics.hypotheses import NONE
+from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
-from ramify.score.classify import by_pattern
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict
 from tests.methods.forensics import scripted_organisms as organisms
@@ -389,7 +389,7 @@ def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
 
     with Case(folder(tmp_path), behavior=broken) as case:
         found = case.baseline(3)
-        assert (found["rate"], found["invalid_share"], found["failures"]) == (None, 1.0, {"scorer: no verdict": 3})
+        assert (found["rate"], found["invalid_share"], found["failures"]) == (None, 1.0, {"no verdict": 3})
     with Case(tmp_path / "case") as case:
         assert case.baseline(3)["invalid"] == 0
 

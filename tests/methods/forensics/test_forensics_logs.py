@@ -11,7 +11,7 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.forensics import ACH, by_field, read_log
-from ramify.score.classify import find_behaviour
+from ramify.methods.forensics.judges import find_behaviour
 
 
 def log(folder: Path, rows: list[dict[str, Any]]) -> Path:

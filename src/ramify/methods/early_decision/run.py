@@ -20,10 +20,11 @@ from ramify.base.errors import UserError
 from ramify.base.files import reason, write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
+from ramify.methods.early_decision.judges import stances
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.problems import Problem
 from ramify.rollout.thinking import Answer, Place, Thinker, Thought, cut_at, tokens_up_to
-from ramify.score.votes import Panel, StanceJudge, stances
+from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.trace.growing import Growing
 
 Mode = Literal["thinking", "none"]
@@ -166,7 +167,7 @@ def _read(path: Path) -> Any:
 # -- rollouts
 
 
-async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lambda done: None) -> None:
+async def rollout(study: Study, thinker: Thinker, jury: Jury, tell: Tell = lambda done: None) -> None:
     """Draw and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
 
     async def one(name: str, mode: Mode) -> None:
@@ -182,7 +183,7 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
             said = await thinker.answers(row, n, (name, mode), start=first)
             drawn = [None if answer is None else Thought((), "forced", answer) for answer in said]
         for i in missing:
-            record = await _labelled(study, panel, name, drawn[i - first])
+            record = await _labelled(study, jury, name, drawn[i - first])
             if record is not None:
                 study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
         tell(len(study.traces.rows))
@@ -190,8 +191,8 @@ async def rollout(study: Study, thinker: Thinker, panel: Panel, tell: Tell = lam
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
 
-async def _labelled(study: Study, panel: Panel, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
-    """A trace's row, None where it or the voters failed.
+async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
+    """A trace's row, None where it or the judges failed.
 
     Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
     """
@@ -201,20 +202,20 @@ async def _labelled(study: Study, panel: Panel, prompt: str, thought: Thought | 
     if thought.answer is None:
         return row | {"status": "truncated" if thought.closed == "never" else "no_room"}
     row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
-    judged = await _judged(study, panel, prompt, thought.answer.text)
+    judged = await _judged(study, jury, prompt, thought.answer.text)
     return judged and row | judged
 
 
-async def _judged(study: Study, panel: Panel, prompt: str, answer: str) -> dict[str, Any] | None:
-    """What the panel says of an answer, None where its voters failed."""
-    vote = await panel.vote(study.asked(prompt), answer)
-    if vote.failed:
+async def _judged(study: Study, jury: Jury, prompt: str, answer: str) -> dict[str, Any] | None:
+    """What the jury says of an answer, None where its judges failed."""
+    (found,) = await judged(jury, [Item(answer, prompt, study.asked(prompt))])
+    if found.failure:
         return None
-    said = {"votes": list(vote.votes), "soft": vote.soft}
-    return said | ({"status": "unvoted"} if vote.flagged else {"status": "labelled", "outcome": vote.yes})
+    said = {"votes": found.evidence["votes"], "soft": found.evidence["share"] or 0.0, "judge": jury.identity}
+    return said | ({"status": "unvoted"} if found.value is None else {"status": "labelled", "outcome": found.value})
 
 
-async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, panel: Panel) -> None:
+async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, jury: Jury) -> None:
     """Take over traces drawn elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
     The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
@@ -233,7 +234,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
         judged: dict[str, Any] | None = {"closed": "never", "status": "truncated"}
         if response is not None:
             row["answer"] = response
-            judged = await _judged(study, panel, prompt, response)
+            judged = await _judged(study, jury, prompt, response)
         if judged is not None:
             study.traces.add(f"{prompt}/thinking/{i}", row | judged)
 
@@ -264,7 +265,7 @@ class ContinueConfig(Config):
 
 
 async def continuations(
-    study: Study, thinker: Thinker, panel: Panel, config: ContinueConfig, tell: Tell = lambda done: None
+    study: Study, thinker: Thinker, jury: Jury, config: ContinueConfig, tell: Tell = lambda done: None
 ) -> Growing:
     """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own.
 
@@ -286,11 +287,11 @@ async def continuations(
             return
         if way == "closed":
             prefix = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
-            counts = await _closed(study, thinker, panel, prompt, prefix, config.n, place)
+            counts = await _closed(study, thinker, jury, prompt, prefix, config.n, place)
         else:
             thoughts = await thinker.think(ids, config.n, place, kept)
             ends = [thought.answer for thought in thoughts if thought is not None]
-            counts = await _counts(study, panel, prompt, ends) if len(ends) == config.n else None
+            counts = await _counts(study, jury, prompt, ends) if len(ends) == config.n else None
         if counts is None:
             return
         missing = config.n - counts["n"] if counts["status"] == "done" else 0
@@ -304,23 +305,24 @@ async def continuations(
 
 
 async def _closed(
-    study: Study, thinker: Thinker, panel: Panel, prompt: str, prefix: np.ndarray, n: int, place: Place
+    study: Study, thinker: Thinker, jury: Jury, prompt: str, prefix: np.ndarray, n: int, place: Place
 ) -> dict[str, Any] | None:
     """What ``n`` answers behind a closed ``prefix`` say; None where a draw or a voter failed."""
     if not thinker.fits(prefix):
         return {"status": "no_room", "k": 0, "n": 0}
     answers = await thinker.answers(prefix, n, place)
-    return None if None in answers else await _counts(study, panel, prompt, answers)
+    return None if None in answers else await _counts(study, jury, prompt, answers)
 
 
-async def _counts(study: Study, panel: Panel, prompt: str, answers: Sequence[Answer | None]) -> dict[str, Any] | None:
-    """Yes and judged among answers, None where voters failed; equal texts are judged once, those nobody can judge are not counted."""
+async def _counts(study: Study, jury: Jury, prompt: str, answers: Sequence[Answer | None]) -> dict[str, Any] | None:
+    """Yes and judged among answers, None where judges failed; equal texts are judged once, those nobody can judge are not counted."""
     texts = [answer.text for answer in answers if answer is not None]
-    votes = {text: await panel.vote(study.asked(prompt), text) for text in dict.fromkeys(texts)}
-    if any(vote.failed for vote in votes.values()):
+    each = [Item(text, prompt, study.asked(prompt)) for text in dict.fromkeys(texts)]
+    said = {item.text: found for item, found in zip(each, await judged(jury, each), strict=True)}
+    if any(found.failure for found in said.values()):
         return None
-    judged = [votes[text] for text in texts if not votes[text].flagged]
-    return {"status": "done", "k": sum(vote.yes for vote in judged), "n": len(judged)}
+    values = [said[text].value for text in texts if said[text].value is not None]
+    return {"status": "done", "k": sum(value is True for value in values), "n": len(values)}
 
 
 # -- oscillations
@@ -355,8 +357,8 @@ class OscillateConfig(Config):
 async def oscillations(
     study: Study,
     thinker: Thinker,
-    panel: Panel,
-    judges: Sequence[StanceJudge],
+    jury: Jury,
+    judges: Sequence[Judge],
     config: OscillateConfig,
     tell: Tell = lambda done: None,
 ) -> tuple[Growing, Growing]:
@@ -377,7 +379,7 @@ async def oscillations(
             f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up to "
             f"--limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower these"
         )
-    study.keep("oscillate.json", {"config": fixed | {"ties_refuse": panel.ties}}, "other settings")
+    study.keep("oscillate.json", {"config": fixed | {"ties_refuse": jury.ties}}, "other settings")
     rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
     tokenizer = thinker.tokenizer
 
@@ -404,7 +406,7 @@ async def oscillations(
             if key not in cuts:
                 prefix = thinker.closed_prefix(study.prompts[trace["prompt"]]["prompt_ids"], kept)
                 place = (trace["key"], "cut", len(kept))
-                counts = await _closed(study, thinker, panel, trace["prompt"], prefix, config.answers, place)
+                counts = await _closed(study, thinker, jury, trace["prompt"], prefix, config.answers, place)
                 if counts is not None:
                     cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
         tell(len(rated.rows))

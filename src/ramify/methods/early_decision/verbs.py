@@ -15,6 +15,7 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_drawn, find_model
 from ramify.methods import early_decision
+from ramify.methods.early_decision.judges import find_jury, find_stance_judge
 from ramify.methods.early_decision.report import (
     ReportConfig,
     build,
@@ -40,7 +41,7 @@ from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.guards import Reminder, SelfCheck
 from ramify.rollout.problems import read_problems
 from ramify.rollout.thinking import Marks, Thinker, split_text
-from ramify.score.votes import Panel, find_panel, find_stance_judge
+from ramify.score.judge import Jury
 from ramify.trace.lines import at_place, field, read_lines
 
 app = typer.Typer(
@@ -63,18 +64,18 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
 
 
-def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Panel]:
+def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Jury]:
     study = Study.open(path)
     thinker, _ = _thinker(study.config)
     if study.source.get("weights") != thinker.model.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
-    return study, thinker, _panel(study.config, ties)
+    return study, thinker, _jury(study.config, ties)
 
 
-def _panel(config: RolloutConfig, ties: bool = False) -> Panel:
+def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
     if not config.label:
         raise UserError("--label names who judges the answer: regex:PATTERN, FILE.py:FUNCTION or judge:MODEL")
-    return find_panel(config.label, find_model, ties or config.ties == "yes")
+    return find_jury(config.label, find_model, ties or config.ties == "yes")
 
 
 @app.command("run", **takes(RolloutConfig))
@@ -95,21 +96,21 @@ def run_(
 ) -> None:
     """Draw traces with and without thinking and label their answers. The same command goes on with an interrupted run."""
     options = load(RolloutConfig, config or [], ctx.args)
-    panel = _panel(options)
+    jury = _jury(options)
     thinker, template = _thinker(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
     total = len(problems) * len(options.modes) * options.k
-    source = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights, "voters": panel.names}
+    source = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights, "voters": jury.names}
     if dry_run:  # a bill decides nothing
         done = len(Study(out, options, problems, source).traces.rows) if (out / "study.json").is_file() else 0
         _show({"traces": total, "missing": total - done, "out": str(out)}, as_json)
         return
     study = Study(out, options, problems, source)
     if given:
-        asyncio.run(adopt(study, given, thinker.tokenizer, panel))  # type: ignore[arg-type]
+        asyncio.run(adopt(study, given, thinker.tokenizer, jury))  # type: ignore[arg-type]
     else:
-        _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, panel, tell))
+        _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, jury, tell))
     record = build(study)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
@@ -117,7 +118,7 @@ def run_(
     emit(
         status | {"out": str(out)}, as_json, table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}"
     )
-    _warn(thinker, panel)
+    _warn(thinker, jury)
     if not study.traces.rows:
         raise RamifyError(f"no trace could be drawn: {thinker.first_failure or 'all voters failed'}")
 
@@ -186,15 +187,15 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
     if dry_run:
         _show(options.bill(Study.open(run)), as_json)
         return
-    study, thinker, panel = _opened(run)
+    study, thinker, jury = _opened(run)
     total = options.bill(study)["prefixes"]
-    _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, panel, options, tell))
+    _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, jury, options, tell))
     found = build(study)["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
     verdict = continuation_verdict(found or {"open_fall": None})
     emit({"continuation": found} | verdict, as_json, table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}")
-    _warn(thinker, panel)
+    _warn(thinker, jury)
 
 
 @app.command("oscillate", **takes(OscillateConfig))
@@ -207,10 +208,10 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
-    study, thinker, panel = _opened(run, ties)
+    study, thinker, jury = _opened(run, ties)
     total = options.bill(study)["traces"]
     rated, _ = _work(
-        "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, panel, judges, options, tell)
+        "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, jury, judges, options, tell)
     )
     found = build(study)["oscillation"]
     unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
@@ -219,7 +220,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     emit({"oscillation": found, "unrated": unrated} | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
     if unrated:
         say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
-    _warn(thinker, panel)
+    _warn(thinker, jury)
 
 
 @app.command("report", **takes(ReportConfig))
@@ -256,8 +257,8 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
     emit(record, as_json, table(["bill", ""], list(record.items())))
 
 
-def _warn(thinker: Thinker, panel: Panel) -> None:
+def _warn(thinker: Thinker, jury: Jury) -> None:
     if thinker.failures:
         say(f"warning: {thinker.failures} draws failed ({thinker.first_failure}); the same command tries them again")
-    for name, why in panel.failed.items():
-        say(f"warning: the voter {name} failed: {why}; answers without a vote are tried again by the same command")
+    for name, why in jury.failed.items():
+        say(f"warning: the judge {name} failed: {why}; answers without a vote are tried again by the same command")

@@ -20,9 +20,9 @@ from ramify.env.protocol import Task, World
 from ramify.methods.forensics.ach import BENIGN, STANDARD
 from ramify.methods.forensics.experiment import Move
 from ramify.methods.forensics.hypotheses import Hypothesis
+from ramify.methods.forensics.judges import find_behaviour
 from ramify.methods.forensics.levers import Lever, LeverWorld, first_screen
 from ramify.rollout.parts import check_model, find_world
-from ramify.score.classify import behaviour_kind, find_behaviour
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]
@@ -137,7 +137,8 @@ def check_parts(config: CaseConfig) -> None:
 
 def check_case(config: CaseConfig, where: str = "the case") -> None:
     """Raises UserError on a variant of undeclared or, without ``stack``, several fields, and on names that mean nothing."""
-    if behaviour_kind(config.behavior)[0] != "judge":
+    kind, _, what = config.behavior.partition(":")
+    if kind != "judge" or not what:  # the case may name its judge later
         find_behaviour(config.behavior)
     if "baseline" in config.variants:
         raise UserError(f"{where}: a variant cannot be named 'baseline', which is the incident itself")

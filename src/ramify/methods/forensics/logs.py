@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
-from ramify.score.classify import Behaviour, as_said
+from ramify.methods.forensics.judges import as_messages, shows
+from ramify.score.judge import Judge
 from ramify.score.steps import RunPath, every_path
 from ramify.stats.drops import Counts
 from ramify.trace.failures import failure_of, failures
@@ -37,7 +38,7 @@ class Logged(NamedTuple):
 Log = list[Logged]
 
 
-def read_log(path: Path, behaviour: Behaviour, form: str | None = None, scorer: str | None = None) -> Log:
+def read_log(path: Path, behaviour: Judge, form: str | None = None, scorer: str | None = None) -> Log:
     """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default told from the content), or
     JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
 
@@ -62,7 +63,7 @@ def read_log(path: Path, behaviour: Behaviour, form: str | None = None, scorer: 
     return found
 
 
-def _of_lines(path: Path, behaviour: Behaviour) -> Iterator[Logged]:
+def _of_lines(path: Path, behaviour: Judge) -> Iterator[Logged]:
     seen: set[str] = set()
     for number, record in read_lines(path):
         place = f"{path}:{number}"
@@ -74,10 +75,10 @@ def _of_lines(path: Path, behaviour: Behaviour) -> Iterator[Logged]:
             continue
         seen.add(name)
         fields = field(record, "fields", dict, place, {})
-        yield asyncio.run(_graded(behaviour, as_said(messages), fields))
+        yield asyncio.run(_graded(behaviour, as_messages(messages), fields))
 
 
-def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Behaviour) -> Logged:
+def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Judge) -> Logged:
     """An attempt of a stored run. What its verdict says of its end stands where an environment would have said it."""
     end = attempt.path.segments[-1][0]
     parts = [tasks.get(end.tree), *(end.data.get(name) for name in ("sample", "record"))]
@@ -102,11 +103,8 @@ def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Behaviour) ->
     return asyncio.run(_graded(behaviour, said, fields))
 
 
-async def _graded(behaviour: Behaviour, said: Sequence[Message], fields: Mapping[str, Any]) -> Logged:
-    try:
-        return Logged(fields, await behaviour(said))
-    except BoundaryError as error:
-        return Logged(fields, None, str(error))
+async def _graded(behaviour: Judge, said: Sequence[Message], fields: Mapping[str, Any]) -> Logged:
+    return Logged(fields, *await shows(behaviour, said))
 
 
 def invalid(runs: Log) -> dict[str, int]:

@@ -14,16 +14,17 @@ from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Panel, World
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.experiment import Control, TestResult
+from ramify.methods.forensics.judges import by_model, by_pattern, says
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Message, Model
 from ramify.rollout.compact import reply
-from ramify.score.classify import Says, by_model, by_pattern
+from ramify.score.judge import Judge
 from ramify.stats.intervals import proportion
 
 
 def ask(
-    case: Case, name: str, question: str, answer: Says, *, run: Played | None = None, n: int = 50, turn: int | None = None
+    case: Case, name: str, question: str, answer: Judge, *, run: Played | None = None, n: int = 50, turn: int | None = None
 ) -> dict[str, Any]:
     """Ask the agent, and count answers of a kind. Nothing is done in the world.
 
@@ -49,7 +50,7 @@ def ask(
         keys = [place_key(case.config.seed, "ask", name, question, i) for i in range(n)]
         drawn = await gathered((reply(agent.model, agent.template, asked, agent.sampling, key) for key in keys), case.progress)
         texts = [text for text, _ in drawn]
-        return texts, [await answer(text) for text in texts]
+        return texts, [await says(answer, text) for text in texts]
 
     case.progress.begin(n, 0, "ask", "answers")
     texts, hits = asyncio.run(answers())
@@ -58,7 +59,7 @@ def ask(
     return found
 
 
-def says_of(case: Case, what: str, judge: bool) -> Says:
+def says_of(case: Case, what: str, judge: bool) -> Judge:
     """A class of texts: a pattern, or a description that the case's judge is asked about. Raises NeedsError without a judge."""
     if not judge:
         return by_pattern(what)

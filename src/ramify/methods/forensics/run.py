@@ -18,13 +18,13 @@ from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
 from ramify.methods.forensics.case import are_doses, intervention, is_number
 from ramify.methods.forensics.experiment import TestResult, absence, counterfactuals, dose_response, stacked
+from ramify.methods.forensics.filtered import Filtered
 from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
-from ramify.model.filtered import Filtered
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
-from ramify.score.classify import Says
+from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 from ramify.stats.tests import homogeneity
@@ -103,9 +103,9 @@ class Case(Study):
         left, right = (self._cell(f"{field}={value}", {field: value}, n) for field, value in self.config.changes(name).items())
         return stacked(f"{name}, interaction", both, left, right, base)
 
-    def forbid(self, name: str, says: Says, n: int | None = None) -> TestResult:
+    def forbid(self, name: str, judge: Judge, n: int | None = None) -> TestResult:
         """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
-        filtered = replace(self.agent, model=Filtered(self.agent.model, says, name, by=self.config.sentences))
+        filtered = replace(self.agent, model=Filtered(self.agent.model, judge, name, by=self.config.sentences))
         runs = self.play(f"without {name}", {}, n, filtered)
         kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
         rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)

@@ -11,24 +11,25 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, Task, World, read_panel
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.methods.forensics.experiment import Control, TestResult, corrected, result_from_json
+from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
 from ramify.methods.forensics.levers import LeverWorld, require_honest
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
-from ramify.score.classify import Behaviour, by_pattern, find_behaviour
+from ramify.score.judge import Function, Judge
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.message import Message
@@ -72,7 +73,7 @@ class Study:
         *,
         model: Model | None = None,
         world: World | None = None,
-        behavior: Behaviour | None = None,
+        behavior: Judge | Callable[[Sequence[Message]], Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.config = load_case(self.folder) if config is None else config
@@ -81,7 +82,8 @@ class Study:
         self.world = world or find_world(c.env)
         self.agent = self.agent_of(c.model if model is None else model)
         self.judge = None if c.judge is None else find_model(c.judge)
-        self.behavior = behavior or find_behaviour(c.behavior, self.judge)
+        own = behavior or find_behaviour(c.behavior, self.judge)
+        self.behavior = own if isinstance(own, Judge) else Function(own, ("messages",))
         self.aware = by_pattern(c.awareness)
         self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
         self.run = self._open()
@@ -99,9 +101,9 @@ class Study:
     def _open(self) -> Run:
         decides = {name: getattr(self.config, name) for name in DECIDES}
         self.folder.mkdir(parents=True, exist_ok=True)
-        return Run.begin(
-            self.folder / "run", "forensics", decides, {"forensics": True, "sampling": self.agent.sampling.to_json()}
-        )
+        judges = {"behavior": self.behavior.identity, "awareness": self.aware.identity}
+        free = {"judges": judges, "forensics": True, "sampling": self.agent.sampling.to_json()}
+        return Run.begin(self.folder / "run", "forensics", decides, free)
 
     def __enter__(self) -> Self:
         return self
@@ -201,11 +203,10 @@ class Study:
         forbid = {"rejected": sum(m["rejected"] for m in marks), "unfiltered": any(m["unfiltered"] for m in marks)}
         behavior, failure = None, attempt.failure
         if failure is None:
-            try:
-                behavior = await self.behavior(said)
-            except BoundaryError as error:
-                failure = str(error)
-        return Played(cell, attempt.tree, attempt.leaf, behavior, await self.aware(replies), failure, forbid if marks else None)
+            behavior, why = await shows(self.behavior, said, attempt.tree)
+            failure = why or None
+        aware = await says(self.aware, replies)
+        return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
         """A scripted honest agent must succeed through the same tools, where the world has one. Raises UserError where it does not."""

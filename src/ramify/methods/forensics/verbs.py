@@ -18,6 +18,7 @@ from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
 from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
 from ramify.methods.forensics.hypotheses import NOTHING, Hypothesis
+from ramify.methods.forensics.judges import find_behaviour, transcript
 from ramify.methods.forensics.logs import by_field, invalid, read_log
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import (
@@ -34,7 +35,6 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.render.terminal import emit, progress, table
 from ramify.rollout.parts import find_model, find_world
-from ramify.score.classify import find_behaviour, transcript
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 

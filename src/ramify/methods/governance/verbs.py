@@ -13,6 +13,7 @@ from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
+from ramify.base.ledger import Ledger
 from ramify.engine.named import find_model
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
@@ -152,11 +153,15 @@ def audit(
 @app.command()
 def judge(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A file that `ramify governance bench` wrote.")],
-    model: Annotated[list[str], typer.Option("--judge", help="As --agent; three of different families make a panel.")],
+    model: Annotated[
+        list[str],
+        typer.Option("--judge", help="As --agent; three of different families make a jury. Or any other judge by name."),
+    ],
     as_json: Json = False,
 ) -> None:
     """Have models judge what survived compaction, beside the keyword test: majority, agreement, judges that never vary."""
-    from ramify.score.panel import Judge, judged
+    from ramify.methods.governance.judges import find_survival_jury
+    from ramify.score.judge import Item, agreement, judged
 
     found = [
         row for row in read_rows(rows) if row["condition"] == "compaction" and row["request"] == "trigger" and row.get("context")
@@ -164,24 +169,27 @@ def judge(
     if not found:
         raise UserError(f"{rows} holds no compacted episode to judge")
     policies = {(s.id, s.language): s.policy for s in scenarios(languages=("en", "zh", "es"))}
-    judges = [Judge(name, *find_model(name)) for name in model]
+    jury, spent = find_survival_jury(model, find_model), Ledger()
+    items = [Item(r["context"], r["task"], policies[r["task"], r["language"]]) for r in found]
     with progress("judge", as_json=as_json, kept="nothing was written"):
-        panel = asyncio.run(judged(judges, [(policies[r["task"], r["language"]], r["context"]) for r in found]))
+        said = asyncio.run(judged(jury, items, spent))
+    votes = {name: [one.evidence["votes"][i] for one in said] for i, name in enumerate(jury.names)}
+    majority = [one.value for one in said]
     by_judges = [
-        {**row, "survived": kept, "survival": "judged"}
-        for row, kept in zip(found, panel.majority, strict=True)
-        if kept is not None
+        {**row, "survived": kept, "survival": "judged"} for row, kept in zip(found, majority, strict=True) if kept is not None
     ]
-    agreement = panel.agreement([row["survived"] for row in found])
+    agreed = agreement(votes) | agreement({"majority": majority, "keywords": [row["survived"] for row in found]})
     result: dict[str, Any] = {
         "episodes": len(found),
-        "constant": list(panel.constant),
-        "agreement": agreement,
+        "constant": list(jury.constant),
+        "agreement": agreed,
         "keywords": mixture(found),
         "majority": mixture(by_judges),
-        "votes": panel.votes,
+        "votes": votes,
+        "judges": {name: one.identity for name, one in zip(jury.names, jury.judges, strict=True)},
+        "spent": spent.to_json()["spent"],
     }
-    cells = [[name, *_share(share)] for name, share in agreement.items()]
+    cells = [[name, *_share(share)] for name, share in agreed.items()]
     sides = [
         [name, side, *_share(m[side])]
         for name in ("keywords", "majority")
@@ -190,7 +198,7 @@ def judge(
     ]
     text = table(["agreement of", "k", "n", "share", "95 % interval"], cells)
     text += "\n\n" + table(["survival by", "rule", "k", "n", "violation", "95 % interval"], sides)
-    text += "".join(f"\n'{name}' always says the same: it is left out of the majority" for name in panel.constant)
+    text += "".join(f"\n'{name}' always says the same: it is left out of the majority" for name in jury.constant)
     emit(result, as_json, text)
 
 

@@ -12,7 +12,7 @@ from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.engine.pairs import pair_template
 from ramify.methods.implicit_advantage.run import decisions
-from ramify.score.judge import Item, Judge, Judgement, Question, find_judge, judged
+from ramify.score.judge import Item, Judge, Judgement, Question, as_asked, find_judge, judged
 from ramify.score.trajectories import chat_layout, load_trajectories
 
 Style = Literal["grade", "steps"]
@@ -74,8 +74,7 @@ class Head:
 
 def find_baseline(model: str, style: Style) -> Judge:
     """The judge that ``head:PATH`` or a model by name stands for, the latter asked in ``style``; or any other by its spec."""
-    known = model.partition(":")[0] in ("head", "judge", "jury", "regex", "equals", "cmd")
-    return find_judge(model if known else f"judge:{model}", question=STYLES[style], kinds={"head": Head})
+    return find_judge(as_asked(model, "head"), question=STYLES[style], kinds={"head": Head})
 
 
 def grades(

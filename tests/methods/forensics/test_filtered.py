@@ -10,10 +10,11 @@ import pytest
 
 from ramify.base.errors import NeedsError
 from ramify.base.seeds import generator
+from ramify.methods.forensics.filtered import Filtered
 from ramify.model.chat import TagTemplate
-from ramify.model.filtered import Filtered
 from ramify.model.protocol import Draw, Message, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.score.match import Equals
 
 SETTINGS = Sampling(max_tokens=200)
 
@@ -38,10 +39,7 @@ def prompt(model: ScriptedModel) -> Prefix:
 
 
 def drawn(model: ScriptedModel, pattern: str, n: int = 200, **options: int) -> list[Draw]:
-    async def says(text: str) -> bool:
-        return text == pattern
-
-    filtered = Filtered(model, says, pattern, by="stops", **options)
+    filtered = Filtered(model, Equals(pattern), pattern, by="stops", **options)
     return asyncio.run(filtered.sample(prompt(model), n, SETTINGS, list(range(n))))
 
 
@@ -81,20 +79,15 @@ def test_it_gives_up_at_the_cap_and_says_so() -> None:
 
 
 def test_the_limit_of_tokens_counts_what_is_kept() -> None:
-    async def says(text: str) -> bool:
-        return text == "Gamma."
-
     model = speaker(1.0)
-    filtered = Filtered(model, says, "gamma", by="stops")
+    filtered = Filtered(model, Equals("Gamma."), "gamma", by="stops")
     (draw,) = asyncio.run(filtered.sample(prompt(model), 1, Sampling(max_tokens=9), [3]))
     assert draw.tokens is not None
     assert len(draw.tokens) <= 9
 
 
 def test_it_is_another_model_and_needs_tokens() -> None:
-    async def says(text: str) -> bool:
-        return False
-
+    says = Equals("never")
     model = speaker(0.5)
     filtered = Filtered(model, says, "x", by="stops")
     assert filtered.identity.weights not in (model.identity.weights, Filtered(model, says, "y", by="stops").identity.weights)

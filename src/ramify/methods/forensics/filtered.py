@@ -7,7 +7,7 @@ rejecting; a whole rest is drawn at a time because it costs fewer calls. A draw 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,28 +15,28 @@ import numpy as np
 
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import place_key
+from ramify.methods.forensics.judges import says
 from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
+from ramify.score.judge import Judge
 from ramify.trace.segment import By, sentences
 
 
 class Filtered:
-    """``inner`` without the sentences of which ``says`` is true. ``name`` and the ``__qualname__`` of ``says``, which a
-    pattern or description of :mod:`ramify.score.classify` is in, name the class in the identity.
+    """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or description
+    is in, name the class in the identity.
 
     A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the draw is marked: its data hold
     ``{"forbid": {"rejected", "unfiltered"}}``. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
     ``inner`` cannot continue inside a message.
     """
 
-    def __init__(
-        self, inner: Model, says: Callable[[str], Awaitable[bool]], name: str, redraws: int = 20, by: By = "prose"
-    ) -> None:
+    def __init__(self, inner: Model, judge: Judge, name: str, redraws: int = 20, by: By = "prose") -> None:
         require(inner, ("tokens", "continue"), "forbidding sentences")
-        self.inner, self.says, self.redraws, self.by = inner, says, redraws, by
+        self.inner, self.judge, self.redraws, self.by = inner, judge, redraws, by
         own = inner.identity
         self.identity = Identity(
             f"{own.name} without {name}",
-            stable_hash("filtered", own.weights, name, getattr(says, "__qualname__", ""), redraws, by),
+            stable_hash("filtered", own.weights, name, judge.name, redraws, by),
             own.tokenizer,
         )
         self.capabilities = frozenset(inner.capabilities - {"batch_invariant", "taps", "train"})
@@ -75,7 +75,7 @@ class Filtered:
         """Tokens before the first sentence of the class; None where there is none."""
         assert draw.ends is not None
         for start, end in sentences(draw.text, self.by):
-            if await self.says(draw.text[start:end].strip()):
+            if await says(self.judge, draw.text[start:end].strip()):
                 return int(np.searchsorted(draw.ends, start, side="right"))
         return None
 
