@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from ramify.trace.db import Run
 from ramify.trace.message import number, plain
 from ramify.trace.node import Node, TreeInfo, Verdict
 from ramify.trace.path import Path as TracePath
+from ramify.trace.view import messages_of
 
 _REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}
 _SAID = ("id", "source", "metadata", "model", "tool_call_id", "error")
@@ -240,17 +240,13 @@ def _messages(path: TracePath) -> Iterator[Any]:
         "tool": ChatMessageTool,
         "user": ChatMessageUser,
     }
-    shown = [
-        node for node, kept in path.segments if (node.role != "root" or node.text) and (kept or not node.opens or not len(node))
-    ]
-    ids = chain((node.id for node in shown if node.opens), repeat(shown[-1].id if shown else ""))
-    for said, node in zip(path.messages(), ids, strict=False):
+    for said in messages_of(path):
         kind = kinds.get(said.role, ChatMessageSystem)
         fields = {name: said.data[name] for name in _SAID if name in said.data and name in kind.model_fields}
         rest = {name: value for name, value in said.data.items() if name not in _SAID and name not in _TOLD}
         if rest:
             fields["metadata"] = {**(fields.get("metadata") or {}), "ramify": rest}
-        fields |= {"id": fields.get("id") or node, "content": _content(said.data.get("content"), said.text)}
+        fields |= {"id": fields.get("id") or said.nodes[0].id, "content": _content(said.data.get("content"), said.text)}
         if said.role == "assistant" and isinstance(said.data.get("tool_calls"), list):
             fields["tool_calls"] = [_call(call) for call in said.data["tool_calls"]]
         if said.role == "tool" and isinstance(said.data.get("name"), str):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +23,11 @@ from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
 from ramify.score.steps import run_columns
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Stream, Verdict
-from ramify.trace.outcome import Decider, decider, paid
+from ramify.trace.node import Node, Stream
+from ramify.trace.outcome import Decider, decider
 from ramify.trace.path import Path as TracePath
 from ramify.trace.tree import Tree
+from ramify.trace.view import View, views
 
 Messages = list[dict[str, Any]]
 _BATCH = 256
@@ -70,47 +70,25 @@ def settings_of(cls: type[Config]) -> dict[str, str]:
     return {name: (info.description or "").replace("\n", " ") for name, info in cls.model_fields.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Ended:
-    """One attempt: the path to its leaf, and how it ended. ``reward`` and ``outcome`` are None where nobody scored it."""
-
-    tree: Tree
-    task: str
-    path: TracePath
-    reward: float | None
-    outcome: bool | None
-
-    @property
-    def leaf(self) -> str:
-        """Id of the attempt's last node."""
-        return self.path.segments[-1][0].id
-
-
-def attempts(run: Run, selection: Selection) -> Iterator[Ended]:
+def attempts(run: Run, selection: Selection) -> Iterator[View]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
-    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves, with the rewards paid on the way. Those cut off by a failure at a
-    boundary are left out: one that was played again went on from there. Raises UserError when the scorer or group is unknown.
+    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves, with the rewards paid on the way. Those
+    broken off by a failure at a boundary are left out: one that was played again continued from there. Raises UserError when the scorer
+    or group is unknown.
     """
-    infos = sorted(run.trees(selection.group), key=lambda info: info.name)
-    if not infos:
+    if not run.trees(selection.group):
         known = nearest(selection.group or "", {info.group for info in run.trees() if info.group})
         where = "" if selection.group is None else f" in group '{selection.group}' ({known})"
         raise UserError(f"{run.folder} holds no tree{where}")
     deciding = _decider(run, selection)
-    for info in infos:
-        tree = run.tree(info.name)
-        found = deciding.verdicts(run, info.name) if deciding else {}
-        for leaf in sorted(found) if deciding else sorted(node.id for node in tree.leaves()):
-            if _failed(found.get(leaf)):
-                continue
-            path = tree.path(leaf)
-            reward, outcome = _judged(found[leaf]) if deciding else (paid(path), None)
-            if selection.min_reward is not None and (reward is None or reward < selection.min_reward):
-                continue
-            if selection.successful and not (outcome if outcome is not None else (reward or 0.0) > 0):
-                continue
-            yield Ended(tree, str(info.task.get("id", info.name)), path, reward, outcome)
+    for attempt in views(run, selection.group, selection.scorer):
+        if (deciding is not None and attempt.verdict is None) or attempt.broken_off is not None:
+            continue
+        if selection.min_reward is not None and (attempt.reward is None or attempt.reward < selection.min_reward):
+            continue
+        if not selection.successful or attempt.success:
+            yield attempt
 
 
 def _decider(run: Run, selection: Selection) -> Decider | None:
@@ -119,20 +97,6 @@ def _decider(run: Run, selection: Selection) -> Decider | None:
     if wanted and found is None and all(node.reward is None for node in run.each(Node)):
         raise UserError(f"{run.folder} has no verdicts, so no attempt can be chosen by its reward")
     return found
-
-
-def _failed(verdict: Verdict | None) -> bool:
-    """Whether the world or the model broke off what ended here."""
-    evidence = None if verdict is None else verdict.evidence
-    return isinstance(evidence, Mapping) and evidence.get("failure") is not None
-
-
-def _judged(verdict: Verdict | None) -> tuple[float | None, bool | None]:
-    if verdict is None or verdict.value is None:
-        return None, None
-    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
-    outcome = evidence.get("outcome")
-    return verdict.value, outcome if isinstance(outcome, bool) else None
 
 
 # --- rows of tokens ---------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
 from ramify.rollout.failures import FailurePolicy
-from ramify.trace.context import Part, by_message, whole_tokens
+from ramify.trace.context import whole_tokens
 from ramify.trace.node import Insert
-from ramify.trace.path import as_messages
+from ramify.trace.path import Part, as_messages, by_message, message_of
 
 if TYPE_CHECKING:
     from ramify.rollout.agent import Agent
@@ -347,7 +347,7 @@ def called(data: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window, template: ChatTemplate | None) -> list[Part]:
     """What a model is shown in the place of ``parts``. Raises BoundaryError("compactor") where the compactor breaks a promise."""
     groups = by_message(parts)
-    said = [as_messages(group)[0] for group in groups]
+    said = [message_of(group) for group in groups]
     sizes = [sum(_size(part, template) for part in group) for group in groups]
     entries = [
         Entry(m.role, m.text, size, place, *called(m.data)) for place, (m, size) in enumerate(zip(said, sizes, strict=True))

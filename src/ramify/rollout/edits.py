@@ -33,10 +33,10 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling
-from ramify.trace.context import Part, by_message, tokens_of
+from ramify.trace.context import tokens_of
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
-from ramify.trace.path import as_messages
+from ramify.trace.path import Part, by_message, message_of
 
 EDITS: dict[str, tuple[type, ...]] = {
     "append": (str,),
@@ -167,7 +167,7 @@ def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callabl
 
     def rewrite(parts: list[Part]) -> list[Part]:
         groups = by_message(parts)
-        said = [as_messages(group)[0] for group in groups]
+        said = [message_of(group) for group in groups]
         if "rule" in edit:
             has = bool(said) and said[0].role == "system"
             text = _ruled(edit["rule"], said[0].text if has else "")

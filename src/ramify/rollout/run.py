@@ -32,10 +32,10 @@ from ramify.rollout.edits import Change, draw_one
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.replay import check, restore
 from ramify.rollout.shown import head_of, rendered_parts
-from ramify.trace.context import HISTORY, Part, changed, context_of_parts, seen, whole_tokens
+from ramify.trace.context import HISTORY, changed, context_of_parts, seen, whole_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict, make_node
-from ramify.trace.path import as_messages
+from ramify.trace.path import Part, as_messages
 from ramify.trace.tree import Tree
 
 VOLATILE = 256

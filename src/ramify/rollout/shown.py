@@ -10,9 +10,8 @@ from ramify.base.errors import BoundaryError, NeedsError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Message
 from ramify.model.rendered import Filled, Known, Piece, rendered
-from ramify.trace.context import Part, by_message
 from ramify.trace.node import Insert
-from ramify.trace.path import as_messages, text_between
+from ramify.trace.path import Part, by_message, message_of, text_between
 
 
 def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
@@ -28,7 +27,7 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     """
     groups = by_message(parts)
     begun = [] if opens else groups.pop()
-    said = [as_messages(group)[0] for group in groups]
+    said = [message_of(group) for group in groups]
     known = [Known(m.role, m.text, tuple(map(_piece, group))) for m, group in zip(said, groups, strict=True)]
     try:
         found = rendered(template, known)

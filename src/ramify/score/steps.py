@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,10 @@ from ramify.base.files import reason, whole_file, write_whole
 from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
-from ramify.trace.message import Message
-from ramify.trace.outcome import cut_short, decider, paid, settled
-from ramify.trace.path import text_between
+from ramify.trace.view import View, views
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
-    from ramify.trace.node import Node, Verdict
-    from ramify.trace.path import Path as TreePath
 
 #: Fields a step may lack, with what then stands in.
 OPTIONAL = {"anchor": None, "action": "", "done": False, "truncated": False, "valid": True, "node": None}
@@ -108,61 +104,22 @@ class UnscoredError(UserError):
     """Nobody said how any attempt ended."""
 
 
-class RunPath(NamedTuple):
-    """An attempt in a run's trees: the path to ``leaf``."""
-
-    task: str
-    leaf: str
-    path: TreePath
-    verdict: Verdict | None
-
-
-def run_paths(run: Run, group: str | None = None, scorer: str | None = None) -> Iterator[RunPath]:
-    """Every attempt in a run's trees, in an order that does not depend on when they ended.
-
-    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one); without a name, of the one that
-    :func:`ramify.trace.outcome.decider` says. Raises UserError where there is none of that name, or several and none is named.
-    """
-    deciding = decider(run, scorer)
-    for info in sorted(run.trees(group), key=lambda info: info.name):
-        tree = run.tree(info.name)
-        verdicts = {} if deciding is None else deciding.verdicts(run, info.name)
-        task = str(info.task.get("id", info.name))
-        if group is None and info.group and not task.startswith(f"{info.group}/"):
-            task = f"{info.group}/{task}"
-        for leaf in sorted(verdicts or (node.id for node in tree.leaves())):
-            yield RunPath(task, leaf, tree.path(leaf), verdicts.get(leaf))
-
-
-def every_path(run: Run, scorer: str | None = None) -> Iterator[RunPath]:
-    """As :func:`run_paths`, with the attempts that nobody judged; where several judged and none is named, nobody did."""
-    deciding = settled(run, scorer)
-    for info in sorted(run.trees(), key=lambda info: info.name):
-        tree = run.tree(info.name)
-        verdicts = deciding.verdicts(run, info.name)
-        for leaf in sorted({*verdicts, *(node.id for node in tree.leaves())}):
-            yield RunPath(str(info.task.get("id", info.name)), leaf, tree.path(leaf), verdicts.get(leaf))
-
-
 def run_attempts(
     run: Run, group: str | None = None, scorer: str | None = None, unscored: bool = False
-) -> Iterator[tuple[RunPath, list[dict[str, Any]]]]:
-    """Every scored attempt (:func:`run_paths`) with the records of its steps, without task and attempt; ``text`` is the observation's.
+) -> Iterator[tuple[View, list[dict[str, Any]]]]:
+    """Every scored attempt (:func:`ramify.trace.view.views`) with the records of its steps, without task and attempt; ``text`` is the
+    observation's.
 
     An attempt without a reward, by a verdict or paid on the way, is left out, never counted as failed; with ``unscored`` only one whose
     verdict has no value. Its reward is the verdict's. The anchor of a state is the environment's ``state_key``, or the observation's text
     where it gave none. Raises UnscoredError when there is no attempt.
     """
     found = False
-    for attempt in run_paths(run, group, scorer):
-        verdict = attempt.verdict
-        if verdict is None:
-            left_out = not unscored and paid(attempt.path) is None
-        else:
-            left_out = verdict.value is None
-        if not left_out and (steps := _steps(attempt.path, verdict)):
+    for attempt in views(run, group, scorer):
+        left_out = attempt.reward is None and (attempt.verdict is not None or not unscored)
+        if not left_out and attempt.steps:
             found = True
-            yield attempt, steps
+            yield attempt, _records(attempt)
     if not found:
         where = "" if group is None else f" in group '{group}'"
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
@@ -184,47 +141,25 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
         if keys is not None:
             for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
                 row["anchor"] = key
-        about = {"task_id": attempt.task, "attempt_id": attempt.leaf}
+        about = {"task_id": attempt.cohort if group is None else attempt.task, "attempt_id": attempt.leaf}
         for name, column in columns.items():
             column += [row.get(name, about.get(name)) for row in rows]
     return columns
 
 
-def _steps(path: TreePath, verdict: Verdict | None) -> list[dict[str, Any]]:
-    """The steps on a path: one per agent message, all pieces of a message that was forked inside taken together."""
+def _records(attempt: View) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    seen: list[Node] = []  # what was observed since the last reply; of what was given before the first, the last message
-    end: Node | None = None
-    pieces: list[str] = []  # of the reply that is being said, empty between replies
-    for node, kept in path.segments:
-        end = node
-        if kept == 0 and node.opens and len(node) > 0:
-            continue  # a message that was rewound whole
-        if node.role == "assistant":
-            if not pieces or node.opens:
-                state = seen[-1].state_key if seen else None
-                text = "\n".join(one.text for one in seen)
-                anchor = {"key": state} if state is not None else text
-                rows.append({"step": len(rows), "anchor": anchor, "text": text, "reward": 0.0, "valid": True})
-                pieces = []
-            pieces.append(node.text if kept == len(node) else text_between(node, 0, kept))
-            rows[-1] |= {
-                "node": node.id,
-                "action": Message(node.role, "".join(pieces), node.data).spoken(),
-                "done": False,
-                "truncated": False,
+    for step in attempt.steps:
+        state, text = step.state_key, step.observation
+        rows.append(
+            {
+                "step": len(rows), "anchor": text if state is None else {"key": state}, "text": text, "reward": step.reward,
+                "valid": step.valid, "node": step.node, "action": step.action, "done": False, "truncated": False,
             }
-            continue
-        if rows and pieces:
-            rows[-1] |= {"reward": node.reward or 0.0, "valid": bool(node.data.get("valid", True))}
-        seen = [*seen, node] if node.role == "tool" and seen and seen[-1].role == "tool" and not pieces else [node]
-        pieces = []
-    if not rows or end is None:
-        return []
-    if verdict is not None and verdict.value is not None:
-        rows[-1]["reward"] = verdict.value - sum(row["reward"] for row in rows[:-1])
-    rows[-1]["truncated"] = cut_short(verdict, end.stop)
-    rows[-1]["done"] = not rows[-1]["truncated"]
+        )  # fmt: skip
+    if attempt.verdict is not None and attempt.verdict.value is not None:
+        rows[-1]["reward"] = attempt.verdict.value - sum(row["reward"] for row in rows[:-1])
+    rows[-1] |= {"truncated": attempt.cut, "done": not attempt.cut}
     return rows
 
 

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
-from ramify.score.steps import run_paths
 from ramify.trace.aliases import IMPORTED, KNOWN, required
 from ramify.trace.formats import formats
 from ramify.trace.lines import at_place, field, first_record, read_lines
 from ramify.trace.message import Message, read_message
-from ramify.trace.outcome import paid
-from ramify.trace.path import text_between
 from ramify.trace.sources import opened, run_folder
+from ramify.trace.view import messages_of, views
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
@@ -302,58 +300,42 @@ def run_trajectories(
     row, and the drawn ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
     """
     found, skipped = [], []
-    for task, leaf, path, verdict in run_paths(run, group, scorer):
-        evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, dict) else {}
-        outcome = evidence.get("outcome")
-        reward = paid(path) if verdict is None else verdict.value
-        success = outcome if isinstance(outcome, bool) else None
+    for attempt in views(run, group, scorer):
         try:
-            if evidence.get("failure") is not None:
+            if attempt.broken_off is not None:
                 raise NeedsError("a failure at a boundary cut it off")
-            found.append(path_trajectory(path, leaf, task, reward, success, layout))
+            task = attempt.cohort if group is None else attempt.task
+            found.append(path_trajectory(attempt.path, task, attempt.reward, attempt.success, layout))
         except (NeedsError, UserError) as error:
-            skipped.append(f"attempt {leaf}: {error}")
+            skipped.append(f"attempt {attempt.leaf}: {error}")
     if not found and not skipped:
         raise UserError(f"{run.folder} holds no attempt" + ("" if group is None else f" in group '{group}'"))
     return found, skipped
 
 
 def path_trajectory(
-    path: TracePath,
-    leaf: str,
-    task: str,
-    reward: float | None = None,
-    success: bool | None = None,
-    layout: Layout | None = None,
+    path: TracePath, task: str, reward: float | None = None, success: bool | None = None, layout: Layout | None = None
 ) -> Trajectory:
-    """The attempt that ends at a path's last node. Where nodes have tokens the drawn ones are actions; text is laid out by ``layout``.
+    """The attempt that ends at a path's last node. Where nodes have tokens the sampled ones are actions; text is laid out by ``layout``.
 
     Raises NeedsError where a model was shown something else than the path, UserError where there is nothing to grade.
     """
-    replies = [node for node, _ in path.segments if node.role == "assistant"]
-    if any(node.context is not None for node in replies):
+    leaf, messages = path.segments[-1][0].id, messages_of(path)
+    replies = [message for message in messages if message.role == "assistant"]
+    if any(reply.viewed for reply in replies):
         raise NeedsError("its model was shown another context than the path, so one row of tokens does not hold it")
     if any(node.tokens is None and len(node) for node, _ in path.segments):
-        ends = [node.id for i, node in enumerate(replies) if i + 1 == len(replies) or replies[i + 1].opens]
-        return _laid(leaf, task, path.messages(), reward, success, layout, ends)
-    tokens, sampled = path.tokens, path.sampled
+        ends = [reply.nodes[-1].id for reply in replies]
+        return _laid(leaf, task, [message.message for message in messages], reward, success, layout, ends)
+    tokens = path.tokens
     step = np.full(len(tokens), -1, np.int32)
     nodes: list[str] = []
     actions: list[str] = []
-    start, fresh = 0, True
-    for node, kept in path.segments:
-        fresh |= node.opens
-        drawn = np.flatnonzero(sampled[start : start + kept])
-        if node.role == "assistant" and len(drawn):  # a reply that was given (in a prompt) is no action
-            text = text_between(node, 0, kept)
-            if fresh:
-                nodes.append(node.id)
-                actions.append(text)
-            else:  # the reply was forked inside: its pieces are one step
-                nodes[-1], actions[-1] = node.id, actions[-1] + text
-            step[start + drawn] = len(nodes) - 1
-            fresh = False
-        start += kept
+    for reply in replies:
+        if reply.sampled is not None and reply.sampled.any():  # a reply that was given (in a prompt) is no action
+            step[reply.start + np.flatnonzero(reply.sampled)] = len(nodes)
+            nodes.append(reply.nodes[-1].id)
+            actions.append(reply.text)
     if not nodes:
         raise UserError("it holds no drawn token, so there is nothing to grade")
     success = reward > 0 if success is None and reward is not None else success

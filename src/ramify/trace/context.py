@@ -10,7 +10,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.trace.message import Message
 from ramify.trace.node import Context, Insert, Node, Span
-from ramify.trace.path import Path, as_messages
+from ramify.trace.path import Part, Path, as_messages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,10 +19,6 @@ class Shown:
 
     tokens: np.ndarray | None
     messages: tuple[Message, ...]
-
-
-Part = tuple[Node, int, int] | Insert
-"""Tokens (or messages) start to end of a node, or text that is on no node: what a model is shown is a list of these."""
 
 
 def shown(
@@ -113,21 +109,3 @@ def whole_tokens(parts: Iterable[Part]) -> np.ndarray:
             f"{what}, and this needs token ids: record the run with a model that returns tokens (text is never tokenised again)"
         )
     return tokens
-
-
-def by_message(parts: Iterable[Part]) -> list[list[Part]]:
-    """``parts`` grouped into messages; parts that do not open a message go on in the last, as in ``as_messages``."""
-    groups: list[list[Part]] = []
-    for part in parts:
-        if isinstance(part, Insert):
-            opens = part.role != ""
-        else:
-            node, start, end = part
-            if not len(node) or (end == start and node.opens):
-                continue
-            opens = node.opens and start == 0
-        if opens or not groups:
-            groups.append([part])
-        else:
-            groups[-1].append(part)
-    return groups

@@ -44,14 +44,14 @@ def failures(run: Run) -> Failures:
     """Every failed attempt of a run."""
     found = {node.id: str(failure_of(node)) for node in run.failed()}
     for verdict in run.unscored():
-        if (why := _told(verdict)) is not None:
+        if (why := told_by(verdict)) is not None:
             found.setdefault(verdict.node, why)
     return Failures(len({*run.ends(), *found}) if found else 0, found)
 
 
 def failure_of(end: Node, verdict: Verdict | None = None) -> str | None:
     """Why the attempt that ends at ``end`` failed; None where no failure ended it."""
-    told = None if verdict is None else _told(verdict)
+    told = None if verdict is None else told_by(verdict)
     if told is not None or end.stop != "failed":
         return told
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
@@ -62,7 +62,8 @@ def failure_of(end: Node, verdict: Verdict | None = None) -> str | None:
     return "a failure that says no more"
 
 
-def _told(verdict: Verdict) -> str | None:
+def told_by(verdict: Verdict) -> str | None:
+    """Why its verdict says a failure at a boundary broke an attempt off; None where it does not."""
     evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
     why = evidence.get("failure")
     return None if why is None else str(why)

@@ -15,6 +15,9 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.trace.message import Message
 from ramify.trace.node import Insert, Node
 
+Part = tuple[Node, int, int] | Insert
+"""Tokens (or messages) start to end of a node, or text that is on no node: what a model is shown is a list of these."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
@@ -129,19 +132,37 @@ def text_between(node: Node, start: int, end: int) -> str:
     return node.text[int(node.ends[start - 1]) if start else 0 : int(node.ends[end - 1])]
 
 
-def as_messages(parts: Iterable[tuple[Node, int, int] | Insert]) -> list[Message]:
-    """Messages of consecutive (node, start, end) parts and inserted text; parts that do not open a message go on in the last."""
-    said: list[tuple[str, list[str], Mapping[str, Any]]] = []
+def by_message(parts: Iterable[Part]) -> list[list[Part]]:
+    """``parts`` grouped into messages; those that do not open a message continue the one before. An empty root is none, nor is a
+    message of which nothing is kept."""
+    groups: list[list[Part]] = []
     for part in parts:
         if isinstance(part, Insert):
-            opens, role, text, data = part.role != "", part.role, part.text, {}
+            opens = part.role != ""
         else:
             node, start, end = part
             if (node.role == "root" and not node.text) or (end == start and node.opens and len(node) > 0):
-                continue  # a root that says nothing, or a message of which nothing is kept
-            opens, role, text, data = node.opens and start == 0, node.role, text_between(node, start, end), dict(node.data)
-        if opens or not said:
-            said.append((role, [text], data))
+                continue
+            opens = node.opens and start == 0
+        if opens or not groups:
+            groups.append([part])
         else:
-            said[-1][1].append(text)
-    return [Message(role, "".join(texts), data) for role, texts, data in said]
+            groups[-1].append(part)
+    return groups
+
+
+def message_of(group: Sequence[Part]) -> Message:
+    """The message that ``group``, parts of one message, says; its data are those of the node that opens it."""
+    first, *rest = group
+    if isinstance(first, Insert):
+        role, text, data = first.role, first.text, {}
+    else:
+        role, text, data = first[0].role, text_between(*first), dict(first[0].data)
+    for part in rest:
+        text += part.text if isinstance(part, Insert) else text_between(*part)
+    return Message(role, text, data)
+
+
+def as_messages(parts: Iterable[Part]) -> list[Message]:
+    """Messages of consecutive parts."""
+    return [message_of(group) for group in by_message(parts)]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.trace.context import Part, context_of_parts, resolve, whole_tokens
+from ramify.trace.context import context_of_parts, resolve, whole_tokens
 from ramify.trace.node import Insert
 
 if TYPE_CHECKING:
     from ramify.trace.node import Context, Node
-    from ramify.trace.path import Path
+    from ramify.trace.path import Part, Path
 
 
 @dataclass(frozen=True, eq=False)

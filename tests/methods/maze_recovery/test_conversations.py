@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.checkpoints import chat_template, model_folder
 from ramify.methods.maze_recovery.conversations import IGNORED, Conversation, whole
-from ramify.methods.maze_recovery.turns import Turn, turns_of
+from ramify.trace.message import Message
 from ramify.trace.node import make_node
 from ramify.trace.path import Path
+from ramify.trace.view import TokenMessage, messages_of
 from ramify_experiments.recipes import chat_row
+
+
+def turn(role: str, text: str, **data: Any) -> TokenMessage:
+    return TokenMessage(Message(role, text, data))
+
 
 TEMPLATE = chat_template(model_folder("builtin"))
 SAID = [
-    Turn("system", "Play."),
-    Turn("user", "Hall. exits east."),
-    Turn("assistant", "go east"),
-    Turn("user", "Kitchen."),
-    Turn("assistant", "go west"),
+    turn("system", "Play."),
+    turn("user", "Hall. exits east."),
+    turn("assistant", "go east"),
+    turn("user", "Kitchen."),
+    turn("assistant", "go west"),
 ]
 
 
 def trained(*which: int) -> Conversation:
-    return Conversation(tuple(SAID), tuple(whole(turn) if i in which else () for i, turn in enumerate(SAID)))
+    return Conversation(tuple(SAID), tuple(whole(one) if i in which else () for i, one in enumerate(SAID)))
 
 
 def test_tokens_are_those_of_the_recipes_rows():
     row = trained(2, 4).to_row(TEMPLATE)
-    same = chat_row(TEMPLATE, [(turn.role, turn.text) for turn in SAID])
+    same = chat_row(TEMPLATE, [(one.role, one.text) for one in SAID])
     assert row.tokens.tolist() == same.tokens.tolist()
     assert row.mask.tolist() == same.mask.tolist()
     ids = trained(4).to_tokens(TEMPLATE)
@@ -41,7 +49,7 @@ def test_tokens_are_those_of_the_recipes_rows():
 
 
 def test_part_of_a_reply():
-    reply = Turn("assistant", "Go east. Wait, go west. Done.")
+    reply = turn("assistant", "Go east. Wait, go west. Done.")
     talk = Conversation((SAID[1], reply), ((), ((9, 24),)))
     ids, mask = talk.tokens(TEMPLATE)
     assert TEMPLATE.tokenizer.decode(ids[mask].tolist()).strip() == "Wait, go west."
@@ -65,8 +73,8 @@ def test_drawn_tokens_stay_what_they_are():
     given = make_node("t", None, 0, "user", "ab", tokens=[1, 2], ends=[1, 2])
     drawn = make_node("t", given.id, 2, "assistant", "xy", tokens=[9, 3, 4, 5], sampled=[0, 1, 1, 1], ends=[0, 1, 2, 2])
     more = make_node("t", drawn.id, 3, "assistant", "z", tokens=[6, 7], sampled=[1, 1], ends=[1, 1], opens=False)
-    turns = turns_of(Path.of([given, drawn, more]))
-    assert [turn.text for turn in turns] == ["ab", "xyz"]
+    turns = messages_of(Path.of([given, drawn, more]))
+    assert [one.text for one in turns] == ["ab", "xyz"]
     assert turns[1].tokens.tolist() == [9, 3, 4, 6, 7]
     assert turns[1].ends.tolist() == [0, 1, 2, 3, 3]
     talk = Conversation(tuple(turns), ((), whole(turns[1])))
@@ -80,18 +88,18 @@ def test_what_cannot_be_trained_is_refused():
         trained(1)
     with pytest.raises(NeedsError, match="text only"):
         trained(2).to_tokens()
-    called = Turn("assistant", "", {"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{}"}}]})
+    called = turn("assistant", "", tool_calls=[{"id": "1", "function": {"name": "look", "arguments": "{}"}}])
     with pytest.raises(NeedsError, match="tool calls"):
         Conversation((called,), (whole(called),)).to_tokens(TEMPLATE)
     assert Conversation((called,), ((),)).to_messages()["messages"][0]["tool_calls"]
     viewed = make_node("t", None, 0, "assistant", "x", tokens=[1], sampled=[1], context="abc")
-    turns = turns_of(Path.of([viewed]))
+    turns = messages_of(Path.of([viewed]))
     with pytest.raises(NeedsError, match="explicit context"):
         Conversation(tuple(turns), (whole(turns[0]),))
 
 
 def test_tokens_counted_by_the_trace():
-    turn = Turn("assistant", "go", count=7)
-    assert Conversation((turn,), (whole(turn),)).cost() == 7
-    assert Conversation((turn,), ((),)).cost() == 0
-    assert np.isscalar(Conversation((turn,), (whole(turn),)).cost())
+    go = turn("assistant", "go", tokens=7)
+    assert Conversation((go,), (whole(go),)).cost() == 7
+    assert Conversation((go,), ((),)).cost() == 0
+    assert np.isscalar(Conversation((go,), (whole(go),)).cost())

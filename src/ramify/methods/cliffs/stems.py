@@ -13,14 +13,14 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.rollout.token_traces import TokenTrace, sampling_of
-from ramify.score.steps import RunPath, every_path
 from ramify.score.trajectories import chat_layout
 from ramify.trace.db import Run
-from ramify.trace.failures import failure_of, failures
+from ramify.trace.failures import failures
 from ramify.trace.formats import formats
 from ramify.trace.lines import first_record
 from ramify.trace.node import Node
 from ramify.trace.sources import opened, run_folder
+from ramify.trace.view import View, views
 
 
 def is_token_file(path: Path, form: str | None = None) -> bool:
@@ -48,7 +48,7 @@ def read_stems(
     found, left_out = [], dict[str, str]()
     with opened(source, form) as run:
         tasks = {info.name: info.task.get("data") for info in run.trees()}
-        for attempt in every_path(run):
+        for attempt in views(run, unjudged=True):
             try:
                 found.append(_stem(run, attempt, tasks, tokenizer, template, sampling, retokenise))
             except NeedsError as error:
@@ -61,7 +61,7 @@ def read_stems(
 
 def _stem(
     run: Run,
-    attempt: RunPath,
+    attempt: View,
     tasks: Mapping[str, Any],
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
@@ -69,9 +69,9 @@ def _stem(
     retokenise: bool,
 ) -> TokenTrace:
     """The last reply of one attempt. Raises NeedsError saying why it cannot be one."""
-    path, end = attempt.path, attempt.path.segments[-1][0]
-    if (why := failure_of(end, attempt.verdict)) is not None:
-        raise NeedsError(f"the attempt failed: {why}")
+    path = attempt.path
+    if attempt.failure is not None:
+        raise NeedsError(f"the attempt failed: {attempt.failure}")
     replies = [node for node, _ in path.segments if node.role == "assistant"]
     if not replies:
         raise NeedsError("nobody replied in it")
@@ -96,7 +96,7 @@ def _stem(
     if not prompt or not response:
         raise NeedsError("its prompt or its last reply is empty")
     settings = _sampling(run, reply, sampling, template)
-    data = tasks.get(end.tree)
+    data = tasks.get(attempt.tree.name)
     return TokenTrace(
         id=attempt.leaf[:12],
         problem_id=attempt.task,
@@ -109,7 +109,7 @@ def _stem(
     )
 
 
-def _encoded(attempt: RunPath, template: ChatTemplate | None, retokenise: bool) -> tuple[list[int], list[int]]:
+def _encoded(attempt: View, template: ChatTemplate | None, retokenise: bool) -> tuple[list[int], list[int]]:
     """Prompt and reply of an attempt of text, as the template lays them out."""
     if not retokenise:
         raise NeedsError(

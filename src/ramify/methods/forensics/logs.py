@@ -14,13 +14,12 @@ from ramify.base.ids import canonical_json
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.judges import as_messages, shows
 from ramify.score.judge import Judge
-from ramify.score.steps import RunPath, every_path
 from ramify.stats.drops import Counts
-from ramify.trace.failures import failure_of, failures
+from ramify.trace.failures import failures
 from ramify.trace.lines import field, first_record, read_lines
 from ramify.trace.message import Message
-from ramify.trace.outcome import succeeded
 from ramify.trace.sources import opened, run_folder
+from ramify.trace.view import View, views
 
 OBSERVED = "observed, not changed"
 
@@ -50,7 +49,7 @@ def read_log(path: Path, behaviour: Judge, form: str | None = None, scorer: str 
     if first is None or "messages" not in first or run_folder(path) is not None:
         with opened(path, form) as run:
             tasks = {info.name: info.task.get("data") for info in run.trees()}
-            found = [_of_run(attempt, tasks, behaviour) for attempt in every_path(run, scorer)]
+            found = [_of_run(attempt, tasks, behaviour) for attempt in views(run, scorer=scorer, unjudged=True)]
             failed = failures(run)
         if failed.all:
             raise UserError(f"{path}: {failed.sentence()}")
@@ -78,10 +77,9 @@ def _of_lines(path: Path, behaviour: Judge) -> Iterator[Logged]:
         yield asyncio.run(_graded(behaviour, as_messages(messages), fields))
 
 
-def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Judge) -> Logged:
+def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge) -> Logged:
     """An attempt of a stored run. What its verdict says of its end stands where an environment would have said it."""
-    end = attempt.path.segments[-1][0]
-    parts = [tasks.get(end.tree), *(end.data.get(name) for name in ("sample", "record"))]
+    parts = [tasks.get(attempt.tree.name), *(attempt.end.data.get(name) for name in ("sample", "record"))]
     parts += [part.get("metadata") for part in parts if isinstance(part, Mapping)]
     fields = {"task": attempt.task} | {
         name: value
@@ -90,16 +88,11 @@ def _of_run(attempt: RunPath, tasks: Mapping[str, Any], behaviour: Judge) -> Log
         for name, value in part.items()
         if isinstance(value, str | int | float)
     }
-    if (why := failure_of(end, attempt.verdict)) is not None:
-        return Logged(fields, None, why)
+    if attempt.failure is not None:
+        return Logged(fields, None, attempt.failure)
     said = attempt.path.messages()
-    if (
-        said
-        and attempt.verdict is not None
-        and "outcome" not in said[-1].data
-        and (did := succeeded(attempt.verdict)) is not None
-    ):
-        said[-1] = replace(said[-1], data={**said[-1].data, "outcome": did})
+    if said and attempt.verdict is not None and attempt.success is not None and "outcome" not in said[-1].data:
+        said[-1] = replace(said[-1], data={**said[-1].data, "outcome": attempt.success})
     return asyncio.run(_graded(behaviour, said, fields))
 
 

@@ -49,7 +49,7 @@ class AdvantageGrader:
             try:
                 if item.path is None:
                     raise UserError(f"'{item.id}' is no path, and the grade is of the actions on one")
-                found.append(path_trajectory(item.path, item.path.segments[-1][0].id, item.id, layout=self.layout))
+                found.append(path_trajectory(item.path, item.id, layout=self.layout))
             except (UserError, NeedsError, UnicodeError, TypeError) as error:
                 found.append(error)
         attempts = [one for one in found if isinstance(one, Trajectory)]

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import UserError, nearest
+from ramify.methods.maze_recovery.conversations import MOST
 from ramify.methods.maze_recovery.loops import Loops, Ways
-from ramify.methods.maze_recovery.turns import Turn, turns_of
 from ramify.score.steps import run_attempts
 from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Fields, name_in
 from ramify.trace.db import Run
@@ -23,14 +23,12 @@ from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
 from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.message import Message, as_text
 from ramify.trace.node import Node
-from ramify.trace.outcome import paid, succeeded
 from ramify.trace.sources import opened, run_folder
+from ramify.trace.view import TokenMessage
 
 Key = str | Callable[[Mapping[str, Any]], Any]
 _SHARED = 1 << 16
-"""Turns that are kept at hand to be used again."""
-_MOST = 1e15
-"""Rewards and numbers of tokens beyond this are mistakes: their sums would lose digits or fit no float."""
+"""Messages that are kept at hand to be used again."""
 
 
 class TraceStep(NamedTuple):
@@ -38,8 +36,8 @@ class TraceStep(NamedTuple):
 
     state: Any
     """What tells the state apart that the reply was given in."""
-    shown: tuple[Turn, ...]
-    reply: Turn
+    shown: tuple[TokenMessage, ...]
+    reply: TokenMessage
     node: str | None = None
     """The node of a run; equal where attempts of a tree share the step."""
     options: tuple[str, ...] | None = None
@@ -48,7 +46,7 @@ class TraceStep(NamedTuple):
     @property
     def action(self) -> str:
         """What was done: the text, and the calls of tools in it."""
-        return Message(self.reply.role, self.reply.text, self.reply.data).spoken()
+        return self.reply.message.spoken()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class Trace:
     attempt: Any
     success: bool | None
     steps: tuple[TraceStep, ...]
-    given: tuple[Turn, ...] = ()
+    given: tuple[TokenMessage, ...] = ()
     """What came before the first observation: a system prompt."""
     cut: bool = False
 
@@ -152,7 +150,7 @@ def from_records(
     step and of the record. Raises UserError naming place and field.
     """
     found = []
-    turn = lru_cache(_SHARED)(Turn)  # equal texts recur, as states and actions do: they are one object
+    turn = lru_cache(_SHARED)(_turn)  # equal texts recur, as states and actions do: they are one object
     for number, item in enumerate(records, 1):
         place, record = item if isinstance(item, tuple) else (f"trace {number}", item)
         with at_place(place):
@@ -160,8 +158,17 @@ def from_records(
     return found
 
 
+def _turn(role: str, text: str, tokens: int | None = None) -> TokenMessage:
+    return TokenMessage(Message(role, text, {} if tokens is None else {"tokens": tokens}))
+
+
 def _trace(
-    record: Mapping[str, Any], place: str, number: int, state_key: Key | None, task_key: Key | None, turn: Callable[..., Turn]
+    record: Mapping[str, Any],
+    place: str,
+    number: int,
+    state_key: Key | None,
+    task_key: Key | None,
+    turn: Callable[..., TokenMessage],
 ) -> Trace:
     if callable(task_key):
         task = task_key(record)
@@ -182,12 +189,12 @@ def _trace(
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
     if success is None and (rewards or reward is not None):
         success = (sum(rewards) if reward is None else reward) > 0
-    given = () if system is None else (Turn("system", as_text(system)),)
+    given = () if system is None else (_turn("system", as_text(system)),)
     attempt = name_in(record, "attempt")
     return Trace(task, number if attempt is None else record[attempt], success, made, given, bool(record.get("truncated")))
 
 
-def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Turn]) -> TraceStep:
+def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., TokenMessage]) -> TraceStep:
     if not isinstance(step, Mapping):
         raise UserError(f"{place} is no object")
     if "action" not in step:
@@ -202,15 +209,15 @@ def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Turn
         names = ("state", "obs") if state_key is None else (state_key,)
         raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
     reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= _MOST):
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= MOST):
         raise UserError(f"{place}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
     count = len(tokens) if isinstance(tokens, list) else tokens
-    if count is not None and (type(count) is not int or not 0 <= count <= _MOST):
+    if count is not None and (type(count) is not int or not 0 <= count <= MOST):
         raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
     if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
         raise UserError(f"{place}: 'actions' must be a list of texts")
     shown = turn("user", as_text(step.get("obs", state)))
-    reply = turn("assistant", as_text(step["action"]), count=count)
+    reply = turn("assistant", as_text(step["action"]), count)
     return TraceStep(state, (shown,), reply, None, None if options is None else tuple(options))
 
 
@@ -221,34 +228,15 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
     by the world's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
     """
     found = []
-    for (task, leaf, path, verdict), rows in run_attempts(run, group, scorer, unscored=True):
-        given, talk = _talk(turns_of(path))
-        if len(talk) != len(rows):
-            raise UserError(f"the attempt that ends in node {leaf} has {len(rows)} steps and {len(talk)} replies")
+    for attempt, rows in run_attempts(run, group, scorer, unscored=True):
         steps = []
-        for row, (shown, reply) in zip(rows, talk, strict=True):
+        for row, step in zip(rows, attempt.steps, strict=True):
             anchor = row["anchor"]
             keyed = isinstance(anchor, Mapping) and not texts  # a state's key, not a text
-            state = anchor["key"] if keyed else row["text"]
-            steps.append(TraceStep(state, shown, reply, row["node"]))
-        reward = paid(path) if verdict is None else None
-        success = succeeded(verdict) if reward is None else reward > 0
-        found.append(Trace(task, leaf, success, tuple(steps), given, rows[-1]["truncated"]))
+            steps.append(TraceStep(anchor["key"] if keyed else row["text"], step.shown, step.reply, step.node))
+        task = attempt.cohort if group is None else attempt.task
+        found.append(Trace(task, attempt.leaf, attempt.success, tuple(steps), attempt.opening, attempt.cut))
     return found
-
-
-def _talk(turns: list[Turn]) -> tuple[tuple[Turn, ...], list[tuple[tuple[Turn, ...], Turn]]]:
-    """What stands before the first observation, and the pairs of what was shown and what was replied."""
-    opening = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
-    pairs: list[tuple[tuple[Turn, ...], Turn]] = []
-    shown: list[Turn] = []
-    for turn in turns[opening:]:
-        if turn.role == "assistant":
-            pairs.append((tuple(shown), turn))
-            shown = []
-        else:
-            shown.append(turn)
-    return tuple(turns[:opening]), pairs
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.methods.maze_recovery.attempts import Trace, Traces, from_records
-from ramify.methods.maze_recovery.conversations import Conversation, Spans, whole
+from ramify.methods.maze_recovery.conversations import Conversation, Spans, counted, whole
 from ramify.methods.maze_recovery.loops import shortest_ways
 from ramify.methods.maze_recovery.traces import BACK, Marked, taken_back
-from ramify.methods.maze_recovery.turns import Turn
+from ramify.trace.view import TokenMessage
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
@@ -211,9 +211,11 @@ class _Marks:
         return _join(trace.given, steps)
 
 
-def _join(given: Sequence[Turn], steps: Iterable[tuple[Sequence[Turn], Turn, bool | Spans]]) -> Conversation:
+def _join(
+    given: Sequence[TokenMessage], steps: Iterable[tuple[Sequence[TokenMessage], TokenMessage, bool | Spans]]
+) -> Conversation:
     """Turns end to end; each reply comes with what of it is trained (True: all)."""
-    turns: list[Turn] = list(given)
+    turns: list[TokenMessage] = list(given)
     trained: list[Spans] = [()] * len(turns)
     for shown, reply, train in steps:
         turns += [*shown, reply]
@@ -272,7 +274,11 @@ def _fill(
         "with_recovery": sum(e.recovery for e in taken),
         "share_with_recovery": share,
         "tokens": spent,
-        "counted_by": "tokens" if real else "the traces" if all(turn.count is not None for turn in turns) else "characters / 4",
+        "counted_by": "tokens"
+        if real
+        else "the traces"
+        if all(counted(turn) is not None for turn in turns)
+        else "characters / 4",
         "token_budget": config.token_budget,
         "stopped": stopped,
         "warnings": warnings,

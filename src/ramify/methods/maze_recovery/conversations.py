@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.methods.maze_recovery.turns import Turn
 from ramify.trace.keys import canonical
+from ramify.trace.view import TokenMessage
 
 if TYPE_CHECKING:
     from ramify.model.chat import ChatTemplate
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """Label of a token without loss, as in transformers and TRL."""
+MOST = 1e15
+"""Numbers beyond this are mistakes: their sums would lose digits or fit no float."""
 CHARACTERS = 4
 """Characters counted as one token where there is neither token nor tokenizer."""
 
@@ -33,7 +35,7 @@ Spans = tuple[tuple[int, int], ...]
 class Conversation:
     """Turns and, for each, what of it is trained: nothing where its spans are empty."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[TokenMessage, ...]
     trained: tuple[Spans, ...]
 
     def __post_init__(self) -> None:
@@ -54,7 +56,7 @@ class Conversation:
             elif spans:
                 share = 1.0 if spans == whole(turn) else sum(b - a for a, b in spans) / len(turn.text)
                 length = len(turn.text) + len(canonical(turn.data["tool_calls"]) if turn.data.get("tool_calls") else "")
-                total += max(1, round(share * (turn.count or length / CHARACTERS)))
+                total += max(1, round(share * (counted(turn) or length / CHARACTERS)))
         return total
 
     def to_messages(self) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class Conversation:
         whether its calls of tools are trained, as they are with the end of the text before them (which may be empty)."""
         each = list(zip(self.turns, self.trained, strict=True))
         return {
-            "messages": [turn.message() for turn in self.turns],
+            "messages": [turn.message.to_openai() for turn in self.turns],
             "loss": [[list(span) for span in spans] for spans in self.trained],
             "loss_calls": [bool(t.data.get("tool_calls") and spans and spans[-1][1] == len(t.text)) for t, spans in each],
         }
@@ -72,7 +74,7 @@ class Conversation:
 
         Raises UserError where only part of a reply is trained.
         """
-        said = [turn.message() for turn in self.turns]
+        said = [turn.message.to_openai() for turn in self.turns]
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and spans != whole(turn):
                 raise UserError("a loss on part of a reply does not fit prompt and completion: write tokens or messages")
@@ -102,16 +104,25 @@ class Conversation:
         return self.turns[i - 1].role if i else ""
 
 
-def whole(turn: Turn) -> Spans:
+def counted(turn: TokenMessage) -> int | None:
+    """Tokens of the text, where the trace says how many without naming them."""
+    count = turn.data.get("tokens")
+    return count if type(count) is int and 0 <= count <= MOST else None
+
+
+def whole(turn: TokenMessage) -> Spans:
     """The spans that train all of a turn."""
     return ((0, len(turn.text)),)
 
 
-def _laid(turn: Turn, spans: Spans, template: ChatTemplate | None, after: str) -> tuple[np.ndarray, np.ndarray]:
+def _laid(turn: TokenMessage, spans: Spans, template: ChatTemplate | None, after: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of a turn and which of them are trained."""
     full = spans == whole(turn)
-    ids, may, ends = (turn.tokens, turn.sampled, turn.ends) if turn.tokens is not None else _render(turn, full, template, after)
-    assert ids is not None
+    ids, may, ends = turn.tokens, turn.sampled, turn.ends
+    if ids is None:
+        ids, may, ends = _render(turn, full, template, after)
+    elif may is None:
+        may = np.zeros(len(ids), np.bool_)
     assert may is not None
     if not spans or full:
         return ids, may if full else np.zeros(len(ids), np.bool_)
@@ -124,7 +135,9 @@ def _laid(turn: Turn, spans: Spans, template: ChatTemplate | None, after: str) -
     return ids, may & inside
 
 
-def _render(turn: Turn, full: bool, template: ChatTemplate | None, after: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _render(
+    turn: TokenMessage, full: bool, template: ChatTemplate | None, after: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens of a text, which of them a model would have drawn (its words and the token that ends its turn), and their ends."""
     if template is None:
         raise NeedsError(
