@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,8 @@ TOKEN = "RAMIFY_TOKEN"
 HOST, PORT = "127.0.0.1", 8765
 LAST = 5
 """How many updates (or names of trees) the terminal shows."""
+MOST = 20
+"""How many findings."""
 
 
 @app.command()
@@ -98,6 +101,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
+        "kind": run.kind,
         "config": run.meta.get("config"),
         "attempts": {
             "successes": sum(scored),
@@ -110,6 +114,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         "failed": {"n": len(failed.reasons), "of": failed.attempts, "reasons": failed.counted, "sentence": failed.sentence()}
         if failed.reasons
         else None,
+        "findings": [asdict(finding) for finding in run.findings()],
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
         "done": bool(result),
@@ -118,6 +123,18 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         "updates": updates,
         "spent": _spent(updates, evals),
     }
+
+
+def _found(findings: list[dict[str, Any]]) -> str:
+    """What methods found: by whom, what, where, why; and what to do about it."""
+    rows = [
+        (one["maker"], one["name"], (one["node"] or "the run")[:12], "-" if one["value"] is None else f"{one['value']:.4g} {one['unit']}", one["why"])
+        for one in findings[:MOST]
+    ]  # fmt: skip
+    left = f" (the first {MOST}; --json has all {len(findings)})" if len(findings) > MOST else ""
+    text = table(["found by", "what", "where", "value", "why"], rows, f"findings{left}")
+    todo = dict.fromkeys(one["action"] for one in findings[:MOST] if one["action"])
+    return text + "".join(f"\n  {action}" for action in todo)
 
 
 def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -153,6 +170,8 @@ def _text(record: dict[str, Any]) -> str:
         )
     if record["failed"]:
         parts.append(f"{record['failed']['sentence']}. A failed attempt counts neither way.")
+    if record["findings"]:
+        parts.append(_found(record["findings"]))
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.trace.aliases import Fields
 from ramify.trace.connect import FILE
 from ramify.trace.convert import read_run
-from ramify.trace.db import Run
+from ramify.trace.db import Record, Run
 from ramify.trace.failures import failures
+from ramify.trace.node import Finding
 
 RUNS = Path("runs")
 """Where runs lie that are named without a folder."""
@@ -43,6 +44,24 @@ def opened(source: Path, form: str | None = None, fields: Fields | None = None) 
 def run_folder(source: Path) -> Path | None:
     """The folder of the run that ``source`` is or names; None where it is something else."""
     return next((folder for folder in (source, RUNS / source) if (folder / FILE).is_file()), None)
+
+
+def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Iterable[Record] = ()) -> str:
+    """Keep what the verb ``maker`` found, and other records of its, in the run that ``source`` names, in place of its earlier findings.
+
+    Nothing is kept of a file that is no run. Returns why nothing could be kept (another process writes there, the disk is read-only), else
+    an empty text.
+    """
+    folder = run_folder(source)
+    if folder is None:
+        return ""
+    try:
+        with Run.open(folder, write=True) as run, run.transaction():
+            run.add(*records)
+            run.conclude(maker, findings)
+    except RamifyError as error:
+        return f"what was found is not kept in the run: {error}"
+    return ""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramify.render.charts import Curve, Part, bar_svg, curves_svg
@@ -20,7 +20,7 @@ from ramify.render.trees import tree_svg
 from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
-from ramify.trace.node import TreeInfo
+from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
@@ -71,8 +71,10 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
     trees = [_tree_view(run, name, served, deciding) for name in interesting(run, deciding=deciding)]
+    linked = {step["id"] for tree in trees for step in tree["steps"]}
     return _page(
         "report.html",
+        findings=[_finding_view(finding, served, linked) for finding in run.findings()],
         title=f"Run {run.folder.resolve().name}",
         served=served,
         headline=_headline(evals),
@@ -111,6 +113,7 @@ def node_html(run: Run, name: str) -> str:
         node=node,
         messages=[(said.role, said.spoken()) for said in path.messages()],
         numbers=_numbers(why[0]) if why else [],
+        findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
         verdicts=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.verdicts(node=node.id)],
     )
 
@@ -120,13 +123,30 @@ def message_html(title: str, text: str) -> str:
     return _page("message.html", title=title, served=True, text=text)
 
 
+def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> dict[str, str]:
+    node = finding.node or ""
+    href = f"#step-{node}" if node in linked else f"/node/{node}" if served and node else ""
+    value = "" if finding.value is None else f"{finding.value:.4g} {finding.unit}"
+    found = {"maker": finding.maker, "name": finding.name, "why": finding.why, "action": finding.action}
+    return found | {"where": node[:12] or "the run", "href": href, "value": value, "evidence": _evidence(finding)}
+
+
+def _evidence(finding: Finding) -> str:
+    told = {"evidence": finding.evidence, "made by": dict(finding.identity)}
+    return (
+        json.dumps({name: value for name, value in told.items() if value}, ensure_ascii=False, indent=1)
+        if any(told.values())
+        else ""
+    )
+
+
 def own_arm(run: Run) -> str:
     """The arm that the run is about; others were run beside it to compare."""
     return str(run.config.get("arm", "ours"))
 
 
 def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = None) -> list[str]:
-    """Names of up to ``count`` trees worth showing, in the run's order: mixed outcomes first, then the strongest credit.
+    """Names of up to ``count`` trees worth showing, in the run's order: those with findings first, then mixed outcomes, then the strongest credit.
 
     Trees that were trained on come first, then different groups (updates), and pictures that stay readable. Long runs are looked
     through at even intervals.
@@ -138,16 +158,23 @@ def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = N
     if len(infos) > _SCANNED:
         infos = [infos[round(i * (len(infos) - 1) / (_SCANNED - 1))] for i in range(_SCANNED)]
     deciding = deciding or settled(run)
-    ranked: list[tuple[tuple[bool, bool, float], int, TreeInfo]] = []
+    found = _found_in(run)
+    ranked: list[tuple[tuple[bool, bool, bool, float], int, TreeInfo]] = []
     for place, name in enumerate(infos):
         tree = read_tree(run, name, deciding)
         if tree.steps:
-            ranked.append(((not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), place, tree.info))
+            ranked.append(((name not in found, not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), place, tree.info))
     ranked.sort(key=lambda item: item[:2])
     seen: set[str] = set()
     fresh = [item for item in ranked if not (item[2].group in seen or seen.add(item[2].group))]  # type: ignore[func-returns-value]
     chosen = (fresh + [item for item in ranked if item not in fresh])[:count]
     return [info.name for _, _, info in sorted(chosen, key=lambda item: item[1])]
+
+
+def _found_in(run: Run) -> set[str]:
+    """Trees in which a method found something."""
+    nodes = {finding.node for finding in run.findings() if finding.node is not None}
+    return {run.node(node).tree for node in nodes}
 
 
 def _headline(evals: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | None:
@@ -243,6 +270,9 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
     tree = read_tree(run, name, deciding)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
+    findings: dict[str | None, list[Finding]] = {}
+    for finding in run.findings(tree=name):
+        findings.setdefault(finding.node, []).append(finding)
     return {
         "name": tree.info.name,
         "task": json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1),
@@ -255,12 +285,12 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
         "potentials": [_picture(svg) for svg in potential_pictures(run, name)],
-        "steps": [_step_view(step, tree) for step in tree.steps],
+        "steps": [_step_view(step, tree, findings.get(step.id, ())) for step in tree.steps],
         "served": served,
     }
 
 
-def _step_view(step: Step, tree: TaskTree) -> dict[str, Any]:
+def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "id": step.id,
         "depth": step.depth,
@@ -273,6 +303,8 @@ def _step_view(step: Step, tree: TaskTree) -> dict[str, Any]:
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
         "numbers": _numbers(step.why),
+        "findings": [_finding_view(finding, False, ()) for finding in findings],
+        "grades": [(mark.maker, _numbers(mark.value)) for mark in step.grades if isinstance(mark.value, Mapping)],
     }
 
 

@@ -12,7 +12,7 @@ from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
-from ramify.trace.node import Node, TreeInfo, Verdict
+from ramify.trace.node import Mark, Node, TreeInfo, Verdict
 from ramify.trace.outcome import Decider, cut_short, settled, succeeded
 
 START = "start"
@@ -32,6 +32,8 @@ class Step:
     """Key of the state it was taken in."""
     why: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind its credit, as the credit rule noted them; empty where it noted none."""
+    grades: Sequence[Mark] = ()
+    """What graders noted of it (``grade`` marks)."""
     after: str = ""
     answer: str = ""
     outcome: str = ""
@@ -85,6 +87,9 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     if info is None:
         raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
     why = {mark.node: mark.value for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
+    grades: dict[str, list[Mark]] = {}
+    for mark in run.marks(tree=name, name="grade"):
+        grades.setdefault(mark.node, []).append(mark)
     verdicts = (deciding or settled(run)).verdicts(run, name)
     children: dict[str | None, list[Node]] = {}
     keyed = False  # whether the environment told its states; else they are the texts of observations
@@ -102,7 +107,14 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
         if node.reward is not None:
             paid = node.reward + (paid or 0.0)
         if node.role == "assistant":
-            step = Step(node, step.id if step else None, step.depth + 1 if step else 1, state, why.get(node.id, {}))
+            step = Step(
+                node,
+                step.id if step else None,
+                step.depth + 1 if step else 1,
+                state,
+                why.get(node.id, {}),
+                grades.get(node.id, ()),
+            )
             steps.append(step)
         elif step is None:
             prompt.append(node.text)

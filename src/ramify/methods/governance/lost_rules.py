@@ -20,7 +20,7 @@ from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import field, read_document
 from ramify.trace.message import Message, compacted, opaque
-from ramify.trace.node import Mark, Node
+from ramify.trace.node import Finding, Mark, Node
 from ramify.trace.rules import CLASSES, SURVIVED, survival
 from ramify.trace.sources import opened
 
@@ -369,9 +369,16 @@ class _Fate:
             return
         self.without += 1
         if held:
-            self.losses.append({"session": reply.session, "step": step, "became": kind})
+            self.losses.append({"session": reply.session, "step": step, "became": kind, "node": reply.node.id})
         self.calls += [
-            {"session": reply.session, "step": step, "name": name, "arguments": dict(a), "forbidden": self._forbidden(name, a)}
+            {
+                "session": reply.session,
+                "step": step,
+                "name": name,
+                "arguments": dict(a),
+                "forbidden": self._forbidden(name, a),
+                "node": reply.node.id,
+            }
             for name, a in calls
         ]
 
@@ -397,6 +404,23 @@ class _Fate:
         }
 
 
+def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
+    """What an audit of the run ``run`` found, as the run keeps it: each loss of a rule, each forbidden call without it, and the verdict."""
+    made = [Finding("rules", AUDIT, found["verdict"], evidence={name: found[name] for name in ("sessions", "replies")})]
+    for rule in found["rules"]:
+        text = rule["rule"]
+        for loss in rule["lost"]:
+            why = f"what the model was shown no longer holds {text!r} ({loss['became']})"
+            do = f'pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: ramify fork {run} {loss["node"][:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
+            made.append(Finding("rule lost", AUDIT, why, loss["node"], 0, do, evidence={**loss, "rule": text}))
+        for call in rule["calls_without"]:
+            if call["forbidden"]:
+                why = f"{call['name']} was called, which {text!r} forbids, while the model was not shown it"
+                made.append(Finding("forbidden call", AUDIT, why, call["node"], evidence={**call, "rule": text}))
+    return made
+
+
+AUDIT = "governance audit"
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 

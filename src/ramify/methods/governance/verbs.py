@@ -21,6 +21,7 @@ from ramify.methods.governance.markdown import markdown
 from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, report
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.terminal import emit, progress, say, table
+from ramify.trace.sources import conclude
 
 app = typer.Typer(
     add_completion=False,
@@ -125,6 +126,8 @@ def audit(
 ) -> None:
     """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
     found = lost_rules.audit(log, lost_rules.read_rules(rules), form)
+    if why := conclude(log, lost_rules.AUDIT, lost_rules.findings(found, log)):
+        say(f"warning: {why}")
     columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden"]
     head, rows, told = lost_rules.head(found), lost_rules.as_text(found), lost_rules.lines(found)
     emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else []), found["verdict"]]))

@@ -24,6 +24,7 @@ from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
 from ramify.trace.graph import short
 from ramify.trace.keys import Canonicaliser, StatePattern, canonical, canonicaliser
+from ramify.trace.node import Finding
 
 
 class Options(CreditConfig):
@@ -196,7 +197,7 @@ def mark(
         if not present:
             raise UserError(f"{run} holds no trees" + (f" of the group '{options.group}'" if options.group is not None else ""))
         steps = credited = 0
-        decisive: set[str] = set()
+        decisive: dict[str, Any] = {}
         keys, unscored = _Keys.of(options), []
         for group in present:  # groups apart: attempts of one task under different weights are not compared
             try:
@@ -209,12 +210,13 @@ def mark(
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
             marks = {mark.node: mark.value for mark in stored.marks(name="why", maker=MAKER)}
-            decisive |= {node for node in credit if marks[node]["decisive"]}
+            decisive |= {node: marks[node] for node in credit if marks[node]["decisive"]}
             for warning in warned:
                 say(f"warning: {warning}")
         if len(unscored) == len(present):
             raise unscored[0]
         keys.check()
+        stored.conclude("graph-credit mark", [_finding(run, node, value, options) for node, value in decisive.items()])
         stored.commit()
     told = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
     none = f"no step of {run} has any credit: all {steps} are 0"
@@ -263,6 +265,18 @@ def why(
         moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]
         text += "\n\n" + table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
     emit(found, as_json, f"{text}\n\n{_sentence(found)}")
+
+
+def _finding(run: Path, node: str, value: dict[str, Any], options: Options) -> Finding:
+    """A decisive step, as the run keeps it."""
+    numbers = {
+        name: value[name] for name in ("A", "difference", "interval", "p", "p_corrected", "takers", "others") if name in value
+    }
+    do = f"ramify fork {run} {node[:12]} samples what else could have been done there"
+    settings = options.to_json()
+    return Finding(
+        "decisive step", "graph-credit mark", _sentence(value), node, 0, do, value["difference"], "reward", numbers, settings
+    )
 
 
 def _sentence(found: dict[str, Any]) -> str:

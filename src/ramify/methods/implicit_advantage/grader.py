@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, token_advantages
-from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored
+from ramify.methods.implicit_advantage.algorithm import AdvantageConfig
+from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored, streams
 from ramify.model.pair import Pair
 from ramify.score.judge import Item, Judgement
 from ramify.score.trajectories import Layout, Trajectory, path_trajectory
-from ramify.trace.node import Stream
-from ramify.trace.path import Path
 
 
 class AdvantageGrader:
@@ -66,29 +62,4 @@ class AdvantageGrader:
     def _judgement(self, item: Item, scored: Scored) -> Judgement:
         assert item.path is not None
         evidence = {"steps": [round(float(v), 6) for v in scored.steps], "warnings": list(scored.warnings)}
-        return Judgement(scored.score, evidence=evidence, unit="advantage", streams=tuple(_streams(item.path, scored)))
-
-
-def _streams(path: Path, scored: Scored) -> list[Stream]:
-    """A of every drawn token of the nodes on the path; one number, the grade of the step, for a node of text alone."""
-    nodes = {name: i for i, name in enumerate(scored.trajectory.nodes)}
-    if any(node.tokens is None and len(node) for node, _ in path.segments):
-        grades = scored.columns[f"A_{scored.config.token}"]
-        return [
-            Stream(node.id, "advantage", MAKER, np.array([grades[nodes[node.id]]], np.float32))
-            for node, _ in path.segments
-            if node.id in nodes and nodes[node.id] < len(grades)
-        ]
-    kept = len(scored.step)
-    step = np.concatenate([np.full(len(scored.trajectory.tokens) - kept, -1), scored.step])
-    values = np.zeros(len(step))
-    values[len(step) - kept :] = token_advantages(*scored.logprobs, scored.config.beta)
-    values = np.where(step >= 0, values, 0.0)
-    found, start = [], 0
-    for node, length in path.segments:
-        if (step[start : start + length] >= 0).any():
-            own = np.zeros(len(node), np.float32)
-            own[:length] = values[start : start + length]
-            found.append(Stream(node.id, "advantage", MAKER, own))
-        start += length
-    return found
+        return Judgement(scored.score, evidence=evidence, unit="advantage", streams=tuple(streams(item.path, scored)))

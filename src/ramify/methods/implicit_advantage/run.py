@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ramify.base.config import check
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.methods.implicit_advantage.algorithm import (
     DOMINATED,
@@ -20,13 +21,19 @@ from ramify.methods.implicit_advantage.algorithm import (
     by_step,
     noise_floor,
     step_columns,
+    token_advantages,
 )
 from ramify.methods.implicit_advantage.confidence import TOP_K, confidences
 from ramify.model.pair import Fault, Pair
 from ramify.model.protocol import TokenScores
 from ramify.score.trajectories import Trajectory
+from ramify.trace.db import Run
+from ramify.trace.node import Mark, Stream, Verdict
+from ramify.trace.path import Path as TreePath
 
 MAKER = "implicit-advantage"
+UNIT, GRADE = "advantage", "grade"
+"""Units of scores: of the method's own, and of other judges' that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -91,6 +98,73 @@ class Scored:
             "success": t.success,
             "warnings": list(self.warnings),
         }
+
+
+def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
+    """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade`` annotation at each
+    step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
+    judges = {} if pair is None else {side: getattr(pair, side).model().identity.weights for side in ("policy", "reference")}
+    judges = judges or {"log-probs": stable_hash("stored")}
+    try:
+        with Run.open(folder, write=True) as run, run.transaction():
+            for one, row in zip(scored, rows, strict=True):
+                run.add(Verdict(one.trajectory.id, MAKER, one.score, UNIT, evidence=dict(row), judges=judges))
+                for step in row["steps"]:
+                    if "node" in step:
+                        numbers = {name: value for name, value in step.items() if name not in ("i", "action", "node")}
+                        run.add(Mark(step["node"], 0, "grade", MAKER, {"A": step[f"A_{one.config.token}"], **numbers}))
+                run.add(*streams(run.path(one.trajectory.id), one))
+    except RamifyError as error:
+        return f"the grades are not kept in the run: {error}"
+    return ""
+
+
+def streams(path: TreePath, scored: Scored) -> list[Stream]:
+    """A of every drawn token of the nodes on the path; one number, the grade of the step, for a node of text alone."""
+    nodes = {name: i for i, name in enumerate(scored.trajectory.nodes)}
+    if any(node.tokens is None and len(node) for node, _ in path.segments):
+        grades = scored.columns[f"A_{scored.config.token}"]
+        return [
+            Stream(node.id, "advantage", MAKER, np.array([grades[nodes[node.id]]], np.float32))
+            for node, _ in path.segments
+            if node.id in nodes and nodes[node.id] < len(grades)
+        ]
+    kept = len(scored.step)
+    step = np.concatenate([np.full(len(scored.trajectory.tokens) - kept, -1), scored.step])
+    values = np.zeros(len(step))
+    values[len(step) - kept :] = token_advantages(*scored.logprobs, scored.config.beta)
+    values = np.where(step >= 0, values, 0.0)
+    found, start = [], 0
+    for node, length in path.segments:
+        if (step[start : start + length] >= 0).any():
+            own = np.zeros(len(node), np.float32)
+            own[:length] = values[start : start + length]
+            found.append(Stream(node.id, "advantage", MAKER, own))
+        start += length
+    return found
+
+
+def kept_grades(folder: Path) -> list[dict[str, Any]]:
+    """The records of the attempts that were graded in a run, with other judges' grades of them as ``baselines``.
+
+    Raises UserError where none was.
+    """
+    with Run.open(folder) as run:
+        records = {
+            v.node: dict(v.evidence)
+            for v in run.verdicts(scorer=MAKER)
+            if isinstance(v.evidence, dict) and "trajectory_id" in v.evidence
+        }
+        grades = [v for v in run.each(Verdict) if v.unit == GRADE and v.node in records]
+    for verdict in grades:
+        record = records[verdict.node]
+        record["baselines"] = {**record.get("baselines", {}), verdict.scorer: verdict.value}
+        record["judges"] = {**record.get("judges", {}), **verdict.judges}
+    if not records:
+        raise UserError(
+            f"no attempt of {folder} is graded: `ramify implicit-advantage score --trajectories {folder}` grades them"
+        )
+    return list(records.values())
 
 
 def decisions(attempt: Trajectory) -> str:

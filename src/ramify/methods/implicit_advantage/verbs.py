@@ -13,20 +13,24 @@ from ramify.base.config import load
 from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
-from ramify.methods.implicit_advantage.run import AdvantageScorer, Scored
+from ramify.methods.implicit_advantage.run import GRADE, AdvantageScorer, Scored, keep_grades, kept_grades
 from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import Layout, chat_layout, load_trajectories, plain_layout
+from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.node import Finding, Verdict
+from ramify.trace.sources import conclude, run_folder
 
 EXIT_PARTIAL = EXIT_NEEDS
+BLAME = "implicit-advantage blame"
 LISTED = 40
 """Attempts named one by one on the terminal."""
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Grade every action with a policy and its reference.")
-Scores = Annotated[Path, typer.Option("--scores", help="Score records, as `score` writes them.")]
+Scores = Annotated[Path, typer.Option("--scores", help="Score records as `score` writes them, or the run that was scored.")]
 Calibrate = Annotated[
     Path | None,
     typer.Option(help="Score records of other tasks: the aggregation that does best there is shown beside the given one."),
@@ -42,7 +46,9 @@ def score(
         Path,
         typer.Option(help="Attempts as JSON lines, the folder of a run, or a file that can be imported (an inspect log, ...)."),
     ],
-    out: Annotated[Path, typer.Option(help="Score records to write (.jsonl).")],
+    out: Annotated[
+        Path | None, typer.Option(help="Score records to write (.jsonl); those of a run are kept in the run, too.")
+    ] = None,
     scorer: Annotated[
         str | None, typer.Option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
     ] = None,
@@ -62,7 +68,10 @@ def score(
 ) -> None:
     """Grade every step of every attempt, by --policy and --reference, or without them by the log-probs that attempts store."""
     config = load(AdvantageConfig, flags=ctx.args)
-    if not out.parent.is_dir():
+    folder = run_folder(trajectories)
+    if out is None and folder is None:
+        raise UserError(f"{trajectories} is no run that could keep the grades: name a file for them with --out")
+    if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     pair: Pair | None = None
     layout: Layout | None = None
@@ -90,7 +99,7 @@ def score(
         return
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
-    with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out}") as bar:
+    with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out or folder}") as bar:
 
         def tell(rows: int) -> None:
             nonlocal total
@@ -101,22 +110,33 @@ def score(
             scored, failed = grader.score_each(attempts, confidence, tell)
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
             raise IncompatiblePairError(str(error)) from error
-    _write(scored, skipped + failed, pair, out, as_json)
+    _write(scored, skipped + failed, pair, folder, out, as_json)
 
 
-def _write(scored: list[Scored], skipped: list[str], pair: Pair | None, out: Path, as_json: bool) -> None:
-    """Write the records and say what was left out; exit code 4 where something was."""
+def _write(
+    scored: list[Scored], skipped: list[str], pair: Pair | None, folder: Path | None, out: Path | None, as_json: bool
+) -> None:
+    """Write the records, into the run that the attempts are of and into the file ``out``, and say what was left out; exit code 4 where
+    something was."""
     names = ("", "") if pair is None else (pair.policy.name, pair.reference.name)
     rows = [one.to_json(*names) for one in scored]
+    kept = out
     if rows:  # records of an earlier call are not lost to one in which every attempt failed
-        write_rows(out, rows)
+        if out is not None:
+            write_rows(out, rows)
+        if folder is not None:
+            if why := keep_grades(folder, scored, rows, pair):
+                say(f"warning: {why}")
+            else:
+                kept = out or folder
     for warning in [] if pair is None else pair.warnings:
         say(f"warning: {warning}")
     cut = [row["trajectory_id"] for row in rows if any(step["truncated"] for step in row["steps"])]
     noted = {note.partition(" ")[2] for row in rows for note in row["warnings"]}
     noise = None if pair is None else pair.noise
-    result = {"out": str(out), "scored": len(rows), "truncated": cut, "skipped": skipped, "noise_per_token": noise}
-    lines = [f"{len(rows)} attempts with their grades are in {out}" if rows else f"no attempt was graded; {out} is as it was"]
+    result = {"out": str(kept), "scored": len(rows), "truncated": cut, "skipped": skipped, "noise_per_token": noise}
+    where = out or folder
+    lines = [f"{len(rows)} attempts with their grades are in {where}" if rows else f"no attempt was graded; {where} is as it was"]
     lines += [f"noted on some attempts: {note}" for note in sorted(noted)]
     left = [f"cut from the left: {name}" for name in cut] + [f"skipped: {why}" for why in skipped]
     lines += [" ".join(line.split()) for line in left[:LISTED]]
@@ -182,7 +202,17 @@ def blame(
         raise UserError(f"--level is a share above 0 and at most 1, not {level:g}")
     records = read_scores(scores)
     held = [] if against is None else read_scores(against)
-    found = reports.blame(records, rule, top, reports.own_cell(records, token)[0], every, level, held)
+    cell = reports.own_cell(records, token)[0]
+    found = reports.blame(records, rule, top, cell, every, level, held)
+    settings = {
+        "rule": rule,
+        "token": cell,
+        "level": level,
+        "policy": records[0].get("policy"),
+        "reference": records[0].get("reference"),
+    }
+    if why := conclude(scores, BLAME, _findings(found, scores, settings)):
+        say(f"warning: {why}")
     cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in found["blamed"]]
     text = table(["attempt", "rank", "step", "of", "grade", "action"], cells) if cells else ""
     emit(found, as_json, f"{found['verdict']}\n\n{text}".strip())
@@ -228,15 +258,19 @@ def judge(
     """Add a judge's or reward model's score to score records, as a baseline for `report` and `select`."""
     from ramify.methods.implicit_advantage.baselines import find_baseline, grades
 
-    records = read_scores(scores)
+    records, folder = read_scores(scores), run_folder(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
         asked = find_baseline(model, style)
         values, failed = grades(trajectories, asked, tokenizer, wanted, scorer)
-    for record in records:
+    if folder is not None:
+        with Run.open(folder, write=True) as run:
+            run.add(*(Verdict(leaf, name, value, GRADE, judges={name: asked.identity}) for leaf, value in values.items()))
+    for record in records if folder is None else ():
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
         record["judges"] = (record.get("judges") or {}) | {name: asked.identity}
-    write_rows(scores, records)
+    if folder is None:
+        write_rows(scores, records)
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
     )
@@ -245,10 +279,24 @@ def judge(
         raise typer.Exit(EXIT_PARTIAL)
 
 
+def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> list[Finding]:
+    """What blame found in the run ``run``, as the run keeps it: the verdict, and the steps most to blame."""
+    made = [Finding("blame", BLAME, found["verdict"], evidence=found["floor"], identity=settings)]
+    for row in found["blamed"]:
+        if row["node"] is not None:
+            why = (
+                f"training made this step less likely than any of the successful attempts' (attempt {row['trajectory_id'][:12]})"
+            )
+            do = f"ramify fork {run} {row['node'][:12]} samples what else could have been done there"
+            made.append(Finding("step to blame", BLAME, why, row["node"], 0, do, row["grade"], "nats", row, settings))
+    return made
+
+
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Score records of a file. Raises UserError naming file, line and field of what is no score record."""
+    """Score records of a file or a run. Raises UserError naming file, line and field of what is no score record."""
+    folder = run_folder(path)
     records = []
-    for number, record in read_lines(path):
+    for number, record in read_lines(path) if folder is None else enumerate(kept_grades(folder), 1):
         place = f"{path}:{number}"
         with at_place(place):
             field(record, "trajectory_id", str, place)

@@ -21,6 +21,8 @@ from ramify.render.terminal import emit, say, table
 from ramify.score.steps import write_rows
 from ramify.trace.graph import short
 from ramify.trace.keys import scrub
+from ramify.trace.node import Finding
+from ramify.trace.sources import conclude
 
 
 class AuditOptions(Source):
@@ -49,6 +51,7 @@ class BuildOptions(Source, BuildConfig):
     """Labelled steps, as in audit: what a detector saw hides mistakes (mask_mistakes) only where it is measured on some."""
 
 
+AUDIT = "maze-recovery audit"
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure and teach recovery: how traces get out of their own wrong turns."
 )
@@ -82,6 +85,8 @@ def audit(
         found = audit_replies(traces, detector, options.labels)
     if out is not None:
         write_rows(out, found["per_trace"])
+    if why := conclude(source, AUDIT, _findings(found, source, options)):
+        say(f"warning: {why}")
     _warn(found)
     emit(found, as_json, f"{found['verdict']}\n\n{_page(found)}")
 
@@ -119,6 +124,22 @@ def build(
         found["warnings"] = [*found["warnings"], UNMEASURED]
     _warn(found)
     emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items() if k != "warnings"]))
+
+
+def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
+    """What an audit of the run ``run`` found, as the run keeps it: the verdict, dead ends, and states from which no way back is shown."""
+    settings = options.model_dump(mode="json", exclude_defaults=True)
+    numbers = {name: value for name, value in found.items() if not isinstance(value, (list, str))}
+    made = [Finding("recoveries", AUDIT, found["verdict"], evidence=numbers, identity=settings)]
+    for end in found.get("dead_end_list") or ():
+        untried = f"; untried there: {', '.join(end['untried'])}" if end["untried"] else ""
+        why = f"no attempt that was in the state {end['state']} succeeded{untried}"
+        do = f"ramify fork {run} {end['node'][:12]} samples other ways out of it" if end["node"] else ""
+        made.append(Finding("dead end", AUDIT, why, end["node"], 0, do, end["visits"], "visits", end, settings))
+    for state in found.get("lacking") or ():
+        why = f"the way back from the state {state['state']} is shown {state['examples']} times"
+        made.append(Finding("no way back shown", AUDIT, why, None, 0, "", state["visits"], "visits", state, settings))
+    return made
 
 
 def _detector(options: AuditOptions | BuildOptions, traces: Traces) -> Detector | None:
