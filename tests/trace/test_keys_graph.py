@@ -51,12 +51,6 @@ def test_history_and_informative() -> None:
     assert keys.with_history(1)(["x", "b", "b"])[2] == c
     with pytest.raises(UserError, match="history of -1"):
         keys.with_history(-1)
-    nothing = "Nothing happens."
-    rule = keys.last_informative(lambda o: o == nothing, joined=lambda o: "heat" in o)
-    got = rule([nothing, "room", nothing, "you heat it", "table", nothing])
-    assert got == keys.exact([nothing, "room", "room", "you heat it", ["you heat it", "table"], ["you heat it", "table"]])
-    assert len(keys.state_hash([{"door": i % 2} for i in range(4)])[0]) == 24
-    assert len(set(keys.state_hash([{"door": i % 2} for i in range(4)]))) == 2
 
 
 def worked_case() -> StateGraph:

@@ -71,10 +71,8 @@ def test_training_tokens_are_the_drawn_ones(data: st.DataObject) -> None:
         assert "".join(m.text for m in path.messages()) == path.text
         assert len(path) == len(tokens)
         credit = {n.id: np.arange(len(n), dtype=np.float32) for n, _ in path.segments}
-        assert path.along(credit).tolist() == [float(path.locate(i)[1]) for i in range(len(tokens))]
-        for i in range(len(tokens)):
-            where, offset = path.locate(i)
-            assert tree.nodes[where].tokens[offset] == tokens[i]
+        assert path.along(credit).tolist() == [float(i) for _, kept in path.segments for i in range(kept)]
+        assert [int(n.tokens[i]) for n, kept in path.segments for i in range(kept)] == list(tokens)
     assert Merging.calls == 0
     assert tokenizer.encode(tokenizer.decode([97, 98])) != [97, 98]  # the tokenizer is adversarial
 
@@ -97,11 +95,6 @@ def test_messages_and_cuts() -> None:
     cut = tree.path(ask.id).upto(2)
     assert cut.text == "be goodhi"
     assert tree.path(ask.id).upto(0).messages() == tree.path(system.id).messages()
-    assert cut.locate(4) == (ask.id, 2)
-    assert cut.locate(0) == (system.id, 0)
-    for position in (-1, 5):
-        with pytest.raises(UserError, match="outside the path, which has 4"):
-            cut.locate(position)
     with pytest.raises(UserError, match="offset 9 is outside node"):
         tree.path(ask.id).upto(9)
     assert [n.id for n in tree.children(draw.id)] == [fork.id]
@@ -118,7 +111,6 @@ def test_text_only_nodes_refuse_token_work() -> None:
     path = tree.path(reply.id)
     assert path.text == "hiho"
     assert [m.text for m in tree.path(other.id).messages()] == ["yo"]
-    assert path.locate(1) == (reply.id, 0)
     for name in ("tokens", "sampled", "logprobs"):
         with pytest.raises(NeedsError, match=f"node {ask.id} has text only"):
             getattr(path, name)

@@ -15,11 +15,12 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Identity, Laid, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Draw, Identity, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
 from ramify.trace.message import split_reply
+from ramify.trace.view import TokenMessage
 
 _TOOLS = """# Tools
 
@@ -144,7 +145,7 @@ class Layout:
 
     def _added(self, template: ChatTemplate, messages: Sequence[Message]) -> _Prompt:
         """By a template that adds each message to what it rendered before."""
-        shown: list[Laid] = []
+        shown: list[TokenMessage] = []
         place, after = hashlib.blake2b(digest_size=16), ""
         for message in messages:
             laid = self._one(template, message, after, place.digest())
@@ -187,16 +188,16 @@ class Layout:
         for at, role, text, ids in texts:
             whole = at >= 0 and text.strip() == known[at].text.strip()
             message = replace(messages[at], text=known[at].text) if whole else Message(role, text)
-            shown.append(Laid(message, np.array(ids, np.int32)))
+            shown.append(TokenMessage(message, np.array(ids, np.int32)))
         return _Prompt(tuple(shown), found.header, place.digest())
 
-    def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> Laid:
+    def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> TokenMessage:
         drawn = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None
         if drawn is not None:
             parts = assistant_node_parts(template, drawn, after=after)
-            return Laid(replace(message, text=parts["text"]), parts["tokens"], parts["ends"])
+            return TokenMessage(replace(message, text=parts["text"]), parts["tokens"], parts["ends"])
         tokens, ends, text = template.render(message.role, message.text, after)
-        return Laid(replace(message, text=text), np.array(tokens, np.int32), np.array(ends, np.int32))
+        return TokenMessage(replace(message, text=text), np.array(tokens, np.int32), np.array(ends, np.int32))
 
     def _with_tools(self, prefix: Prefix) -> tuple[ChatTemplate, tuple[Message, ...]]:
         """A template and messages that tell of the tools."""
@@ -221,7 +222,7 @@ class Layout:
 class _Prompt:
     """What was laid out: the messages, the tokens that open the reply, and a hash of where it begins."""
 
-    shown: tuple[Laid, ...]
+    shown: tuple[TokenMessage, ...]
     head: tuple[int, ...]
     place: bytes
     asked: Mapping[str, Any] = field(default_factory=dict)

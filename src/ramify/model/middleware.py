@@ -18,8 +18,9 @@ import numpy as np
 
 from ramify.base import conformance
 from ramify.base.ids import json_hash, stable_hash
-from ramify.model.protocol import Draw, Identity, Laid, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.streaming import Pieces, stream, whole
+from ramify.trace.view import TokenMessage
 
 Make: TypeAlias = Callable[[Model], Model]
 """What is registered: a model in, the model around it out."""
@@ -94,7 +95,7 @@ class Middleware:
 
     async def _after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
         if shown is not given and not draw.shown:
-            draw = replace(draw, shown=tuple(Laid(message) for message in shown.messages))
+            draw = replace(draw, shown=tuple(TokenMessage(message) for message in shown.messages))
         return await self.after(given, shown, draw, key)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError
 from ramify.trace.message import Message as Message
+from ramify.trace.view import TokenMessage
 
 #: What a model may be able to do. A method declares needs; a mismatch is one sentence before anything runs.
 CAPABILITIES = {
@@ -89,15 +90,6 @@ def sampling_of(model: object, **given: Any) -> Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Laid:
-    """A message as a model was shown it. ``tokens`` int32 (T,), the template's included, and their ``ends``; None where it has text only."""
-
-    message: Message
-    tokens: np.ndarray | None = None
-    ends: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """One continuation. Arrays have shape (T,); None where the model cannot tell."""
 
@@ -115,7 +107,7 @@ class Draw:
     """int32: character end of each token in ``text``."""
     data: Mapping[str, Any] | None = None
     """Small JSON extras that go onto the node: ``tool_calls`` as OpenAI writes them, ``usage``."""
-    shown: tuple[Laid, ...] = ()
+    shown: tuple[TokenMessage, ...] = ()
     """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
     head: tuple[int, ...] | None = None
     """The tokens between these and what was drawn, which open the reply; None where they are the template's own after a message."""

@@ -15,11 +15,12 @@ from ramify.base.registry import register
 from ramify.env.protocol import Task
 from ramify.model.chat import assistant_node_parts
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import Draw, Laid, Model, Prefix
+from ramify.model.protocol import Draw, Model, Prefix
 from ramify.score.judge import Item, Judge, Judgement, find_judge, judged, records
 from ramify.trace.message import plain
 from ramify.trace.node import Node, Verdict, make_node
 from ramify.trace.path import Path
+from ramify.trace.view import TokenMessage
 
 
 @register("middleware", "score")
@@ -53,7 +54,7 @@ class Scored(Middleware):
         return scored(draw, [one for one in records(self.judge, "", found) if isinstance(one, Verdict)])
 
     def _path(self, given: Prefix, draw: Draw, tree: str) -> Path:
-        said = draw.shown or tuple(Laid(message) for message in given.messages)
+        said = draw.shown or tuple(TokenMessage(message) for message in given.messages)
         nodes: list[Node] = [make_node(tree, None, 0, "root", "", tokens=given.tokens)]
         for laid in said if given.tokens is None else ():
             message, last = laid.message, nodes[-1]

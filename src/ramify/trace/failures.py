@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ramify.trace.db import Run
 from ramify.trace.node import Node, Verdict
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
 
 
 @dataclass(frozen=True, slots=True)

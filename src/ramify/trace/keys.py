@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
-from ramify.base.ids import stable_hash
 
 Canonicaliser = Callable[[Sequence[Any]], list[str]]
 
@@ -47,11 +46,6 @@ def canonical(value: Any) -> str:
 def exact(observations: Sequence[Any]) -> list[str]:
     """Each observation as it is."""
     return [canonical(observation) for observation in observations]
-
-
-def state_hash(states: Sequence[Any]) -> list[str]:
-    """A short hash of each state, for states too large to keep as keys."""
-    return [stable_hash(canonical(state)) for state in states]
 
 
 def scrub(*what: str) -> Canonicaliser:
@@ -115,33 +109,6 @@ def canonicaliser(pattern: StatePattern | None = None, scrubbed: Sequence[str] =
         return None
     keys = scrub(*scrubbed) if scrubbed else exact
     return with_history(history, keys if pattern is None else lambda observations: keys(pattern.states(observations)))
-
-
-def last_informative(
-    uninformative: Callable[[Any], bool], joined: Callable[[Any], bool] | None = None, then: Canonicaliser = exact
-) -> Canonicaliser:
-    """The last informative observation stands in for one that says nothing ("Nothing happens."), keyed by ``then``.
-
-    Where the informative observation before it is ``joined`` (an appliance's reply, which shows a property the next observation
-    hides), the key is that of both together (the released code of G2PO, arXiv 2606.22995, on ALFWorld). Before anything
-    informative was seen, an observation stands for itself.
-    """
-
-    def apply(observations: Sequence[Any]) -> list[str]:
-        seen: list[Any] = []
-        stands: list[Any] = []
-        for observation in observations:
-            if not uninformative(observation):
-                seen.append(observation)
-            if not seen:
-                stands.append(observation)
-            elif joined is not None and len(seen) > 1 and joined(seen[-2]):
-                stands.append([seen[-2], seen[-1]])
-            else:
-                stands.append(seen[-1])
-        return then(stands)
-
-    return apply
 
 
 def with_history(k: int, then: Canonicaliser = exact) -> Canonicaliser:

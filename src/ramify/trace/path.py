@@ -81,20 +81,6 @@ class Path:
         """The messages, nodes that go on inside a message merged into it; an empty root node is none."""
         return as_messages((node, 0, kept) for node, kept in self.segments)
 
-    def locate(self, position: int) -> tuple[str, int]:
-        """The node id and the offset inside it of unit ``position`` of the path; ``len(path)`` is the end of the last node.
-
-        Raises UserError when the path is shorter than that.
-        """
-        if not 0 <= position <= len(self) or not self.segments:
-            raise UserError(f"position {position} is outside the path, which has {len(self)} tokens or messages")
-        start = 0
-        for node, kept in self.segments:
-            if position < start + kept:
-                return node.id, position - start
-            start += kept
-        return node.id, kept
-
     def _with_tokens(self) -> tuple[tuple[Node, int], ...]:
         for node, _ in self.segments:
             if node.tokens is None and len(node) > 0:

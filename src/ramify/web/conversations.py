@@ -13,8 +13,7 @@ import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,12 +22,13 @@ import numpy as np
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Laid, Message, Prefix
+from ramify.model.protocol import Draw, Message, Prefix
 from ramify.model.wire import clean
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import plain, split_reply
 from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
+from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange
 from ramify.web.fields import IGNORED
 from ramify.web.redaction import scrub
@@ -43,14 +43,12 @@ _PROMPTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """One message as it is stored. ``key`` tells it from others, however its tool calls were spelled."""
+class _Keyed:
+    """One message as it is stored, with its tokens where the model was shown it so. ``key`` tells it from others, however its tool
+    calls were spelled."""
 
-    role: str
-    text: str
-    data: dict[str, Any]
+    shown: TokenMessage
     key: str
-    laid: Laid | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +106,23 @@ class Conversations:
         places = list(itertools.accumulate((m.key for m in said), stable_hash, initial=""))
         at, known = self._known(said, places, exchange.client)
         if known is None:
-            head = next((i for i, m in enumerate(said) if m.role == "user"), len(said) - 1) + 1
+            head = next((i for i, m in enumerate(said) if m.shown.role == "user"), len(said) - 1) + 1
             name = f"chat-{places[head][:16]}"
             if not self.run.has_tree(name):
-                self.run.add_tree(name, {"id": name, "asked": said[head - 1].text[:200] if said else ""})
+                self.run.add_tree(name, {"id": name, "asked": said[head - 1].shown.text[:200] if said else ""})
             known = _Known(root(self.run, name), True)
         node = known.node
         for message in said[at:]:
             node = self._given(node, message)
         context = None if known.whole and not shown else self._context(node, said, shown)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, context, said[-1].role if said else "")
+            reply = self._reply(node, exchange, key, outcome, context, said[-1].shown.role if said else "")
             if isinstance(outcome, Draw):
                 self._remember(reply, outcome, said, places, known.whole, exchange.client)
 
-    def _messages(self, messages: Sequence[Message], shown: Sequence[Laid]) -> list[_Said]:
+    def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
         """The client's messages, each with its tokens where the model was shown it as it is."""
-        waiting: dict[str, list[Laid]] = {}
+        waiting: dict[str, list[TokenMessage]] = {}
         for laid in shown:
             waiting.setdefault(self._said(laid.message).key, []).append(laid)
         found = []
@@ -134,27 +132,28 @@ class Conversations:
             found.append(self._with_tokens(one, same.pop(0)) if same else one)
         return found
 
-    def _said(self, message: Message) -> _Said:
+    def _said(self, message: Message) -> _Keyed:
         role = message.role if message.role in _ROLES else "system"
         data = plain(message.data)
         text, data = clean(message.text), json.loads(clean(json.dumps(data, ensure_ascii=False)))
         if self.hidden:
             text, data = scrub(text), scrub(data)
-        return _Said(role, text, data, _key(role, text, data))
+        stored = Message(role, text, data)
+        return _Keyed(TokenMessage(stored), _key(stored))
 
-    def _with_tokens(self, said: _Said, laid: Laid) -> _Said:
+    def _with_tokens(self, said: _Keyed, laid: TokenMessage) -> _Keyed:
         """Tokens spell the text, so they go where something was taken out of it."""
         text = clean(laid.message.text)
         if laid.tokens is None or (self.hidden and scrub(text) != text):
             return said
-        return _Said(said.role, text, said.data, said.key, laid)
+        return _Keyed(TokenMessage(replace(said.shown.message, text=text), laid.tokens, laid.ends), said.key)
 
-    def _known(self, said: Sequence[_Said], places: Sequence[str], client: str) -> tuple[int, _Known | None]:
+    def _known(self, said: Sequence[_Keyed], places: Sequence[str], client: str) -> tuple[int, _Known | None]:
         """How many messages are below a node that was drawn, and that node.
 
         By all that was said before it, else by the client's newest exchange.
         """
-        replies = [i for i in range(len(said)) if said[i].role == "assistant"]
+        replies = [i for i in range(len(said)) if said[i].shown.role == "assistant"]
         for i in reversed(replies):
             for entry in self.run.journal(_REPLY, places[i + 1]):
                 return i + 1, _Known(self.run.node(entry.payload["node"]), entry.payload["whole"])
@@ -166,7 +165,7 @@ class Conversations:
                     return last + 1, _Known(self.run.node(entry.payload), False)
         return 0, None
 
-    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Said], places: Sequence[str], whole: bool, client: str) -> None:
+    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Keyed], places: Sequence[str], whole: bool, client: str) -> None:
         key = self._said(Message("assistant", self._text(draw), dict(draw.data or {}))).key
         self.run.log(_REPLY, stable_hash(places[-1], key), {"node": reply.id, "whole": whole})
         if said:
@@ -174,26 +173,27 @@ class Conversations:
             if not self.run.log(_EXCHANGE, exchange, reply.id):
                 self.run.log(_AGAIN, exchange)
 
-    def _given(self, parent: Node, said: _Said) -> Node:
-        tokens = {} if said.laid is None else {"tokens": said.laid.tokens, "ends": said.laid.ends}
-        node = make_node(parent.tree, parent.id, len(parent), said.role, said.text, data=said.data, **tokens)
+    def _given(self, parent: Node, said: _Keyed) -> Node:
+        one = said.shown
+        arrays = {"tokens": one.tokens, "ends": one.ends}
+        node = make_node(parent.tree, parent.id, len(parent), one.role, one.text, data=one.data, **arrays)
         self.run.add(node)
         return node
 
-    def _context(self, end: Node, said: Sequence[_Said], shown: Sequence[Laid]) -> str | None:
+    def _context(self, end: Node, said: Sequence[_Keyed], shown: Sequence[TokenMessage]) -> str | None:
         """The hash of the context that was shown, where the path to ``end`` does not say the same."""
         nodes = [node for node, _ in self.run.path(end.id).segments if len(node)]
         seen = [self._with_tokens(self._said(laid.message), laid) for laid in shown] if shown else said
         spots: dict[str, list[int]] = {}
         for i, node in enumerate(nodes):
-            spots.setdefault(_key(node.role, node.text, node.data), []).append(i)
+            spots.setdefault(_key(node.message), []).append(i)
         parts: list[Span | Insert] = []
         at = 0
         for one in seen:
             found = next((i for i in spots.get(one.key, ()) if i >= at and _same_tokens(nodes[i], one)), None)
             if found is None:
-                tokens = None if one.laid is None or one.laid.tokens is None else tuple(one.laid.tokens.tolist())
-                parts.append(Insert(one.text, tokens, one.role))
+                tokens = None if one.shown.tokens is None else tuple(one.shown.tokens.tolist())
+                parts.append(Insert(one.shown.text, tokens, one.shown.role))
             else:
                 parts.append(Span(nodes[found].id, 0, len(nodes[found])))
                 at = found + 1
@@ -305,22 +305,15 @@ def _verdicts(node: str, data: Mapping[str, Any]) -> Iterator[Verdict]:
         )
 
 
-def _same_tokens(node: Node, said: _Said) -> bool:
-    tokens = None if said.laid is None else said.laid.tokens
+def _same_tokens(node: Node, said: _Keyed) -> bool:
+    tokens = said.shown.tokens
     return np.array_equal(node.tokens, tokens) if node.tokens is not None and tokens is not None else node.tokens is tokens
 
 
-def _key(role: str, text: str, data: Mapping[str, Any]) -> str:
+def _key(message: Message) -> str:
     """What a message is told by: role, text, calls by name and arguments, and parts that are no text."""
-    text, calls = split_reply(text.strip()) if role == "assistant" else (text, [])
-    made = []
-    for call in calls or data.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            continue  # a call of another type is among a reply's extras
-        arguments = function.get("arguments")
-        with suppress(TypeError, ValueError, RecursionError):
-            arguments = json.loads(arguments or "{}")
-        made.append([function.get("name"), arguments])
-    rest = {name: data[name] for name in ("content", "tool_call_id", "name") if data.get(name) is not None}
-    return stable_hash(role, text, canonical_json(plain(made)), canonical_json(plain(rest)))
+    text, calls = split_reply(message.text.strip()) if message.role == "assistant" else (message.text, [])
+    beside = [call for call in message.data.get("tool_calls") or () if isinstance(call, Mapping) and "function" in call]
+    made = [list(found) for found in Message("assistant", "", {"tool_calls": calls or beside}).functions]
+    rest = {name: message.data[name] for name in ("content", "tool_call_id", "name") if message.data.get(name) is not None}
+    return stable_hash(message.role, text, canonical_json(plain(made)), canonical_json(plain(rest)))

@@ -50,7 +50,7 @@ class StateGraph:
         task_key: str | None = None,
     ) -> StateGraph:
         """From step records (section 3.8). ``anchor`` is the field with what was observed, or a function of the record; ``keys``
-        turns an attempt's observations into state keys (``trace.keys``: scrub, with_history, last_informative; None takes them as are).
+        turns an attempt's observations into state keys (``trace.keys``: scrub, with_history; None takes them as are).
 
         Raises UserError naming the record and field that is wrong.
         """
