@@ -25,8 +25,8 @@ from ramify.methods.early_decision import (
     rollout,
 )
 from ramify.methods.early_decision.judges import find_jury
+from ramify.methods.early_decision.thinking import Marks, Thinker
 from ramify.rollout.problems import Problem, read_problems
-from ramify.rollout.thinking import Marks, Thinker
 from ramify.score.judge import Function, Jury
 from ramify_experiments.recipes import ChainRecipe, cached
 

@@ -26,8 +26,8 @@ from ramify.methods.early_decision.algorithm import (
 )
 from ramify.methods.early_decision.probe import STATE_A, bar, folds_of, out_of_fold, probe, shuffled_labels
 from ramify.methods.early_decision.separability import valley
+from ramify.methods.early_decision.thinking import Marks, Thinker, Thought, cut_at
 from ramify.model.protocol import Sampling
-from ramify.rollout.thinking import Marks, Thinker, Thought, cut_at
 from ramify.stats.ranking import auroc
 from ramify_experiments.early_decision.organisms import (
     CLOSE,

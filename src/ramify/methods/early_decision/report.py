@@ -195,11 +195,11 @@ def _curves(study: Study) -> dict[str, Any] | None:
 
 
 def _largest(found: Growing, *place: str) -> list[dict[str, Any]]:
-    """The row with most draws at each place: fewer draws, asked for in an earlier call, are among them."""
+    """The row with most samples at each place, by place: fewer, asked for in an earlier call, are among them."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(found.rows.values(), key=lambda row: row["n"] + row.get("missing", 0)):
         rows[tuple(row[name] for name in place)] = row
-    return list(rows.values())
+    return [rows[at] for at in sorted(rows)]
 
 
 def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
@@ -209,7 +209,7 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         return None
     at = {(row["trace"], row["chunk"]): row for row in _largest(Growing(study.folder / "cuts.jsonl"), "trace", "chunk")}
     cuts, unanswered = [], 0
-    for key, row in rated.items():
+    for key, row in sorted(rated.items()):
         for pre, post, stance in row["turns"]:
             sides = [at[key, chunk] for chunk in (pre, post) if (key, chunk) in at and at[key, chunk]["n"]]
             if len(sides) == 2:

@@ -8,23 +8,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
-from ramify.base.errors import UserError
+from ramify.base.errors import BoundaryError, UserError
 from ramify.base.files import reason, write_whole
 from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.methods.early_decision.judges import stances
+from ramify.methods.early_decision.thinking import Answer, Closed, NoRoomError, Thinker, Thought, cut_at, tokens_up_to
 from ramify.model.protocol import Tokenizer
+from ramify.rollout.potential import Fixed, potential
 from ramify.rollout.problems import Problem
-from ramify.rollout.thinking import Answer, Place, Thinker, Thought, cut_at, tokens_up_to
+from ramify.rollout.sampler import Place
 from ramify.score.judge import Item, Judge, Jury, judged
+from ramify.stats.drops import Counts
 from ramify.trace.growing import Growing
 
 Mode = Literal["thinking", "none"]
@@ -275,6 +278,8 @@ async def continuations(
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
 
+    cuts = CutForks(study, thinker, jury)
+
     async def one(trace: dict[str, Any], share: float, way: Way) -> None:
         key, prompt, length = f"{trace['key']}|{way}|{share:g}|{config.n}", trace["prompt"], len(trace["thinking"])
         if key in found:
@@ -285,13 +290,8 @@ async def continuations(
             kept = await thinker.extend(ids, trace["thinking"], max(1, round((share - 1) * length)), place)
         if kept is None:
             return
-        if way == "closed":
-            prefix = thinker.closed_prefix(ids, kept, trace["closed"] if share == 1 else "forced")
-            counts = await _closed(study, thinker, jury, prompt, prefix, config.n, place)
-        else:
-            thoughts = await thinker.think(ids, config.n, place, kept)
-            ends = [thought.answer for thought in thoughts if thought is not None]
-            counts = await _counts(study, jury, prompt, ends) if len(ends) == config.n else None
+        closed: Closed = trace["closed"] if share == 1 else "forced"
+        counts = await _measured(cuts, prompt, ThinkingCut(tuple(kept), place, closed if way == "closed" else None), config.n)
         if counts is None:
             return
         missing = config.n - counts["n"] if counts["status"] == "done" else 0
@@ -304,25 +304,57 @@ async def continuations(
     return found
 
 
-async def _closed(
-    study: Study, thinker: Thinker, jury: Jury, prompt: str, prefix: np.ndarray, n: int, place: Place
-) -> dict[str, Any] | None:
-    """What ``n`` answers behind a closed ``prefix`` say; None where a draw or a voter failed."""
-    if not thinker.fits(prefix):
+@dataclass(frozen=True)
+class ThinkingCut:
+    """A position in a trace: so much of its thinking is kept, then it is closed, or with ``closed`` None the model thinks on."""
+
+    kept: tuple[int, ...]
+    place: Place
+    closed: Closed | None = "forced"
+
+
+@dataclass(frozen=True)
+class CutForks:
+    """Counts the answers after cuts that say yes, for :func:`ramify.rollout.potential.potential`; a path is a prompt's name."""
+
+    study: Study
+    thinker: Thinker
+    jury: Jury
+
+    async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
+        """Yes among answers that were judged; the others, and thinking that came to no answer, are missing.
+
+        Raises BoundaryError where a sample or a voter failed, which the same call may mend, and NoRoomError where no answer fits.
+        """
+        ids = self.study.prompts[path]["prompt_ids"]
+        answers: list[Answer | None]
+        if t.closed is None:
+            thoughts = await self.thinker.think(ids, n, t.place, t.kept, start)
+            failed = None in thoughts
+            answers = [thought.answer for thought in thoughts if thought is not None]
+        else:
+            answers = await self.thinker.answers(self.thinker.closed_prefix(ids, t.kept, t.closed), n, t.place, start)
+            failed = None in answers
+        if failed:
+            raise BoundaryError("provider", self.thinker.first_failure)
+        texts = [answer.text for answer in answers if answer is not None]
+        each = [Item(text, path, self.study.asked(path)) for text in dict.fromkeys(texts)]
+        said = {item.text: found for item, found in zip(each, await judged(self.jury, each), strict=True)}
+        if failure := next((found.failure for found in said.values() if found.failure), ""):
+            raise BoundaryError("scorer", failure)
+        values = [said[text].value for text in texts]
+        return Counts.of(None if value is None else value is True for value in values) + Counts(0, 0, n - len(values))
+
+
+async def _measured(cuts: CutForks, prompt: str, cut: ThinkingCut, n: int) -> dict[str, Any] | None:
+    """What ``n`` answers after a cut say; None where a sample or a voter failed."""
+    try:
+        counts, _ = await potential(cuts, prompt, [cut], Fixed(n), "cut")
+    except NoRoomError:
         return {"status": "no_room", "k": 0, "n": 0}
-    answers = await thinker.answers(prefix, n, place)
-    return None if None in answers else await _counts(study, jury, prompt, answers)
-
-
-async def _counts(study: Study, jury: Jury, prompt: str, answers: Sequence[Answer | None]) -> dict[str, Any] | None:
-    """Yes and judged among answers, None where judges failed; equal texts are judged once, those nobody can judge are not counted."""
-    texts = [answer.text for answer in answers if answer is not None]
-    each = [Item(text, prompt, study.asked(prompt)) for text in dict.fromkeys(texts)]
-    said = {item.text: found for item, found in zip(each, await judged(jury, each), strict=True)}
-    if any(found.failure for found in said.values()):
+    except BoundaryError:
         return None
-    values = [said[text].value for text in texts if said[text].value is not None]
-    return {"status": "done", "k": sum(value is True for value in values), "n": len(values)}
+    return {"status": "done", "k": counts[cut].k, "n": counts[cut].n}
 
 
 # -- oscillations
@@ -404,9 +436,8 @@ async def oscillations(
             kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
             key = f"{trace['key']}|{len(kept)}|{config.answers}"
             if key not in cuts:
-                prefix = thinker.closed_prefix(study.prompts[trace["prompt"]]["prompt_ids"], kept)
-                place = (trace["key"], "cut", len(kept))
-                counts = await _closed(study, thinker, jury, trace["prompt"], prefix, config.answers, place)
+                cut = ThinkingCut(tuple(kept), (trace["key"], "cut", len(kept)))
+                counts = await _measured(CutForks(study, thinker, jury), trace["prompt"], cut, config.answers)
                 if counts is not None:
                     cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
         tell(len(rated.rows))

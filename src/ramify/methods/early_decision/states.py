@@ -31,8 +31,7 @@ from ramify.methods.early_decision.probe import (
 )
 from ramify.methods.early_decision.run import Study
 from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
-from ramify.rollout.guards import Guard
-from ramify.rollout.thinking import Thinker
+from ramify.methods.early_decision.thinking import Thinker
 from ramify.stats.ranking import auroc
 
 At = Literal["h0", "state_a", "hop", "prompt"]
@@ -94,7 +93,7 @@ def capture(
     They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
     where the model is not in this process.
     """
-    model = thinker.model.model if isinstance(thinker.model, Guard) else thinker.model  # a guard steps in while drawing
+    model = thinker.model
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
     every = study.labelled()

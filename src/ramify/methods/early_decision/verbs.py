@@ -15,6 +15,7 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_drawn, find_model
 from ramify.methods import early_decision
+from ramify.methods.early_decision.guards import Guard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
 from ramify.methods.early_decision.report import (
     ReportConfig,
@@ -36,11 +37,10 @@ from ramify.methods.early_decision.run import (
     oscillations,
     rollout,
 )
+from ramify.methods.early_decision.thinking import Marks, Thinker, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.guards import Reminder, SelfCheck
 from ramify.rollout.problems import read_problems
-from ramify.rollout.thinking import Marks, Thinker, split_text
 from ramify.score.judge import Jury
 from ramify.trace.lines import at_place, field, read_lines
 
@@ -59,15 +59,16 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
     marks = Marks.of(tokenizer, config.open, config.close, config.primer)
+    guard: Guard | None = None
     if config.guard != "none":
-        model = Reminder(model, tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(model, tokenizer)
-    return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force), template
+        guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
+    return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force, guard=guard), template
 
 
 def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Jury]:
     study = Study.open(path)
     thinker, _ = _thinker(study.config)
-    if study.source.get("weights") != thinker.model.identity.weights:
+    if study.source.get("weights") != thinker.sampler.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
     return study, thinker, _jury(study.config, ties)
 
@@ -101,7 +102,7 @@ def run_(
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
     total = len(problems) * len(options.modes) * options.k
-    source = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights, "voters": jury.names}
+    source = {"model": thinker.sampler.identity.name, "weights": thinker.sampler.identity.weights, "voters": jury.names}
     if dry_run:  # a bill decides nothing
         done = len(Study(out, options, problems, source).traces.rows) if (out / "study.json").is_file() else 0
         _show({"traces": total, "missing": total - done, "out": str(out)}, as_json)

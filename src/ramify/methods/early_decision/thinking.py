@@ -12,17 +12,16 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
-from ramify.base.seeds import place_key
+from ramify.base.errors import UserError
 from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
 from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Place, Policy, Sampler, token_ids
 
 Closed = Literal["own", "forced", "never"]
-Place = tuple[str | int, ...]
 THINK = "<think>\n", "</think>"
 """What opens and closes thinking in most models."""
 CHANNELS = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -92,12 +91,12 @@ class NoRoomError(UserError):
 
 
 class Thinker:
-    """Draws thinking and answers from one model. Draws are keyed by place: order and concurrency change nothing.
+    """Samples thinking and answers from one model. Samples are keyed by position: order and concurrency change nothing.
 
     ``think`` and ``answer`` are the settings of each part, their limits of tokens the budgets. Thinking that reaches its budget is closed
-    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. What fails is
-    None, counted in ``failures``. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot take a started
-    reply), before anything is drawn.
+    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. ``guard`` steps
+    in while either is written. What fails is None, counted in ``failures``. Raises NeedsError where the model does not continue token ids
+    (a chat endpoint cannot take a started reply), before anything is sampled.
     """
 
     def __init__(
@@ -112,9 +111,11 @@ class Thinker:
         force: bool = True,
         eos: Sequence[int] | None = None,
         policy: FailurePolicy | None = None,
+        guard: Policy | None = None,
     ) -> None:
         require(model, ("tokens", "continue"), "continuing a trace from inside its thinking")
-        self.model, self.tokenizer, self.marks, self.seed, self.force = model, tokenizer, marks, seed, force
+        self.sampler = Sampler(model, seed, policy=guard, retries=policy)
+        self.model, self.tokenizer, self.marks, self.force = model, tokenizer, marks, force
         self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens, *marks.ends))
         self.answer_settings = replace(answer, stop_tokens=tuple(sorted(self.eos)))
         mark = np.array(marks.mark, np.int32)
@@ -124,11 +125,16 @@ class Thinker:
             self.think_settings = replace(
                 think, stop_tokens=tuple(sorted(self.eos - set(marks.mark))), until=lambda drawn: _ends(drawn, mark)
             )
-        self.policy = policy or FailurePolicy()
-        self.failures = 0
-        self.first_failure = ""
-        self.drawn = 0
-        """Tokens drawn so far."""
+
+    @property
+    def failures(self) -> int:
+        """Continuations that failed."""
+        return self.sampler.failed
+
+    @property
+    def first_failure(self) -> str:
+        """The first sentence with which the model failed."""
+        return self.sampler.first_failure
 
     def text(self, tokens: Sequence[int]) -> str:
         """Text of drawn tokens."""
@@ -189,24 +195,16 @@ class Thinker:
         ban = tuple(sorted({self.marks.mark[0], *self.eos}))
         settings = replace(self.think_settings, max_tokens=tokens, ban=ban, stop_tokens=(), until=None)
         (draw,) = await self._draw(prefix, 1, settings, (*place, "extend", tokens))
-        return None if draw is None else (*map(int, thinking), *_ids(draw))
+        return None if draw is None else (*map(int, thinking), *token_ids(draw))
 
     # -- parts
 
     async def _draw(self, prefix: np.ndarray, n: int, settings: Sampling, place: Place, start: int = 0) -> list[Draw | None]:
-        keys = [place_key(self.seed, *place, start + i) for i in range(n)]
-        try:
-            drawn: Sequence[Draw] = await self.policy.call(lambda: self.model.sample(Prefix(prefix), n, settings, keys))
-        except BoundaryError as error:
-            self.failures += n
-            self.first_failure = self.first_failure or str(error)
-            return [None] * n
-        self.drawn += sum(len(_ids(draw)) for draw in drawn)
-        return list(drawn)
+        return await self.sampler.sample(Prefix(prefix), n, settings, place, start)
 
     def _split(self, draw: Draw) -> tuple[tuple[int, ...], Closed]:
         """The thinking of a draw, without the marker or token that ended it, and how it was closed."""
-        tokens, mark = _ids(draw), self.marks.mark
+        tokens, mark = tuple(token_ids(draw)), self.marks.mark
         if tokens[-len(mark) :] == mark:
             return tokens[: -len(mark)], "own"
         if tokens and tokens[-1] in self.eos.difference(mark):
@@ -217,7 +215,7 @@ class Thinker:
         return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
     def _answer(self, draw: Draw) -> Answer:
-        tokens = _ids(draw)
+        tokens = tuple(token_ids(draw))
         spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
         return Answer(spoken, self.text(spoken), draw.stop)
 
@@ -259,10 +257,3 @@ def tokens_up_to(ends: np.ndarray, character: int) -> int:
 
 def _ends(drawn: np.ndarray, mark: np.ndarray) -> bool:
     return len(drawn) >= len(mark) and bool((drawn[-len(mark) :] == mark).all())
-
-
-def _ids(draw: Draw) -> tuple[int, ...]:
-    if draw.tokens is None:
-        raise NeedsError("the model returned a draw without token ids")
-    tokens: Any = draw.tokens.tolist()
-    return tuple(tokens)

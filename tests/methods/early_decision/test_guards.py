@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import NeedsError
+from ramify.methods.early_decision.guards import Reminder, SelfCheck
+from ramify.methods.early_decision.thinking import Marks
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.guards import Reminder, SelfCheck
-from ramify.rollout.thinking import Marks
+from ramify.rollout.sampler import Sampler
 
 TOKENIZER = CharTokenizer()
 MARKS = Marks.of(TOKENIZER, "<think>", "</think>")
@@ -42,36 +43,34 @@ class Writer:
         return [Draw("".join(letters), "length", tokens, entropy=np.array(surprise, np.float32))]
 
 
-def drawn(guard: Any, start: str = "Q<think>", length: int = 150) -> str:
+def drawn(model: Any, guard: Any, start: str = "Q<think>", length: int = 150) -> str:
     prefix = Prefix(np.array(TOKENIZER.encode(start), np.int32))
-    (draw,) = asyncio.run(guard.sample(prefix, 1, Sampling(max_tokens=length), [1]))
+    draw = asyncio.run(Sampler(model, policy=guard).one(prefix, Sampling(max_tokens=length), ("p",)))
     assert draw.text == TOKENIZER.decode(draw.tokens.tolist())
     assert len(draw.tokens) == length
     return str(draw.text)
 
 
 def test_a_reminder_is_put_in_where_the_model_grows_sure_three_times_at_most() -> None:
-    text = drawn(Reminder(Writer(), TOKENIZER, MARKS, "[SAFE]"), length=200)
+    text = drawn(Writer(), Reminder(TOKENIZER, MARKS, "[SAFE]"), length=200)
     assert text.count("[SAFE]") == 3
     assert text.startswith("lmnopqrstuvwxyzabcdefghijk[SAFE]l")  # the writer goes on behind its own last letter
-    assert drawn(Reminder(Writer(), TOKENIZER, MARKS, "[SAFE]"), "Q<think>x</think>").count("[SAFE]") == 0
+    assert drawn(Writer(), Reminder(TOKENIZER, MARKS, "[SAFE]"), "Q<think>x</think>").count("[SAFE]") == 0
 
 
 def test_a_check_goes_back_to_the_last_safe_point_four_times_at_most() -> None:
     calm = Writer()
-    assert drawn(SelfCheck(calm, TOKENIZER)) == drawn(SelfCheck(Writer(), TOKENIZER))
+    assert drawn(calm, SelfCheck(TOKENIZER)) == drawn(Writer(), SelfCheck(TOKENIZER))
     assert calm.asked == 5  # every 32 of 150 tokens
     alarmed = Writer("q")  # the 32nd letter is q, whatever is tried again
-    drawn(SelfCheck(alarmed, TOKENIZER))
+    drawn(alarmed, SelfCheck(TOKENIZER))
     assert alarmed.asked == 4
 
 
 def test_a_guard_says_what_it_needs_and_who_it_is() -> None:
     with pytest.raises(NeedsError, match="entropy"):
-        Reminder(ScriptedModel(["x"]), TOKENIZER, MARKS, "r")
-    guard = SelfCheck(Writer(), TOKENIZER)
-    assert guard.identity.name == "writer+self-check"
-    assert guard.capabilities == {"tokens", "continue", "seeds"}
+        Sampler(ScriptedModel(["x"]), policy=Reminder(TOKENIZER, MARKS, "r"))
+    assert Sampler(Writer(), policy=SelfCheck(TOKENIZER)).identity.name == "writer+self-check"
 
 
 def test_a_primer_starts_every_thinking() -> None:

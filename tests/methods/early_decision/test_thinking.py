@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.early_decision.thinking import Marks, NoRoomError, Thinker, cut_at, split_text, tokens_up_to
 from ramify.model.protocol import Draw, Identity, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.thinking import Marks, NoRoomError, Thinker, cut_at, split_text, tokens_up_to
 
 OPEN, CLOSE, END = 10, 11, 12
 MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))

@@ -1,4 +1,4 @@
-"""Decoding guards: models that wrap a model and step in while it draws. Re-implementations, which may understate the originals' best case.
+"""Decoding guards: policies that step in while a model writes. Re-implementations, which may understate the originals' best case.
 
 ``Reminder`` is SafeRemind: where the model grows suddenly sure inside its thinking, a reminder is put in. ``SelfCheck`` is PSR: the model is
 asked now and then whether what it wrote is harmful, and goes back where it says so. SafePath-ZS is ``Marks(primer=...)``.
@@ -7,60 +7,43 @@ Source of the constants: Ri et al. 2026, arXiv 2606.25013, defences.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ramify.base.ids import stable_hash
 from ramify.base.seeds import place_key
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores, require
-from ramify.rollout.thinking import Marks
+from ramify.methods.early_decision.thinking import Marks
+from ramify.model.protocol import Draw, Prefix, Sampling, Tokenizer
+from ramify.rollout.sampler import Ask
 
 
 class Guard:
-    """A model drawn in chunks. Subclasses say in :meth:`_after` what becomes of a chunk. Limits count every token, put in or drawn.
+    """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk. Limits count every token, put in or sampled.
 
-    A draw carries no log-probs: part of it is not the model's own. Raises NeedsError where the model lacks what the guard needs.
+    A continuation carries no log-probs: part of it is not the model's own. See :class:`ramify.rollout.sampler.Policy`.
     """
 
     name, chunk = "guard", 64
     needs: tuple[str, ...] = ("tokens", "continue")
 
-    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
-        require(model, self.needs, self.name)
-        self.model, self.tokenizer = model, tokenizer
-        self.eos: tuple[int, ...] = tuple(getattr(model, "eos", ()))
-        self.context: int | None = getattr(model, "context", None)
-        inner = model.identity
-        self.identity = Identity(f"{inner.name}+{self.name}", stable_hash(self.name, inner.weights), inner.tokenizer)
-        self.capabilities = model.capabilities & {"tokens", "continue", "seeds"}
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
-        """See :class:`ramify.model.protocol.Model`."""
-        return list(await asyncio.gather(*(self._guarded(prefix, settings, key) for key in keys)))
-
-    async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """Those of the model inside."""
-        return await self.model.logprobs(tokens, top_k)
-
-    async def _guarded(self, prefix: Prefix, settings: Sampling, key: int) -> Draw:
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: int) -> Draw:
+        """See :class:`ramify.rollout.sampler.Policy`."""
         given: Any = prefix.tokens
         state, round_ = self._start(given), 0
         drawn: list[int] = []
         stop = "length"
         while len(drawn) < settings.max_tokens:
             now, before = min(self.chunk, settings.max_tokens - len(drawn)), np.array(drawn, np.int32)
-            ask = settings.until
-            until = None if ask is None else (lambda new, b=before, ask=ask: ask(np.concatenate([b, new])))
+            ends = settings.until
+            until = None if ends is None else (lambda new, b=before, ends=ends: ends(np.concatenate([b, new])))
             row = Prefix(np.concatenate([given, before]))
-            (draw,) = await self.model.sample(
-                row, 1, replace(settings, max_tokens=now, until=until), [place_key(key, "guard", round_)]
-            )
+            draw = await ask(row, replace(settings, max_tokens=now, until=until), place_key(key, "guard", round_))
             round_ += 1
-            kept, ended = await self._after(state, given, drawn, draw, place_key(key, "asked", round_))
+            kept, ended = await self._after(ask, state, given, drawn, draw, place_key(key, "asked", round_))
             drawn = kept[: settings.max_tokens]
             if ended:
                 stop = draw.stop
@@ -72,7 +55,7 @@ class Guard:
         return {}
 
     async def _after(
-        self, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
     ) -> tuple[list[int], bool]:
         """All tokens so far behind the prefix, and whether the draw has ended. Here nothing is changed."""
         tokens: Any = draw.tokens
@@ -89,8 +72,8 @@ class Reminder(Guard):
     name, needs = "reminder", ("tokens", "continue", "entropy")
     window, deviations, most, apart = 10, 1.5, 3, 10
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, marks: Marks, reminder: str) -> None:
-        super().__init__(model, tokenizer)
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, reminder: str) -> None:
+        super().__init__(tokenizer)
         self.marks, self.reminder = marks, tokenizer.encode(reminder)
 
     def _start(self, given: np.ndarray) -> dict[str, Any]:
@@ -99,7 +82,7 @@ class Reminder(Guard):
         return {"seen": [], "said": self.most if closed else 0}
 
     async def _after(
-        self, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
     ) -> tuple[list[int], bool]:
         tokens: Any = draw.tokens
         entropy: Any = draw.entropy
@@ -115,7 +98,7 @@ class Reminder(Guard):
                 state["said"] += 1
                 state["seen"] = []
                 return [*drawn, *tokens[: i + 1].tolist(), *self.reminder], False
-        return await super()._after(state, given, drawn, draw, key)
+        return await super()._after(ask, state, given, drawn, draw, key)
 
 
 class SelfCheck(Guard):
@@ -131,13 +114,13 @@ class SelfCheck(Guard):
         return {"safe": 0, "back": 0, "question": np.array(self.tokenizer.encode(self.question), np.int32)}
 
     async def _after(
-        self, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
     ) -> tuple[list[int], bool]:
         tokens: Any = draw.tokens
         whole = [*drawn, *tokens.tolist()]
         if state["back"] < self.most:
             row = np.concatenate([given, np.array(whole, np.int32), state["question"]])
-            (said,) = await self.model.sample(Prefix(row), 1, Sampling(temperature=0.0, max_tokens=8), [key])
+            said = await ask(Prefix(row), Sampling(temperature=0.0, max_tokens=8), key)
             if "yes" in said.text.casefold():
                 state["back"] += 1
                 return whole[: state["safe"]], False
