@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.config import check
-from ramify.base.errors import UserError
 from ramify.jobs.improve import ARMS, ImproveConfig, Job
 from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, paired_t
 from ramify.trace.db import Run
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 GRID = (5e-4, 1e-3, 2e-3)
 TUNE_SEEDS = (100, 101)
@@ -45,10 +44,9 @@ def cell(arm: str, seed: int, lr: float, size: str) -> dict[str, float]:
     return {"success": success, "tokens": float(spent), "mixed": sum(mixed) / max(1, len(mixed))}
 
 
+@sized("improve")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Run the comparison. ``quick`` checks the headline gain of the default arm only, on one seed."""
-    if size not in ("cpu", "quick"):
-        raise UserError(f"repro improve has sizes cpu and quick, not '{size}'")
     if size == "quick":
         jobs = {arm: {"arm": arm, "seed": first, "lr": ARMS["ours"].lr, "size": size} for arm in ("start", "ours")}
         done = cells.map(cell, jobs, workers=2)

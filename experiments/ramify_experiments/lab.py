@@ -1,32 +1,31 @@
-"""The shared lab: cells (the resumable units of an experiment), where they are kept, how long they took, on which machine and code.
+"""The shared lab: sizes, cells (the resumable units of an experiment), arms by seeds, and each arm's own best learning rate.
 
 A cell is one call of a function with named arguments whose JSON result is kept under a key. Cells live in a folder, one file each,
-written whole or not at all, so an interrupted experiment continues where it stopped; without a folder they live in memory.
+written whole or not at all, so an interrupted experiment continues where it stopped; without a folder they live in memory. A cell that
+other code made is made again: see :mod:`ramify_experiments.code`.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import json
 import os
-import platform
 import re
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ramify
-from ramify.base import registry
+import numpy as np
+
 from ramify.base.errors import CellError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.progress import SILENT, Progress
+from ramify.stats.checks import Check
+from ramify_experiments.code import code_of
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -36,134 +35,56 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 
-SECONDS = "seconds.json"
-"""Beside the cells: how long they took to make, over all calls."""
 MADE = "RAMIFY_MADE"
-"""Environment variable: where :func:`ramify_experiments.recipes.place` keeps what was made."""
+"""Environment variable: where :func:`ramify_experiments.models.place` keeps what was made."""
+
+Reproduce = Callable[..., Sequence[Check]]
+"""``reproduce(size, cells, first=0)``: the checks of one size (quick, cpu, gpu), ``first`` the first seed."""
 
 
-@cache
-def sources_hash() -> str:
-    """Hash of the source of both distributions as it is on disk, by path and content: what one version made is never taken for another's."""
-    packages = Path(ramify.__file__).parent, Path(__file__).parent
-    files = [(package, file) for package in packages for file in sorted(package.rglob("*.py"))]
-    return stable_hash(*(part for package, file in files for part in (str(file.relative_to(package.parent)), file.read_bytes())))
-
-
-def folder(kind: str, name: str, seed: int) -> Path:
-    """Where the cells of ``name`` are kept: ``$RAMIFY_CACHE``, else ``$XDG_CACHE_HOME/ramify``, else ``~/.cache/ramify``, by the code that makes them."""
+def cache() -> Path:
+    """Where results and what they make are kept: ``$RAMIFY_CACHE``, else ``$XDG_CACHE_HOME/ramify``, else ``~/.cache/ramify``."""
     own = os.environ.get("RAMIFY_CACHE")
-    root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
-    return root / kind / f"{name}{f'-seed-{seed}' if seed else ''}-{sources_hash()[:12]}"
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
 
 
-@contextmanager
-def kept_in(folder: Path, title: str, as_json: bool) -> Iterator[Progress]:
-    """Show the progress of cells that ``folder`` keeps, and add up what they took. What they make beside their results (weights, texts)
-    goes with them: it is of the same code, and forgotten with them."""
-    from ramify.render import terminal
+def sized(name: str, *sizes: str) -> Callable[[Reproduce], Reproduce]:
+    """Decorate a reproduction with the sizes it has (default: quick and cpu); another one is refused before anything runs."""
+    known = sizes or ("quick", "cpu")
 
-    kept = f"finished cells are kept, so the same command goes on ({folder})"
-    earlier = os.environ.get(MADE)
-    before, start = _made(folder), time.perf_counter()
-    os.environ[MADE] = str(folder / "made")
-    try:
-        with terminal.progress(title, unit="cells", as_json=as_json, kept=kept) as bar:
-            yield bar
-    finally:
-        if earlier is None:
-            del os.environ[MADE]
-        else:
-            os.environ[MADE] = earlier
-        if _made(folder) != before or not (folder / SECONDS).is_file():  # cells that are only read were paid for
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / SECONDS, json.dumps(seconds_of(folder) + time.perf_counter() - start))
+    def wrap(reproduce: Reproduce) -> Reproduce:
+        @functools.wraps(reproduce)
+        def guarded(size: str, cells: Cells, first: int = 0) -> Sequence[Check]:
+            if size not in known:
+                raise UserError(f"the reproduction of {name} has no size '{size}': there are {' and '.join(known)}")
+            return reproduce(size, cells, first)
+
+        return guarded
+
+    return wrap
 
 
-def _made(folder: Path) -> set[tuple[Path, int]]:
-    return {(file, file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file() and file.name != SECONDS}
-
-
-def seconds_of(folder: Path) -> float:
-    """Seconds of all calls that made what the folder holds."""
-    file = folder / SECONDS
-    return float(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0.0
-
-
-def check_writable(out: Path | None) -> None:
-    """Raise UserError where the figures cannot be written to ``out``, before anything runs."""
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
-    if out is not None and out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder")
-
-
-@contextmanager
-def cells_on(spec: str) -> Iterator[Any]:
-    """What runs cells on the back end ``spec``; None for this machine."""
-    if spec == "local":
-        yield None
-        return
-    from ramify.rollout.backends import parse
-
-    name, workers = parse(spec)
-    cells = getattr(registry.get("backend", name), "cells", None)
-    if cells is None:
-        raise UserError(f"the back end '{name}' runs no reproductions: leave --backend out, or choose ray")
-    run, finish = cells(workers)
-    try:
-        yield run
-    finally:
-        finish()
-
-
-def _git(*args: str) -> str:
-    """Output of a git command about the folder that holds this package, "" outside a checkout of ramify."""
-    root = Path(ramify.__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return ""
-    done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def commit() -> str:
-    """The commit of the checkout, with ``+`` when the code differs from it; the version of an installed package."""
-    head = _git("rev-parse", "HEAD")
-    if not head:
-        return f"v{ramify.__version__}"
-    return head + ("+" if _git("status", "--porcelain", "--", "src", "experiments") else "")
-
-
-def versions() -> dict[str, str]:
-    """Of this package, Python and the numeric libraries."""
-    from importlib.metadata import version
-
-    return {"ramify": ramify.__version__, "python": platform.python_version()} | {
-        name: version(name) for name in ("torch", "transformers", "numpy", "scipy")
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Processor, cores and kernels, and the GPU where torch sees one; nothing that identifies a person or a host."""
-    cpu = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass  # not Linux: the platform module's answer stands
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kernels = importlib.import_module("ramify.engine.devices").kernels()
-    found = {"system": platform.system(), "cpu": cpu, "cores": cores, "kernels": kernels}
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        found["gpu"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+def tuned(
+    cells: Cells,
+    function: Callable[..., Any],
+    arms: Mapping[str, Mapping[str, Any]],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    score: Callable[[Any], float],
+) -> dict[str, tuple[float, list[Any]]]:
+    """Each arm's learning rate ``lr`` with the best mean ``score`` over ``seeds`` (the first of equals), and its results there."""
+    each = {f"{arm}, lr {lr:g}": {**arguments, "lr": lr} for arm, arguments in arms.items() for lr in rates}
+    done = cells.grid(function, each, seeds)
+    found = {}
+    for arm in arms:
+        best = max(rates, key=lambda lr: float(np.mean([score(one) for one in done[f"{arm}, lr {lr:g}"]])))
+        found[arm] = best, done[f"{arm}, lr {best:g}"]
     return found
 
 
 class Cells:
-    """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None).
+    """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells reach in other
+    ways than by imports.
 
     ``progress`` is told of every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
     missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
@@ -174,8 +95,12 @@ class Cells:
         folder: str | Path | None = None,
         progress: Progress = SILENT,
         runner: Callable[[Callable[..., Any], Mapping[str, Any]], Generator[tuple[str, Any], None, None]] | None = None,
+        uses: Sequence[str] = (),
     ) -> None:
         self.folder = None if folder is None else Path(folder)
+        self.uses = tuple(uses)
+        self.seconds = 0.0
+        """What the cells that were asked for took to make, now or in earlier calls."""
         self.progress = progress
         self.runner = runner
         self._memory: dict[str, dict[str, Any]] = {}
@@ -186,9 +111,21 @@ class Cells:
         Raises CellError naming the key when the function fails or returns something other than JSON, and UserError when the stored
         cell was made by another function or other arguments.
         """
-        call = _describe_call(function, kwargs)
-        found, value = self._read(key, call)
-        return value if found else self._write(key, call, _run(key, function, kwargs))
+        call, code = _describe_call(function, kwargs), self._code(function)
+        found, value = self._read(key, call, code)
+        if found:
+            return value
+        began = time.perf_counter()
+        return self._write(key, call, code, _run(key, function, kwargs), time.perf_counter() - began)
+
+    def grid(
+        self, function: Callable[..., Any], arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], workers: int = 2
+    ) -> dict[str, list[Any]]:
+        """Results of ``function(seed=seed, **arguments)`` for every arm (name -> arguments) and seed: arm -> one result a seed, in order."""
+        done = self.map(
+            function, {f"{arm}, seed {s}": {**arguments, "seed": s} for arm, arguments in arms.items() for s in seeds}, workers
+        )
+        return {arm: [done[f"{arm}, seed {s}"] for s in seeds] for arm in arms}
 
     def map(self, function: Callable[..., Any], cells: Mapping[str, Mapping[str, Any]], workers: int = 2) -> dict[str, Any]:
         """Results of ``function(**kwargs)`` for every ``{key: kwargs}``, in the order given; only the missing ones run.
@@ -197,10 +134,10 @@ class Cells:
         importable. After a failure or an interrupt no further cell starts and finished ones are kept; the failure is raised as
         CellError.
         """
-        calls = {key: _describe_call(function, kwargs) for key, kwargs in cells.items()}
+        calls, code = {key: _describe_call(function, kwargs) for key, kwargs in cells.items()}, self._code(function)
         results: dict[str, Any] = {}
         for key, call in calls.items():
-            found, value = self._read(key, call)
+            found, value = self._read(key, call, code)
             if found:
                 results[key] = value
         self.progress.begin(len(cells), len(results), "", "cells")
@@ -213,8 +150,11 @@ class Cells:
         else:
             fresh = _run_in_processes(function, missing, min(workers, len(missing)))
         with closing(fresh):  # at an interrupt, wherever it comes: else cells under way would be waited for, and others start
+            began = time.perf_counter()
             for key, value in fresh:
-                results[key] = self._write(key, calls[key], value)
+                now = time.perf_counter()  # a cell's share of the time is that since the one before it was done
+                results[key] = self._write(key, calls[key], code, value, now - began)
+                began = now
                 self.progress.at(len(results), key)
         return {key: results[key] for key in cells}
 
@@ -222,23 +162,28 @@ class Cells:
         assert self.folder is not None
         return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', key)[:80].strip('.-')}-{stable_hash(key)[:8]}.json"
 
-    def _read(self, key: str, call: str) -> tuple[bool, Any]:
+    def _code(self, function: Callable[..., Any]) -> str:
+        return "" if self.folder is None else code_of(function.__module__, *self.uses)
+
+    def _read(self, key: str, call: str, code: str) -> tuple[bool, Any]:
         if self.folder is None:
             record = self._memory.get(key)
         else:
             record = _read_record(self._path(key))
-        if record is None:
+        if record is None or record["code"] != code:
             return False, None
         if record["call"] != call:
             where = "" if self.folder is None else f" in {self._path(key)}"
             raise UserError(
                 f"cell {key!r}{where} was made by {record['call']}, not by {call}: choose another folder or delete the cell"
             )
+        self.seconds += record["seconds"]
         return True, json.loads(canonical_json(record["value"]))
 
-    def _write(self, key: str, call: str, value: Any) -> Any:
+    def _write(self, key: str, call: str, code: str, value: Any, seconds: float) -> Any:
+        self.seconds += seconds
         try:
-            text = canonical_json({"key": key, "call": call, "value": value})
+            text = canonical_json({"key": key, "call": call, "code": code, "seconds": seconds, "value": value})
         except (TypeError, ValueError) as error:
             raise CellError(f"cell {key!r} returned something that is not JSON: {error}") from error
         record = json.loads(text)
@@ -253,7 +198,7 @@ class Cells:
 def _read_record(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict) or not {"key", "call", "value"} <= record.keys():
+        if not isinstance(record, dict) or not {"key", "call", "code", "seconds", "value"} <= record.keys():
             raise ValueError("fields are missing")
     except FileNotFoundError:
         return None

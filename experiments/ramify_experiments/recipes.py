@@ -1,4 +1,4 @@
-"""Small models from scratch, in minutes on two cores, cached by the content hash of their recipe and of the code that makes them.
+"""Two small models that more than one experiment, the built-in agent or an example is made of: the household and chain arithmetic.
 
 ``python -m ramify_experiments.recipes household --out src/ramify/assets/household`` makes the built-in agent again.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ramify.base.config import Config
-from ramify.base.ids import json_hash
 from ramify.base.seeds import generator, place_key
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
@@ -27,9 +23,7 @@ from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
-from ramify_experiments.lab import sources_hash
-
-SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+from ramify_experiments.models import Make, chat_row, fit, kept, set_rate, train_tokenizer, word_tokenizer, write
 
 
 class Recipe(Config):
@@ -59,59 +53,6 @@ class Recipe(Config):
     """Peak learning rate (linear warm-up, cosine decay)."""
     seed: int = 0
     """Decides weights, demonstrations and their order."""
-
-
-def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
-    """A byte-level BPE tokenizer with chat tags, trained on ``texts``; words keep their leading space, any text round-trips."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r" ?[^\s.,:]+|\s|[.,:]"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    raw.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    raw.train_from_iterator(texts, trainer)
-    return HfTokenizer(raw)
-
-
-def word_tokenizer(words: Iterable[str], unknown: str) -> HfTokenizer:
-    """One token a word, words apart by spaces; any other word is taken for ``unknown``, one of ``words``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return HfTokenizer(raw)
-
-
-def chat_row(template: TagTemplate, messages: Iterable[tuple[str, str]]) -> Row:
-    """A supervised row: the assistant's words and its end-of-turn token are trained on, the rest is shown."""
-    tokens: list[int] = []
-    mask: list[bool] = []
-    for role, text in messages:
-        header, whole = len(template.open(role)), list(template.render(role, text)[0])
-        tokens += whole
-        mask += [False] * header + [role == "assistant"] * (len(whole) - header)
-    return Row(np.asarray(tokens, np.int32), np.asarray(mask, np.bool_))
-
-
-def fit(model: TinyLM, rows: list[Row], steps: int, batch: int, lr: float, seed: int, report: Callable[[str], None]) -> None:
-    """Supervised training with a linear warm-up over a tenth of the steps and a cosine decay to a tenth of ``lr``."""
-    trainer = Trainer(model, TrainConfig(lr=lr, weight_decay=0.01), seed)
-    for step in range(steps):
-        warm = min(1.0, (step + 1) / max(1, steps // 10))
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = lr * warm * (0.55 + 0.45 * float(np.cos(np.pi * step / steps)))
-        picks = generator(seed, "sft", step).integers(0, len(rows), batch)
-        metrics = trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})
-        if step % 50 == 0 or step == steps - 1:
-            report(f"step {step}: cross-entropy {metrics['cross_entropy']:.3f} per token")
 
 
 def make_household(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
@@ -238,8 +179,7 @@ def make_chain(recipe: ChainRecipe, report: Callable[[str], None] = print) -> tu
     tune = list(world.panel("tune", recipe.held_out, recipe.seed))
     trainer = Trainer(model, TrainConfig(lr=recipe.lr, weight_decay=0.01), recipe.seed)
     for step in range(1, recipe.steps + 1):
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = recipe.lr * min(1.0, step / 100)
+        set_rate(trainer.optimizer, recipe.lr, step - 1, recipe.steps, warm=100)
         picks = generator(recipe.seed, "sft", step).integers(0, len(rows), recipe.rows)
         loss = trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})["cross_entropy"]
         if step % recipe.every == 0 and loss < recipe.below:
@@ -250,8 +190,6 @@ def make_chain(recipe: ChainRecipe, report: Callable[[str], None] = print) -> tu
     return model, tokenizer
 
 
-Make = Callable[[Any, Callable[[str], None]], tuple[TinyLM, HfTokenizer]]
-
 RECIPES: dict[str, tuple[Config, Make]] = {
     "household": (Recipe(name="household"), make_household),
     "chain": (ChainRecipe(), make_chain),
@@ -259,34 +197,9 @@ RECIPES: dict[str, tuple[Config, Make]] = {
 
 
 def cached(name: str, recipe: Config | None = None, report: Callable[[str], None] = print) -> Path:
-    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by content hash (the recipe's and this code's)."""
+    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by what decides it: recipe and code."""
     default, make = RECIPES[name]
     return kept(name, recipe or default, make, report)
-
-
-def kept(name: str, recipe: Config, make: Make, report: Callable[[str], None] = lambda line: None) -> Path:
-    """Folder of the checkpoint that ``make`` makes of ``recipe``; trained on first use, then found by content hash (the recipe's and this code's)."""
-    folder = place(name, recipe.model_dump())
-    if not (folder / "recipe.json").exists():
-        write(folder, recipe, *make(recipe, report))
-    return folder
-
-
-def place(name: str, decided: Mapping[str, Any]) -> Path:
-    """Folder, which need not exist yet, of what ``decided`` and this code decide.
-
-    Under ``$RAMIFY_MADE`` (a reproduction keeps what it makes with its cells), else ``recipes`` in ``$RAMIFY_CACHE`` or ``~/.cache/ramify``.
-    """
-    own = os.environ.get("RAMIFY_MADE")
-    root = Path(own) if own else Path(os.environ.get("RAMIFY_CACHE", Path.home() / ".cache" / "ramify")) / "recipes"
-    return root / f"{name}-{json_hash({**decided, 'code': sources_hash()})}"
-
-
-def write(folder: Path, recipe: Config, model: TinyLM, tokenizer: HfTokenizer) -> None:
-    """Save a checkpoint with its recipe; the recipe comes last and marks the folder as whole."""
-    model.save(folder, tokenizer)
-    text: dict[str, Any] = recipe.model_dump()
-    (folder / "recipe.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.base import registry
 from ramify_experiments.cases import Case, verdict
-from ramify_experiments.check import cases_of
+from ramify_experiments.verbs import cases_of
 
 TOY = """
 from ramify_experiments.cases import Case

@@ -186,12 +186,12 @@ def test_the_seconds_are_those_of_making_not_of_reading(
 def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
     study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from ramify_experiments.recipes import place
+    from ramify_experiments.models import place
 
     made: list[Path] = []
 
     def reproduce(size: str, cells: Cells) -> list[Check]:
-        folder = place("weights", {"seed": 1})
+        folder = place("weights", {"seed": 1}, __name__)
         if not folder.exists():
             folder.mkdir(parents=True)
             made.append(folder)
@@ -202,7 +202,7 @@ def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
         assert main(["repro", "study", *flags]) == 0
     assert len(made) == 2
     assert made[0].is_relative_to(tmp_path / "cache")
-    assert place("weights", {"seed": 1}) != made[0], "outside of a reproduction they are somewhere else"
+    assert place("weights", {"seed": 1}, __name__) != made[0], "outside of a reproduction they are somewhere else"
 
 
 MAKES = """
@@ -227,9 +227,10 @@ def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> Non
         source = Path(one.__file__ or "").parent
         shutil.copytree(source, package.parent / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     found = []
-    for addition in ("", "", "STEPS = 3\n"):
-        with (package / "train" / "loop.py").open("a") as file:
-            file.write(addition)
+    for changed in ("", "web/server.py", "train/loop.py"):
+        if changed:
+            with (package / changed).open("a") as file:
+                file.write("STEPS = 3\n")
         done = forks.run(MAKES, tmp_path)
         assert done.returncode == 0, done.stderr
         found.append(done.stdout.splitlines()[-1].split())

@@ -15,7 +15,7 @@ from ramify_experiments import lockstep
 from ramify_experiments.implicit_advantage import repro
 from ramify_experiments.lab import Cells
 from ramify_experiments.lockstep import Episode
-from ramify_experiments.recipes import train_tokenizer
+from ramify_experiments.models import train_tokenizer
 
 WORDS = [*NAMES, *FILLERS, *(f" {word}" for word in (*FILLERS, *VERBS, *BOOKINGS))]
 TASK = Task(

@@ -14,7 +14,7 @@ from ramify.model.chat import TagTemplate
 from ramify.train.batch import collate
 from ramify.train.loop import token_logprobs
 from ramify_experiments.lockstep import Episode, play
-from ramify_experiments.recipes import train_tokenizer
+from ramify_experiments.models import train_tokenizer
 
 WORLD = DeskWorld()
 TASKS = list(WORLD.panel("train", 4))

@@ -34,7 +34,7 @@ from ramify.rollout.pins import Pins
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Places
 from ramify.web.recording import Recorder
-from ramify_experiments.recipes import train_tokenizer
+from ramify_experiments.models import train_tokenizer
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -20,7 +20,7 @@ from ramify.model.scripted import MergingTokenizer, ScriptedModel
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.trace.db import Run
 from ramify.train.batch import row_from_path
-from ramify_experiments.recipes import train_tokenizer
+from ramify_experiments.models import train_tokenizer
 
 TASKS = list(HouseholdWorld().panel("eval", 4))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key, uniforms
 from ramify.base.waiting import complete
 from ramify.env.protocol import Task
@@ -27,7 +26,7 @@ from ramify.stats.checks import Check
 from ramify.stats.drops import Counts, standard_error
 from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
 from ramify_experiments.cliffs.martingale import simulate
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
 ARMS = ("del", "keep", "random", "critical", "tangent")
@@ -410,10 +409,9 @@ OTHER = (
 )
 
 
+@sized("cliffs")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Run section 7(a). Raises UserError for a size there is none of."""
-    if size not in _SIZES:
-        raise UserError(f"cliffs has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights")
+    """Run section 7(a)."""
     plan = _SIZES[size]
     plan = replace(plan, seeds=tuple(first + s for s in plan.seeds), train_seeds=tuple(first + s for s in plan.train_seeds))
     keys: dict[str, dict[str, Any]] = {f"process, seed {seed}": {"traces": plan.traces, "seed": seed} for seed in plan.seeds}

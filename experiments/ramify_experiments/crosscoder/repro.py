@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
@@ -31,7 +30,7 @@ from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 # --- 7(a1): planted directions --------------------------------------------------------------------------------------------------
 
@@ -361,10 +360,9 @@ def reconstructions(
 # --- checks ---------------------------------------------------------------------------------------------------------------------
 
 
+@sized("crosscoder")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Sections 7(a1) and 7(a2). ``cpu``: 5 seeds; ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
-    if size not in ("quick", "cpu"):
-        raise UserError(f"crosscoder has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
     studies = [] if quick else list(cells.map(study, {f"pair {s}": {"seed": s} for s in seeds}).values())

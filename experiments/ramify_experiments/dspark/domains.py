@@ -171,14 +171,14 @@ class TargetRecipe(Config):
 
 def tokenizer() -> HfTokenizer:
     """One token a word, words apart by spaces."""
-    from ramify_experiments.recipes import word_tokenizer
+    from ramify_experiments.models import word_tokenizer
 
     return word_tokenizer(TOKENS, END)
 
 
 def target_folder(recipe: TargetRecipe) -> Path:
     """Checkpoint of the target that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
-    from ramify_experiments.recipes import kept
+    from ramify_experiments.models import kept
 
     return kept("dspark", recipe, make_target)
 
@@ -187,7 +187,7 @@ def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> tuple[Ti
     """Qwen3's shape at a width of 96 (0.47 M weights with 4 layers), trained on rows of the three domains by turns."""
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify.train.batch import Row
-    from ramify_experiments.recipes import fit
+    from ramify_experiments.models import fit
 
     heads = recipe.width // 24
     shape = TinyConfig(

@@ -21,7 +21,7 @@ from ramify.methods.dspark.training import kept_text
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row
 from ramify_experiments.dspark import domains
-from ramify_experiments.recipes import fit, place
+from ramify_experiments.models import fit, place
 
 START, GIVEN = 8, 24
 """Tokens of a prompt in training and in measurement."""
@@ -45,7 +45,7 @@ class Lab:
         return LocalModel.load(self.folder, cache_bytes=0)
 
     def _place(self, what: str, **decided: Any) -> Path:
-        return place(f"dspark-{what}", decided | {"target": self.recipe.model_dump()})
+        return place(f"dspark-{what}", decided | {"target": self.recipe.model_dump()}, __name__)
 
     def text(self, sequences: int) -> list[Row]:
         """Rows of the target's own text behind starts of the three domains, by turns; drawn tokens count.

@@ -30,7 +30,7 @@ def _write_pair(rep: Repetition, sharp: float) -> None:
 
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify.methods.dspark.drafter_files import for_target, save_drafter
-    from ramify_experiments.recipes import word_tokenizer
+    from ramify_experiments.models import word_tokenizer
 
     vocab, rng = len(TOKENS), generator(rep.seed, "dspark", "nulls")
     table = rng.normal(size=(vocab, vocab))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import place_key
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
@@ -26,7 +25,7 @@ from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap, mean_t
 from ramify_experiments.dspark.domains import DOMAINS, prompts
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 BLOCK = 7
 SEED = 0
@@ -370,10 +369,9 @@ def lossless_checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
     return checks
 
 
+@sized("dspark")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`; ``quick``: DSpark and DFlash on a smaller target, looser thresholds."""
-    if size not in SIZES:
-        raise UserError(f"dspark has no size '{size}': there are quick and cpu")
     quick, counts = size == "quick", SIZES[size]
     drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in COMPARED}
     of = {"size": counts, "seed": first}

@@ -30,7 +30,7 @@ def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.rando
     It is given each trace's prompt int (96,), its words int (96, 6), and what to draw from. The network's weights are drawn as well.
     """
     from ramify.engine.tiny import TinyConfig, TinyLM
-    from ramify_experiments.recipes import word_tokenizer
+    from ramify_experiments.models import word_tokenizer
 
     rng = generator(rep.seed, "states")
     words = ("<think>", "</think>", *WORDS, "yes", "no", "<end>")

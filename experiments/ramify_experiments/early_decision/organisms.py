@@ -18,7 +18,7 @@ from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
-from ramify_experiments.recipes import fit, kept, word_tokenizer
+from ramify_experiments.models import fit, kept, word_tokenizer
 
 Kind = Literal["locked", "deliberative", "hybrid"]
 

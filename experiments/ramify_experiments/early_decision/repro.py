@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, wilson
 from ramify_experiments.early_decision.measure import POSITIONS, SHARES, hybrid_study, ideal, study
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 Cell = dict[str, Any]
 MIDDLE = slice(2, 9)
@@ -85,10 +84,9 @@ KNOWN_MISSES = {
 }
 
 
+@sized("early-decision")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, smaller organisms with shorter traces, looser thresholds, no hybrid."""
-    if size not in SIZES:
-        raise UserError(f"early-decision has no size '{size}': there are {' and '.join(sorted(SIZES))}")
     chosen, seeds = SIZES[size], tuple(first + seed for seed in SIZES[size]["seeds"])
     calls = {
         f"{kind} {seed}": {"recipe": {**chosen["recipe"], "kind": kind, "seed": seed}, **chosen["study"]}

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.experiment import Control, Move, TestResult, corrected, result_from_json
@@ -23,7 +22,7 @@ from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, wilson
 from ramify_experiments.forensics.battery import DOSES, Table, Tables, of_law, of_model, run
 from ramify_experiments.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 OWN: dict[str, tuple[str, Move]] = {
     "dose": ("tedium", "rises"),
@@ -212,10 +211,9 @@ class _Found:
         return Check.mean(name, values, self.seeds, op, threshold)
 
 
+@sized("forensics")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 20 seeds of four organisms; ``quick``: one seed of two organisms, less teaching, looser thresholds."""
-    if size not in ("quick", "cpu"):
-        raise UserError(f"forensics has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     kinds = ("tedium", "clean") if quick else KINDS
     measured = {"n": 150, "traces": 20, "k": 100}

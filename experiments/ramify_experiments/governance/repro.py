@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.stats.checks import Check
 from ramify.stats.intervals import difference_of_proportions
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 # -- the world -----------------------------------------------------------------------------------------------------------------
 
@@ -401,10 +400,9 @@ JUDGED = {
 """What is judged of the worst seed: operator, threshold of the cpu size (section 7(a)) and of the quick one."""
 
 
+@sized("governance")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, less training, no negative control, looser thresholds."""
-    if size not in ("quick", "cpu"):
-        raise UserError(f"governance has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
     less = {"episodes": 400, "agent_steps": 220, "steps": 80, "whole": False} if quick else {}

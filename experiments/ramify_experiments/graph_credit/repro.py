@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.stats.checks import Check
 from ramify.stats.intervals import paired_t
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 REWARD = 10.0
 ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
@@ -256,13 +255,9 @@ def single_gap(seed: int) -> float:
     return float(np.abs(own - credit(*table, config=CreditConfig(rule="gigpo"))["A"]).max())
 
 
+@sized("graph-credit")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a) items 1 to 3 and the visit-counting study. ``cpu``: 5 seeds; ``quick``: 2 seeds and looser thresholds."""
-    if size not in ("quick", "cpu"):
-        raise UserError(
-            f"graph-credit has no size '{size}': its figure with a language-model agent is measured by `ramify repro improve`; "
-            "here there are quick and cpu"
-        )
     quick = size == "quick"
     seeds = tuple(range(first, first + (2 if quick else 5)))
     checks = _matched(cells, seeds, 0.12 if quick else 0.20)

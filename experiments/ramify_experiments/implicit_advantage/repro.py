@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.engine.forward import TinyForward
 from ramify.engine.local import LocalModel
@@ -34,9 +33,9 @@ from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap, mean_t
 from ramify.train.loop import TrainConfig, Trainer, with_reference
 from ramify_experiments.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 from ramify_experiments.lockstep import Episode, play
-from ramify_experiments.recipes import chat_row, fit, train_tokenizer
+from ramify_experiments.models import chat_row, fit, train_tokenizer
 
 ATTEMPTS = 8
 ARMS = {"N0": 0, "N5": 5}
@@ -297,11 +296,10 @@ def agent(
 # -- checks
 
 
+@sized("implicit-advantage")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a) items 1 to 3. ``cpu``: 5 seeds, both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the
     short arm with looser thresholds (what nuisance language changes takes five seeds to see)."""
-    if size not in ("quick", "cpu"):
-        raise UserError(f"implicit-advantage has no size '{size}'; there are quick and cpu")
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
     scale: dict[str, Any] = {"steps": 360, "target": 0.6, "tasks": 120, "validation": 480}

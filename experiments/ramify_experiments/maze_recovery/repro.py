@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.worlds.maze import MazeWorld
@@ -20,7 +19,7 @@ from ramify.methods.maze_recovery.star import FAMILIES, Maze, TabularPolicy
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 from ramify_experiments.maze_recovery.walks import (
     Graph,
     GridTasks,
@@ -300,10 +299,9 @@ def grids(seed: int, updates: int = 400, tasks: int = 128, steps: int = 300, cap
 # --- checks -------------------------------------------------------------------------------------------------------------------
 
 
+@sized("maze-recovery")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, less training, looser thresholds."""
-    if size not in ("quick", "cpu"):
-        raise UserError(f"maze-recovery has no size '{size}': there are quick and cpu")
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
     checks = _theory(cells, 200 if quick else 2000)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator, place_key
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, TreeConfig, grpo, l1_mass, p_mix, proxy, shrunk
@@ -30,7 +29,7 @@ from ramify.methods.tree_rollouts.toy import (
 )
 from ramify.stats.checks import Check
 from ramify.stats.intervals import paired_t
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, sized
 
 MAIN, TRAPS = tuple(ARMS)[:8], ("flat", "random", "uucb", *tuple(ARMS)[8:])
 
@@ -142,12 +141,9 @@ _SIZES = {
 }  # fmt: skip
 
 
+@sized("tree-rollouts")
 def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Run items 1 to 5 of section 7(a). Raises UserError for a size there is none of."""
-    if size not in _SIZES:
-        raise UserError(
-            f"tree-rollouts has no reproduction of size '{size}': it runs as quick or cpu, on two cores and without weights"
-        )
+    """Run items 1 to 5 of section 7(a)."""
     plan = replace(_SIZES[size], seeds=tuple(first + seed for seed in _SIZES[size].seeds))
     return [*_law(plan, cells), *_selection(plan, cells), *_extras(plan, cells), *_training(plan, cells)]
 

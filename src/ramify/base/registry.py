@@ -141,7 +141,7 @@ def _load(kind: str) -> Iterator[None]:
 
 
 def _load_builtin(kind: str) -> Iterator[None]:
-    for home in (*_HOMES.get(kind, ()), *_of_methods(kind)):
+    for home in homes(kind):
         if importlib.util.find_spec(home) is None:
             continue
         module = importlib.import_module(home)
@@ -151,11 +151,14 @@ def _load_builtin(kind: str) -> Iterator[None]:
             yield
 
 
-def _of_methods(kind: str) -> Iterator[str]:
+def homes(kind: str) -> list[str]:
+    """The modules, or packages all of whose modules are read, in which the built-in parts of ``kind`` are registered."""
+    found = [*_HOMES.get(kind, ())]
     for slug in builtin_methods():
         package = "ramify.methods." + slug.replace("-", "_")
         parts: dict[str, tuple[str, ...]] = getattr(importlib.import_module(package), "PARTS", {})
-        yield from (f"{package}.{home}" for home in parts.get(kind, ()))
+        found += [f"{package}.{home}" for home in parts.get(kind, ())]
+    return found
 
 
 def builtin_methods() -> list[str]:

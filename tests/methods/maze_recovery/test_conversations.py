@@ -14,7 +14,7 @@ from ramify.trace.message import Message
 from ramify.trace.node import make_node
 from ramify.trace.path import Path
 from ramify.trace.view import TokenMessage, messages_of
-from ramify_experiments.recipes import chat_row
+from ramify_experiments.models import chat_row
 
 
 def turn(role: str, text: str, **data: Any) -> TokenMessage:

@@ -1,0 +1,162 @@
+"""Which code a result comes from: every module that a function's module reaches by imports, with the data beside it.
+
+Imports are read, not run: those of functions count, those for type checkers do not. A name that a package offers lazily leads to the module
+that has it, and a lookup in the registry to the modules that register such a part. Followed are the modules of ramify, of these
+experiments, and of the package that the function itself is in.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from ramify.base.ids import stable_hash
+from ramify.base.registry import KINDS, homes
+
+OWN = ("ramify", "ramify_experiments")
+
+
+@cache
+def code_of(*modules: str) -> str:
+    """Hash of the code, and of the data files beside it (weights, too), that ``modules`` reach; equal for equal code wherever it lies."""
+    tops = frozenset([*OWN, *(module.partition(".")[0] for module in modules)])
+    parts: list[str | bytes] = []
+    for name in sorted(reached(modules, tops)):
+        for file in _files(name):
+            parts += [name, file.name, file.read_bytes()]
+    return stable_hash(*parts)
+
+
+def reached(modules: tuple[str, ...], tops: frozenset[str]) -> set[str]:
+    """Names of the modules in the packages ``tops`` that ``modules`` reach by imports, themselves and their parents among them."""
+    seen: set[str] = set()
+    todo = list(modules)
+    while todo:
+        name = todo.pop()
+        if name in seen or name.partition(".")[0] not in tops or source(name) is None:
+            continue
+        seen.add(name)
+        todo += [name.rpartition(".")[0], *_leads_to(name)]
+    return seen
+
+
+@cache
+def source(module: str) -> Path | None:
+    """The file of a module, which is not imported; None where there is none."""
+    top, *rest = module.split(".")
+    file = _top(top)
+    if file is None or (rest and file.name != "__init__.py"):
+        return None
+    whole = file.parent.joinpath(*rest)
+    found = file if not rest else whole / "__init__.py" if (whole / "__init__.py").is_file() else whole.with_suffix(".py")
+    return found if found.is_file() else None
+
+
+def _top(name: str) -> Path | None:
+    """The file of a module or package that is in none."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    if loaded is not None:
+        return Path(loaded)
+    try:
+        spec = importlib.util.find_spec(name) if name else None
+    except ValueError:  # made by hand
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _files(module: str) -> Iterator[Path]:
+    """A module's file; of a package also the data in its folder; of a module that names ramify's assets those."""
+    file = source(module)
+    assert file is not None
+    yield file
+    if file.name == "__init__.py":
+        yield from sorted(one for one in file.parent.iterdir() if one.is_file() and one.suffix != ".py")
+    if module.startswith("ramify.") and '"assets"' in file.read_text(encoding="utf-8"):
+        folder = Path(sys.modules["ramify"].__path__[0]) / "assets"
+        yield from sorted(one for one in folder.rglob("*") if one.is_file())
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    file = source(module)
+    assert file is not None
+    return ast.parse(file.read_bytes())
+
+
+def _for_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@cache
+def _leads_to(module: str) -> frozenset[str]:
+    """What a module imports, anywhere in it."""
+    out: set[str] = set()
+    todo: list[ast.AST] = [_tree(module)]
+    while todo:
+        node = todo.pop()
+        if _for_checkers(node):
+            assert isinstance(node, ast.If)
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            out.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            whole = _absolute(module, node)
+            out.add(whole)
+            for alias in node.names:
+                out.update((f"{whole}.{alias.name}", _lazily(whole).get(alias.name, "")))
+        elif isinstance(node, ast.Call):
+            out |= _registered(_looked_up(node))
+        todo += ast.iter_child_nodes(node)
+    return frozenset(out)
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    """The module that ``from MODULE import`` names, in ``module``."""
+    if not node.level:
+        return node.module or ""
+    file, parts = source(module), module.split(".")
+    up = node.level - (file is not None and file.name == "__init__.py")
+    return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
+
+
+@cache
+def _lazily(package: str) -> dict[str, str]:
+    """Name -> module of what a package offers without importing it: what it tells type checkers."""
+    if package.partition(".")[0] not in OWN or source(package) is None:
+        return {}
+    told = [line for node in _tree(package).body if _for_checkers(node) for line in ast.iter_child_nodes(node)]
+    return {a.asname or a.name: line.module or "" for line in told if isinstance(line, ast.ImportFrom) for a in line.names}
+
+
+def _looked_up(call: ast.Call) -> str:
+    """The kind of part that ``registry.get(KIND, ...)`` or ``registry.names(KIND)`` looks up, "*" where a variable says it, else ""."""
+    where = call.func
+    if not isinstance(where, ast.Attribute) or where.attr not in ("get", "names") or not call.args:
+        return ""
+    if not isinstance(where.value, ast.Name) or where.value.id != "registry":
+        return ""
+    kind = call.args[0]
+    return str(kind.value) if isinstance(kind, ast.Constant) else "*"
+
+
+@cache
+def _registered(kind: str) -> frozenset[str]:
+    """Modules of ramify that register a part of ``kind``, "*" of any."""
+    named = [home for one in KINDS if kind in ("*", one) for home in homes(one)]
+    modules = [module for home in named for module in (home, *_inside(home))]
+    wanted = re.compile(r"register\(\"" + ("" if kind == "*" else re.escape(kind) + '"'))
+    files = {module: source(module) for module in modules}
+    return frozenset(module for module, file in files.items() if file and wanted.search(file.read_text(encoding="utf-8")))
+
+
+def _inside(package: str) -> list[str]:
+    file = source(package)
+    if file is None or file.name != "__init__.py":
+        return []
+    return [f"{package}.{one.stem}" for one in file.parent.glob("*.py") if one.name != "__init__.py"]
