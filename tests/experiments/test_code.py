@@ -54,7 +54,7 @@ def test_what_a_function_reaches_decides_and_nothing_else(package: Path) -> None
     [
         ("ramify_experiments.governance.repro", "ramify.base.seeds", "ramify.methods.governance.run"),
         ("ramify_experiments.early_decision.organisms", "ramify.train.losses", "ramify.methods.early_decision.run"),  # a lookup
-        ("ramify_experiments.cliffs.repro", "ramify.rollout.token_forks", "ramify.web.server"),
+        ("ramify_experiments.cliffs.repro", "ramify.env.worlds.chain", "ramify.web.server"),
         ("ramify_experiments.improve", "ramify.env.worlds.household", "ramify.web.server"),
     ],
 )
