@@ -58,12 +58,11 @@ def drops(checks: dict[str, dict[str, Any]]) -> str:
     return frame(WIDTH, bottom + 44, title, "mean drop of the potential at detected cliffs, with 95 % intervals", "".join(body))
 
 
-async def reply(seed: int, index: int) -> tuple[Scanned, Lab]:
+async def reply(lab: Lab, index: int) -> Scanned:
     """The faithful scan, with confirmation, of the reply to one problem of the reproduction."""
-    lab = Lab({}, seed)
     forks = lab.forks(0)
     traces = await forks.draw([lab.problems("eval", 25)[index]])
-    return (await scan(traces, forks, ScanConfig(faithful=True, confirm=FRESH))).scanned[0], lab
+    return (await scan(traces, forks, ScanConfig(faithful=True, confirm=FRESH))).scanned[0]
 
 
 def main() -> None:
@@ -71,7 +70,9 @@ def main() -> None:
     seed, index = map(int, sys.argv[1:3] or (0, 9))
     report = json.loads((ROOT / "repro" / "cliffs-cpu.json").read_text(encoding="utf-8"))
     (IMAGES / "cliffs-drops.svg").write_text(drops({check["name"]: check for check in report["checks"]}), encoding="utf-8")
-    scanned, lab = asyncio.run(reply(seed, index))
+    lab = Lab({}, seed)
+    lab.engine  # trained here, where no event loop runs
+    scanned = asyncio.run(reply(lab, index))
     texts = [lab.tokenizer.decode([token]) + " " for token in scanned.trace.response_ids]
     (IMAGES / "cliffs-potential.svg").write_text(potential_svg(picture(scanned, texts)), encoding="utf-8")
     print([(cliff.t, cliff.facts.kind, cliff.status) for cliff in scanned.cliffs])
