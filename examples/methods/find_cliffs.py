@@ -15,7 +15,7 @@ from ramify.env.worlds import chain
 from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
 from ramify.render.potential import potential_text
 from ramify.rollout.problems import Problem, read_problems
-from ramify.score.verifiers import find_verifier
+from ramify.score.judge import find_judge
 from ramify_experiments.recipes import ChainRecipe, cached
 
 
@@ -24,7 +24,9 @@ def mine(checkpoint, problems, verifier):
     settings = Sampling(
         temperature=0.7, top_p=0.8, top_k=20, max_tokens=1024, stop_tokens=template.stop_tokens if template else ()
     )
-    return ReplyForks(model, model.tokenizer, find_verifier(verifier), settings), read_problems(Path(problems), template)
+    return ReplyForks(model, model.tokenizer, find_judge(verifier, takes=("text", "trace")), settings), read_problems(
+        Path(problems), template
+    )
 
 
 def small():

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+import threading
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ramify.base import registry
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
+from ramify.model.scripted import ScriptedModel
 from ramify.score.battery import check_judge, said
-from ramify.score.judge import Each, Item, Judgement, find_judge, judged_path
-from ramify.score.match import ExactMatch, NumberMatch, last_number
+from ramify.score.judge import Command, Each, Function, Item, Judgement, Question, find_judge, judged, judged_path, yes_or_no
+from ramify.score.match import ExactMatch, NumberMatch, last_boxed, last_number
 from ramify.trace.node import Stream, Verdict
 
 TASK = Task("t", {"answer": "42"})
@@ -155,3 +160,202 @@ def test_graders() -> None:
         value(NumberMatch(), "42", "blue")
     with pytest.raises(UserError, match="tolerance"):
         NumberMatch(-1)
+
+
+# -- patterns, commands, functions
+
+
+def ask(spec: Any, text: str, **data: Any) -> Judgement:
+    (found,) = asyncio.run(judged(find_judge(spec) if isinstance(spec, str) else spec, [Item(text, "a", data=data)]))
+    return found
+
+
+def verdict(spec: Any, text: str, **data: Any) -> Any:
+    return ask(spec, text, **data).value
+
+
+RELEASED = threading.Event()
+
+
+def hung() -> Any:
+    def wait(text: str, data: Any) -> bool:
+        return RELEASED.wait(600)
+
+    return wait
+
+
+class Skipping(selectors.DefaultSelector):
+    """Moves the time on instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def skipping() -> asyncio.AbstractEventLoop:
+    """An event loop whose clock stands still while something runs: what takes long here takes no time of a test."""
+    selector = Skipping()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "answer", "right"),
+    [
+        ("exact", " The  Cat\n", "the cat", True),
+        ("exact", "the dog", "the cat", False),
+        ("number", "so 3 and 4 make 1,007.0", "1007", True),
+        ("number", "no number", 7, False),
+        ("boxed", r"first \boxed{2}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}", True),
+        ("boxed", r"\boxed{ 0.50 }", "1/2", True),
+        ("boxed", r"\boxed{12} and so on 7", "7", False),
+        ("boxed", r"\boxed{x=2}", "2", False),
+        ("boxed", "7", "7", False),
+        ("boxed", r"\boxed{7} then \boxed{8", "7", True),
+    ],
+)
+def test_built_in(spec: str, text: str, answer: Any, right: bool) -> None:
+    assert verdict(spec, text, answer=answer) is right
+
+
+def test_boxes() -> None:
+    assert last_boxed(r"\boxed{a{b}c}") == "a{b}c"
+    assert last_boxed(r"\boxed{\boxed{3}}") == "3"
+    assert last_boxed(r"\boxed{") is None
+
+
+def test_ones_own_function_and_its_time() -> None:
+    assert verdict(f"factory:{__name__}:own", "fine", answer="fine")
+    RELEASED.clear()
+    try:
+        late = ask(find_judge(f"factory:{__name__}:hung", seconds=0.05), "x")
+    finally:
+        RELEASED.set()  # only now: what hangs was not waited for
+    assert (late.value, late.failure) == (None, "wait said nothing within 0.05 s")
+
+
+class Own:
+    async def __call__(self, text: str, data: Any) -> bool:
+        return text == "fine"
+
+
+@pytest.mark.parametrize("function", [Own(), lambda text, data: Own()(text, data)])
+def test_what_a_function_returns_may_be_awaitable(function: Any) -> None:
+    assert [verdict(Function(function, seconds=60), text) for text in ("fine", "bad")] == [True, False]
+
+
+def test_waiting_for_a_turn_is_no_time_of_the_function() -> None:
+    async def slow(text: str, data: Any) -> bool:
+        await asyncio.sleep(float(text))
+        return True
+
+    judge = Function(slow, seconds=12, at_once=1)
+    items = [Item(f"{seconds}") for seconds in (10, 10, 14, 10, 10)]
+    with asyncio.Runner(loop_factory=skipping) as runner:
+        assert [one.value for one in runner.run(judged(judge, items))] == [True, True, None, True, True]
+
+
+def test_what_a_function_raises_is_its_items_failure() -> None:
+    for seconds in (None, 60):
+        judge = Function(lambda text, data: 1 / len(text), seconds=seconds)
+        good, bad = asyncio.run(judged(judge, [Item("x"), Item("")]))
+        assert (good.value, bad.value, bad.failure) == (1.0, None, "ZeroDivisionError: division by zero")
+    with pytest.raises(UserError, match="returned 'fine'; a judge returns True, False, a number or None"):
+        verdict(Function(lambda text, data: text), "fine")
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "check.sh"
+    script.write_text("exit 0\n")
+    for spec, sentence in {
+        "boxd": "did you mean 'boxed'",
+        "number:3": "takes no argument",
+        "cmd:": "needs an argument behind a colon",
+        "judge:builtin": "needs a prompt here",
+        "cmd:/nowhere": "cannot read the judge /nowhere",
+        f"cmd:{script}": "must begin with the line that names its program",
+        "factory:nowhere:x": "names nothing that can be imported",
+        "factory:builtins:dict": "returned a dict",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            find_judge(spec)
+    with pytest.raises(UserError, match="'a' has no 'answer'"):
+        verdict("exact", "x")
+    with pytest.raises(UserError, match="is not a number"):
+        verdict("number", "3", answer="three")
+
+
+def test_a_script_in_the_sandbox(tmp_path: Path) -> None:
+    script = tmp_path / "check.sh"
+    script.write_text(
+        '#!/bin/sh\nread said\ncase "$said" in\n  good) grep -q 42 data.json ;;\n  slow) sleep 600 ;;\n  odd) exit 7 ;;\n  *) exit 1 ;;\nesac\n'
+    )
+    try:
+        check, hurried = Command(script, seconds=60), Command(script, seconds=0.5)
+    except NeedsError as error:
+        pytest.skip(f"nothing isolates here: {error}")
+    assert verdict(check, "good\n", answer=42) is True
+    assert verdict(check, "bad\n", answer=42) is False
+    assert ask(hurried, "slow\n", answer=42).failure.startswith("cmd:check.sh did not end by itself")
+    odd = ask(check, "odd\n", answer=42)
+    assert (odd.value, odd.failure) == (None, "")
+
+
+# -- models and juries
+
+
+def test_a_models_prompt_is_an_argument_and_part_of_its_identity(tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    def answer(messages: Any, key: int) -> str:
+        shown.append(messages[-1].text)
+        return "Let me see: yes"
+
+    rubric, other = tmp_path / "rubric.txt", tmp_path / "other.txt"
+    rubric.write_text("Does {text} answer {prompt}? yes or no")
+    other.write_text("Is {text} polite? yes or no, {nothing}")
+    opener: Any = lambda name: (ScriptedModel(answer, name=name, tokens=False), None)  # noqa: E731
+    judge = find_judge(f"judge:m#{rubric}", opener=opener)
+    (found,) = asyncio.run(judged(judge, [Item("{4}", prompt="2+2")], spent := Ledger()))
+    assert found.value is True
+    assert shown == ["Does {4} answer 2+2? yes or no"]
+    assert spent.total("calls") == 1
+    assert judge.identity == find_judge(f"judge:m#{rubric}", opener=opener).identity
+    rubric.write_text("Does {text} answer {prompt}? Say yes or no")
+    assert judge.identity != find_judge(f"judge:m#{rubric}", opener=opener).identity
+    with pytest.raises(UserError, match=r"cannot be filled in .*it may hold \{text\}, \{prompt\}"):
+        verdict(find_judge(f"judge:m#{other}", opener=opener), "x")
+    with pytest.raises(UserError, match="cannot read the prompt"):
+        find_judge(f"judge:m#{tmp_path / 'none.txt'}", opener=opener)
+
+
+def test_a_reply_that_cannot_be_read_is_a_failure_and_equal_requests_are_asked_once() -> None:
+    question = Question("{text}?", yes_or_no)
+    replies = iter(["perhaps", "yes"])
+    model = ScriptedModel(lambda messages, key: next(replies), tokens=False)
+    judge = find_judge("judge:m", question=question, opener=lambda name: (model, None))
+    spent = Ledger()
+    assert "holds no yes and no no" in asyncio.run(judged(judge, [Item("a")], spent))[0].failure
+    assert [asyncio.run(judged(judge, [Item("a")], spent))[0].value for _ in range(3)] == [True] * 3
+    assert spent.total("calls") == 2
+
+
+def test_a_jury_by_name() -> None:
+    assert verdict("jury:number,regex:forty.?two", "42", answer="42") is False  # one of two is no majority
+    assert verdict('jury:["number", "regex:4{1,2}2", "exact"]', "so 42", answer="42") is True
+    found = ask(f"jury:regex:x,factory:{__name__}:raising", "y")
+    assert (found.value, found.failure) == (False, "")
+    assert found.evidence["failures"] == {f"factory:{__name__}:raising": "KeyError: 'z'"}
+    assert ask(f"jury:factory:{__name__}:raising", "y").failure == "KeyError: 'z'"
+    with pytest.raises(UserError, match="unknown judge 'exat'"):
+        find_judge("jury:number,exat")
+
+
+def raising() -> Any:
+    def fails(text: str, data: Any) -> bool:
+        raise KeyError("z")
+
+    return fails

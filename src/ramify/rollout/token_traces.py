@@ -6,7 +6,7 @@ The potential V_t of a reply is the chance that a continuation of its first t to
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,17 +121,6 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
         if counts is not None and counts.n:
             run.add(Mark(said.id, t, "potential", MAKER, {"k": counts.k, "n": counts.n}))
     return said.id
-
-
-#: Judges a whole reply: (text, trace) to right or wrong, or None where it cannot say (in time). It may be a coroutine function.
-Verifier = Callable[[str, TokenTrace], bool | Awaitable[bool | None] | None]
-
-
-def verdict_of(value: Any) -> bool | None:
-    """What a verifier returned, as a verdict: a truth value, also NumPy's, or 0 or 1; None stays. Raises UserError on anything else."""
-    if value is None or isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1)):
-        return None if value is None else bool(value)
-    raise UserError(f"the verifier returned {value!r:.80}, which is neither true, false nor none")
 
 
 MAKER = "rollout.token_traces"

@@ -170,6 +170,8 @@ class Each:
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """See :class:`Judge`."""
+        if len(items) == 1:
+            return [await self._attempted(items[0])]
         return list(await asyncio.gather(*map(self._attempted, items)))
 
     async def _attempted(self, item: Item) -> Judgement:
@@ -235,14 +237,16 @@ class Command(Each):
         self._sandbox = find_sandbox(allow_unsandboxed=allow_unsandboxed)
 
     async def one(self, item: Item) -> bool | None:
-        """The script's word; None where it ended in any other way than with 0 or 1."""
+        """The script's word. Raises BoundaryError("scorer") where it did not end by itself."""
         files: dict[str, str | bytes] = {"check": self._content, "data.json": json.dumps(dict(item.data))}
         files |= {"prompt.txt": item.prompt} if item.prompt else {}
         async with self._gate():
             outcome = await self._sandbox.run(
                 ["./check"], files=files, stdin=item.text.encode("utf-8", "replace"), limits=self._limits
             )
-        return outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
+        if outcome.reason != "exit":
+            raise BoundaryError("scorer", f"{self.name} did not end by itself: {outcome.reason}")
+        return outcome.code == 0 if outcome.code in (0, 1) else None
 
 
 #: What a function of the user's own may be called with, by the names of its arguments. With ``chunks`` it judges all items at once.
@@ -277,7 +281,7 @@ class Function(Each):
         self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(own))
 
     async def one(self, item: Item) -> Value:
-        """What the function says; None where it did not in time."""
+        """What the function says. Raises BoundaryError("scorer") where it did not in time."""
         value: Value = await self._call(*(ARGUMENTS[name](item) for name in self.takes))
         return checked(self.name, value)
 
@@ -296,7 +300,9 @@ class Function(Each):
             task = asyncio.ensure_future(self._aside(arguments))
             try:
                 await asyncio.wait({task}, timeout=self.seconds)
-                return task.result() if task.done() else None
+                if not task.done():
+                    raise BoundaryError("scorer", f"{self.name} said nothing within {self.seconds:g} s")
+                return task.result()
             finally:
                 task.cancel()
 
@@ -438,10 +444,12 @@ def asking(question: Question | None, opener: Opener | None = None) -> Callable[
                 f"judge:{name} needs a prompt here: judge:{name}#FILE, a text with {{text}} in it that asks for yes or no"
             )
         if opener is not None:
-            return Asked(*opener(name), asked, f"judge:{argument}")
-        from ramify.engine.named import find_model
+            model, template = opener(name)
+        else:
+            from ramify.engine.named import find_model
 
-        return Asked(*find_model(name), asked, f"judge:{argument}")
+            model, template = find_model(name)
+        return Asked(model, template, asked, f"judge:{model.identity.name}{'#' + file if file else ''}")
 
     return make
 

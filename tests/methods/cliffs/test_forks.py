@@ -22,7 +22,7 @@ from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.problems import Problem
-from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, verdict_of, write_traces
+from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
 
@@ -185,11 +185,13 @@ def test_failures_are_missing_not_wrong() -> None:
 
 
 def test_verdicts_are_truth_values() -> None:
-    for value, known in ((np.bool_(True), True), (np.bool_(False), False), (1, True), (0, False), (None, None)):
-        assert verdict_of(value) is known
+    for value, k, n in ((np.bool_(True), 2, 2), (np.bool_(False), 0, 2), (1, 2, 2), (0, 0, 2), (None, 0, 0)):
+        known = ReplyForks(model(), Digits(), lambda text, trace, value=value: value, truncated="graded")  # type: ignore[misc]
+        counts = asyncio.run(known.count(TRACE, 1, 2, "scan"))
+        assert (counts.k, counts.n) == (k, n)
     for value in ("False", 0.7, 2, [False]):
         counter = ReplyForks(model(), Digits(), lambda text, trace, value=value: value, truncated="graded")  # type: ignore[misc]
-        with pytest.raises(UserError, match="the verifier returned"):
+        with pytest.raises(UserError, match=r"where only yes and no count|a judge returns True"):
             asyncio.run(counter.count(TRACE, 1, 2, "scan"))
 
 

@@ -18,7 +18,8 @@ from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.maze_recovery import audit_traces
 from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.run import audit_replies
-from ramify.methods.maze_recovery.traces import Step
+from ramify.methods.maze_recovery.traces import as_judgement
+from ramify.score.judge import Item, Judgement
 from ramify.trace.db import Run
 
 
@@ -305,11 +306,11 @@ class Failing:
         self.most = most
         self.asked: list[int] = []
 
-    async def mark(self, steps: Sequence[str]) -> list[Step]:
-        self.asked.append(len(steps))
-        if len(steps) > self.most:
+    async def judge(self, items: Sequence[Item]) -> list[Judgement]:
+        self.asked.append(len(items))
+        if len(items) > self.most:
             raise BoundaryError("scorer", "too many steps")
-        return [Step("advance")] * len(steps)
+        return [as_judgement("advance", None)] * len(items)
 
 
 def test_labels_are_measured_first_trace_by_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

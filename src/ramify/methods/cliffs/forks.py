@@ -6,8 +6,7 @@ Forks of one position go to the model together, so an engine or server that keep
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -22,9 +21,12 @@ from ramify.rollout.potential import Forks, tally
 from ramify.rollout.problems import Problem
 from ramify.rollout.sampler import Place, Sampler, token_ids
 from ramify.rollout.steps import Steps, StepTrace
-from ramify.rollout.token_traces import TokenTrace, Verifier, verdict_of
+from ramify.rollout.token_traces import TokenTrace
+from ramify.score.judge import Function, Item, Judge, judged, truth
 from ramify.stats.drops import Counts
 
+TAKES = ("text", "trace")
+"""What a verifier of the user's own is called with."""
 TOP = 20
 """Likeliest tokens asked of a model behind an endpoint, as in the paper; servers name no more by default."""
 
@@ -74,7 +76,7 @@ class ReplyForks:
         self,
         model: Model,
         tokenizer: Tokenizer,
-        verifier: Verifier,
+        verifier: Judge | Callable[[str, TokenTrace], Any],
         sampling: Sampling | None = None,
         seed: int = 0,
         *,
@@ -85,7 +87,8 @@ class ReplyForks:
     ) -> None:
         require(model, ("tokens", "continue"), "a fork inside a reply")
         self.sampler = Sampler(model, seed, budget=budget, retries=policy)
-        self.model, self.tokenizer, self.verifier, self.sampling = model, tokenizer, verifier, sampling
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        self.verifier = verifier if isinstance(verifier, Judge) else Function(verifier, TAKES)
         self.truncated = truncated
         self.eos = frozenset(getattr(model, "eos", ()) if eos is None else eos)
         self._failure = ""
@@ -205,7 +208,7 @@ class ReplyForks:
             if trace.correct is not None:
                 return trace
             right = await self._judge(self._text(list(trace.response_ids)), trace)
-            return replace(trace, correct=right, verifier=self._verifier_name)
+            return replace(trace, correct=right, verifier=self.verifier.name)
 
         return list(await asyncio.gather(*map(one, traces)))
 
@@ -214,7 +217,8 @@ class ReplyForks:
         return {
             "model": self.model.identity.name,
             "weights": self.model.identity.weights,
-            "verifier": self._verifier_name,
+            "verifier": self.verifier.name,
+            "judge": self.verifier.identity,
             "truncated": self.truncated,
             "seed": self.sampler.seed,
             "sampling": None if self.sampling is None else self.sampling.to_json(),
@@ -250,10 +254,6 @@ class ReplyForks:
 
     # -- parts
 
-    @property
-    def _verifier_name(self) -> str:
-        return str(getattr(self.verifier, "name", getattr(self.verifier, "__name__", type(self.verifier).__name__)))
-
     def _text(self, tokens: list[int]) -> str:
         """The whole reply as the verifier sees it: without the token that ended it."""
         return self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.eos else tokens)
@@ -270,14 +270,9 @@ class ReplyForks:
 
     async def _judge(self, text: str, trace: TokenTrace) -> bool | None:
         """The verifier's word; None where it fails, which makes the fork missing."""
-        try:
-            verdict = self.verifier(text, trace)
-            return verdict_of(await verdict if inspect.isawaitable(verdict) else verdict)
-        except (UserError, NeedsError):  # the verifier cannot be used at all
-            raise
-        except Exception as error:  # a verifier may be anybody's code
-            self._failure = self._failure or f"{type(error).__name__}: {error}"
-            return None
+        (found,) = await judged(self.verifier, [Item(text, trace.id, data=trace.data, trace=trace)], self.sampler.ledger)
+        self._failure = self._failure or found.failure
+        return truth(self.verifier, found)
 
     async def _stem(self, problem: Problem, index: int, sampling: Sampling) -> TokenTrace | None:
         name = _stem_id(problem, index)
@@ -293,7 +288,7 @@ class ReplyForks:
             prompt_ids=problem.prompt_ids,
             response_ids=tuple(tokens),
             sampler=sampling,
-            verifier=self._verifier_name,
+            verifier=self.verifier.name,
             stop=draw.stop,
             data=problem.data,
             logprobs=None if draw.logprobs is None else tuple(map(float, draw.logprobs)),

@@ -89,15 +89,14 @@ class ScanFile:
 
     def go_on(self, source: dict[str, Any], traces: Sequence[TokenTrace]) -> list[TokenTrace]:
         """Those of ``traces`` that are still to scan with forks of ``source``. Raises UserError where others began the file."""
+        known = source if self._source is None else {**source, **self._source}  # an older file does not name the judge's identity
         for name, value in source.items():
-            if self._source is not None and self._source.get(name) != value:
-                raise UserError(
-                    f"{self.path} holds a scan with another {name}, {self._source.get(name)}; name another file with --out"
-                )
+            if known[name] != value:
+                raise UserError(f"{self.path} holds a scan with another {name}, {known[name]}; name another file with --out")
         for trace in traces:
             if trace.id in self.done and self.done[trace.id].trace.response_ids != trace.response_ids:
                 raise UserError(f"{self.path} holds a scan of another reply '{trace.id}'; name another file with --out")
-        self._source = source
+        self._source = self._source or source
         return [trace for trace in traces if trace.id not in self.done]
 
     def add(self, scanned: Scanned) -> None:

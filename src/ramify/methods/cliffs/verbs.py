@@ -20,7 +20,7 @@ from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
-from ramify.methods.cliffs.forks import ReplyForks
+from ramify.methods.cliffs.forks import TAKES, ReplyForks
 from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, said, summary, to_run
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
 from ramify.methods.cliffs.stems import is_token_file, read_stems
@@ -29,7 +29,7 @@ from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.token_traces import TokenTrace, read_traces
-from ramify.score.verifiers import find_verifier
+from ramify.score.judge import find_judge
 
 ELSEWHERE = 0.1
 """Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
@@ -41,7 +41,7 @@ class Forking(Config):
     model: str
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     verifier: str
-    """exact, number, boxed, cmd:./check.sh, FILE.py:FUNCTION or python:MODULE:FUNCTION of (text, trace)"""
+    """exact, number, boxed, regex:PATTERN, cmd:./check.sh, FILE.py:FUNCTION or python:MODULE:FUNCTION of (text, trace), or another judge"""
     truncated: Literal["apart", "graded"] = "apart"
     """forks cut off by the limit of tokens: counted apart, or given to the verifier like the others"""
     seconds: float = Field(10.0, gt=0)
@@ -101,7 +101,7 @@ ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ram
 
 def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
-    judge = find_verifier(options.verifier, options.seconds)
+    judge = find_judge(options.verifier, takes=TAKES, seconds=options.seconds, what="verifier")
     found, tokenizer, template = find_drawn(model or options.model)
     eos = {*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}
     return ReplyForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template

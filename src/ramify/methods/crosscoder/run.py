@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.files import refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.engine.checkpoints import model_folder
@@ -27,8 +26,8 @@ from ramify.methods.crosscoder.steer import Change, draw, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import Problem, read_problems
-from ramify.rollout.token_traces import TokenTrace, Verifier
-from ramify.score.verifiers import find_verifier
+from ramify.rollout.token_traces import TokenTrace
+from ramify.score.judge import Each, Item, Judge, find_judge, judged, truth
 from ramify.trace.growing import Growing
 
 
@@ -126,24 +125,30 @@ def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int 
     return [dataclasses.replace(one, prompt_ids=one.prompt_ids[:longest]) for one in read] if longest else read
 
 
-def find_score(name: str) -> Verifier:
-    """``call`` (a listed tool is called, by its exact name), ``toolrl`` (the paper's fuzzy rule) or any verifier by name.
+class _Called(Each):
+    """``call`` and ``toolrl``: whether the text calls one of ``data["tools"]``, by its exact name or by the paper's fuzzy rule."""
 
-    The first two read the tools' names from ``data.tools`` of a prompt.
-    """
-    if name not in ("call", "toolrl"):
-        if not name.partition(":")[1] and name not in ("exact", "number", "boxed"):
-            raise UserError(f"unknown score '{name}': {nearest(name, ('call', 'toolrl', 'exact', 'number', 'boxed'))}")
-        return find_verifier(name)
-    rule: Any = "exact" if name == "call" else name
+    def __init__(self, name: str) -> None:
+        self.name, self.identity = name, stable_hash("crosscoder", name, 1)
 
-    def called(text: str, trace: TokenTrace) -> bool:
-        names = trace.data.get("tools")
+    async def one(self, item: Item) -> bool:
+        """Raises UserError where the item lists no tools."""
+        names = item.data.get("tools")
         if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
-            raise UserError(f"prompt '{trace.id}' lists no tools: the score '{name}' reads their names from data.tools")
-        return tool_call(text, names, rule)[1]
+            raise UserError(f"prompt '{item.id}' lists no tools: the score '{self.name}' reads their names from data.tools")
+        return tool_call(item.text, names, "exact" if self.name == "call" else "toolrl")[1]
 
-    return called
+
+def find_score(name: str) -> Judge:
+    """``call`` (a listed tool is called, by its exact name), ``toolrl`` (the paper's fuzzy rule), or any judge by name.
+
+    The first two read the tools' names from ``data.tools`` of a prompt; a function of your own takes (text, trace).
+    """
+    kinds: dict[str, Callable[[str], Judge]] = {
+        "call": lambda argument: _Called("call"),
+        "toolrl": lambda argument: _Called("toolrl"),
+    }
+    return find_judge(name, takes=("text", "trace"), kinds=kinds, seconds=10.0, what="score")
 
 
 class Scores:
@@ -157,7 +162,7 @@ class Scores:
         models: Checkpoints,
         target: int,
         problems: Sequence[Problem],
-        judge: Verifier,
+        judge: Judge,
         budgets: Sequence[int] = (50, 100, 200),
         kept: Growing | None = None,
         seed: int = 0,
@@ -188,12 +193,12 @@ class Scores:
         return "clean" if change is None else stable_hash(np.ascontiguousarray(change.delta).tobytes())
 
     def __call__(self, change: Change | None) -> np.ndarray:
-        """Scores (N,) at the largest budget. Raises what the engine and the verifier raise."""
+        """Scores (N,) at the largest budget. Raises what the engine raises, and BoundaryError("scorer") where the judge could not run."""
         key = self.key(change)
         if key not in self.at:
             self.at[key] = asyncio.run(self._run(change))
             if self.kept is not None:
-                row = {"place": self._place, "change": key, "scores": self.at[key].tolist()}
+                row = {"place": self._place, "change": key, "scores": self.at[key].tolist(), "judge": self.judge.identity}
                 self.kept.add(stable_hash(self._place, key), row)
         return self.at[key][:, -1]
 
@@ -204,18 +209,19 @@ class Scores:
         settings = Sampling(temperature=0.0, max_tokens=self.budgets[-1], stop_tokens=self.stops)
         rows = [np.asarray(one.prompt_ids, np.int32) for one in self.problems]
         drawn = await draw(model, rows, self.models.layer, change, settings, self.seed)
-        found = np.zeros((len(rows), len(self.budgets)))
-        for i, (problem, reply) in enumerate(zip(self.problems, drawn, strict=True)):
+        items = []
+        for problem, reply in zip(self.problems, drawn, strict=True):
             tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
-            for j, budget in enumerate(self.budgets):
-                trace = TokenTrace(
-                    problem.id, problem.id, problem.prompt_ids, tuple(tokens[:budget]), settings, data=problem.data
-                )
-                said = tokens[:budget]  # without the token that ended the reply, as verifiers of whole replies read it
+            for budget in self.budgets:
+                said = tokens[:budget]
+                trace = TokenTrace(problem.id, problem.id, problem.prompt_ids, tuple(said), settings, data=problem.data)
+                # without the token that ended the reply, as judges of whole replies read it
                 text = model.tokenizer.decode(said[:-1] if said and said[-1] in self.stops else said)
-                verdict: Any = self.judge(text, trace)
-                found[i, j] = float(bool(await verdict if inspect.isawaitable(verdict) else verdict))
-        return found
+                items.append(Item(text, problem.id, data=problem.data, trace=trace))
+        found = await judged(self.judge, items)
+        if failure := next((one.failure for one in found if one.failure), ""):
+            raise BoundaryError("scorer", failure)
+        return np.array([bool(truth(self.judge, one)) for one in found], np.float64).reshape(len(rows), len(self.budgets))
 
 
 def export(

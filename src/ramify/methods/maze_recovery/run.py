@@ -14,26 +14,25 @@ from ramify.base.errors import NeedsError
 from ramify.methods.maze_recovery.attempts import Traces
 from ramify.methods.maze_recovery.traces import (
     BACK,
-    Detector,
-    Judge,
-    Lexicon,
     Marked,
     against_keys,
     agreement,
     audit_texts,
     detect,
+    find_detector,
     labelled,
     mark_all,
     mask_precision,
 )
 from ramify.render.terminal import say
+from ramify.score.judge import Judge
 from ramify.stats.intervals import clustered_proportion
 from ramify.trace.lines import read_lines
 
 UNMEASURED = "what the detector saw was measured against nothing: give --labels, or traces with states"
 
 
-def find_detector(name: str | None, traces: Traces) -> Detector | None:
+def detector_for(name: str | None, traces: Traces) -> Judge | None:
     """The detector of that name; without one, phrases where every trace is a single reply and so shows no states, else None.
 
     Raises UserError where there is no such model.
@@ -43,14 +42,10 @@ def find_detector(name: str | None, traces: Traces) -> Detector | None:
             return None
         say("every trace is one reply, so what its text says is read (--detector lexicon)")
         name = "lexicon"
-    if name == "lexicon":
-        return Lexicon()
-    from ramify.engine.named import find_model
-
-    return Judge(*find_model(name))
+    return find_detector(name)
 
 
-def mark(traces: Traces, detector: Detector) -> list[list[Marked]]:
+def mark(traces: Traces, detector: Judge) -> list[list[Marked]]:
     """What ``detector`` sees in every reply. Says how many it could not label; raises NeedsError where that is all of them."""
     replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
     marks, faults = asyncio.run(detect(replies, detector))
@@ -61,7 +56,7 @@ def mark(traces: Traces, detector: Detector) -> list[list[Marked]]:
     return marks
 
 
-def audit_replies(traces: Traces, detector: Detector, labels: Path | None = None) -> dict[str, Any]:
+def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -> dict[str, Any]:
     """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
     measured = (
         None if labels is None else on_labels(detector, labels)
@@ -97,7 +92,7 @@ def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str
     return {"found": False, "verdict": f"nothing stands out: {seen}, which {rate} explain"}
 
 
-def on_labels(detector: Detector, labels: Path) -> dict[str, Any]:
+def on_labels(detector: Judge, labels: Path) -> dict[str, Any]:
     """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (``score.traces.mask_precision``).
 
     Raises UserError naming the file and line that is wrong, NeedsError where the detector could mark none.

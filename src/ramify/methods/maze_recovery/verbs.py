@@ -15,9 +15,9 @@ from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.attempts import Source, Traces, load
 from ramify.methods.maze_recovery.audit import audit_traces
 from ramify.methods.maze_recovery.build import BuildConfig, SftSet, build_sft, check_masks
-from ramify.methods.maze_recovery.run import UNMEASURED, audit_replies, find_detector, mark, on_labels
-from ramify.methods.maze_recovery.traces import Detector
+from ramify.methods.maze_recovery.run import UNMEASURED, audit_replies, detector_for, mark, on_labels
 from ramify.render.terminal import emit, say, table
+from ramify.score.judge import Judge
 from ramify.score.steps import write_rows
 from ramify.trace.graph import short
 from ramify.trace.keys import scrub
@@ -142,8 +142,8 @@ def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[F
     return made
 
 
-def _detector(options: AuditOptions | BuildOptions, traces: Traces) -> Detector | None:
-    detector = find_detector(options.detector, traces)
+def _detector(options: AuditOptions | BuildOptions, traces: Traces) -> Judge | None:
+    detector = detector_for(options.detector, traces)
     if options.labels is not None and detector is None:
         raise UserError("--labels measures a detector: name one with --detector")
     return detector
