@@ -70,8 +70,7 @@ def main() -> None:
     seed, index = map(int, sys.argv[1:3] or (0, 9))
     report = json.loads((ROOT / "repro" / "cliffs-cpu.json").read_text(encoding="utf-8"))
     (IMAGES / "cliffs-drops.svg").write_text(drops({check["name"]: check for check in report["checks"]}), encoding="utf-8")
-    lab = Lab({}, seed)
-    lab.engine  # trained here, where no event loop runs
+    lab = Lab({}, seed)  # trains where no event loop runs
     scanned = asyncio.run(reply(lab, index))
     texts = [lab.tokenizer.decode([token]) + " " for token in scanned.trace.response_ids]
     (IMAGES / "cliffs-potential.svg").write_text(potential_svg(picture(scanned, texts)), encoding="utf-8")
