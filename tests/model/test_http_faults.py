@@ -224,6 +224,11 @@ def test_ways_to_ask_for_a_wait() -> None:
     later = email.utils.formatdate(time.time() + 1000, usegmt=True)
     assert 900 < (asked_wait({"retry-after": later}) or 0) <= 1000
     assert asked_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    for hours in (-9, 26):  # this machine's clock, or the server's, jumped: its two dates still tell how long
+        sent = time.time() + 3600 * hours
+        told = {name: email.utils.formatdate(sent + more, usegmt=True) for name, more in (("date", 0), ("retry-after", 3))}
+        assert asked_wait(told) == 3
+    assert 900 < (asked_wait({"retry-after": later, "date": "nonsense"}) or 0) <= 1000
     for nonsense in ("", "soon", "-3", "1e999", "nan", "99999-99-99", "\u0663"):
         assert asked_wait({"retry-after": nonsense}) in (None, 3.0)
     assert asked_wait({"retry-after-ms": "inf"}) is None

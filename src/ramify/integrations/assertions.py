@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.base import conformance
 from ramify.base.errors import UserError, nearest
+from ramify.base.files import reason
 from ramify.base.registry import register
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 @register("assertion", "conforms")
 def assert_conforms(kind: str, part: Any, **options: Any) -> None:
     """Assert that ``part``, an object or a registered name, passes its kind's conformance battery; ``options`` are the battery's."""
+    if not isinstance(kind, str):
+        raise UserError(f"a kind is named, as in assert_conforms('env', ...), and not {kind!r:.60}")
     found = conformance.check(kind, conformance.named(kind, part) if isinstance(part, str) else part, **options)
     if found:
         listed = "; ".join(f"{problem.check}: {problem.message}" for problem in found)
@@ -33,13 +36,20 @@ def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
     from ramify.trace.db import Run
 
     with ExitStack() as stack:
-        runs = [run if isinstance(run, Run) else stack.enter_context(Run.open(run)) for run in (left, right)]
+        runs = []
+        for run in (left, right):
+            if not isinstance(run, (Run, Path, str)):
+                raise UserError(f"a run is an open one or a folder, and not {run!r:.60}")
+            try:
+                runs.append(run if isinstance(run, Run) else stack.enter_context(Run.open(run)))
+            except OSError as error:  # a name no folder can have
+                raise UserError(f"cannot open the run {str(run)!r:.80}: {reason(error)}") from None
         names = [{info.name for info in run.trees()} for run in runs]
         if not any(names):
             raise AssertionError("neither run holds a tree, so they show nothing")
         if names[0] != names[1]:
             alone = sorted(names[0] ^ names[1])
-            raise AssertionError(f"{len(alone)} trees are in one run only, the first is '{alone[0]}'")
+            raise AssertionError(f"{len(alone)} trees are in one run only, the first is {alone[0]!r:.80}")
         for name in sorted(names[0]):
             one, other = (run.tree(name) for run in runs)
             if one.hash != other.hash:
@@ -51,7 +61,7 @@ def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
                 )
                 which = "left" if node.id in one.nodes else "right"
                 raise AssertionError(
-                    f"tree '{name}' differs: only the {which} run has node {node.id} ({node.role}: {node.text[:80]!r})"
+                    f"tree {name!r:.80} differs: only the {which} run has node {node.id} ({node.role}: {node.text[:80]!r})"
                 )
 
 
@@ -62,11 +72,14 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
     ``attempts`` are those of a rollout, or booleans; unscored ones (None) are left out. The lower end of the exact one-sided
     interval of the rate (Clopper and Pearson 1934) must not lie below ``at_least``.
     """
-    if not 0 <= at_least <= 1 or not 0 < confidence < 1:
-        raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least} and {confidence}")
+    numbers = isinstance(at_least, (int, float)) and isinstance(confidence, (int, float))
+    if not numbers or not 0 <= at_least <= 1 or not 0 < confidence < 1:
+        raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least!r:.60} and {confidence!r:.60}")
+    if not isinstance(attempts, Iterable):
+        raise UserError(f"attempts are those of a rollout, or booleans, and not {attempts!r:.60}")
     from ramify.stats.intervals import clopper_pearson
 
-    outcomes = [attempt if attempt is None or isinstance(attempt, bool) else attempt.outcome for attempt in attempts]
+    outcomes = [_outcome(attempt) for attempt in attempts]
     scored = [bool(outcome) for outcome in outcomes if outcome is not None]
     if not scored:
         raise AssertionError(f"none of {len(outcomes)} attempts was scored, so their success rate is unknown")
@@ -79,6 +92,13 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
         )
 
 
+def _outcome(attempt: Any) -> bool | None:
+    if attempt is not None and not isinstance(attempt, bool) and not hasattr(attempt, "outcome"):
+        raise UserError(f"an attempt is one of a rollout, True, False or None, and not {attempt!r:.60}")
+    outcome: bool | None = getattr(attempt, "outcome", attempt)
+    return outcome
+
+
 @register("assertion", "survives")
 def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int = 4, **options: Any) -> None:
     """Assert that ``rules`` stated in a conversation are all in the context after each of ``rounds`` compactions.
@@ -89,6 +109,11 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
     """
     from ramify.rollout.carriage import survives
 
+    rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
+    if not all(isinstance(rule, str) for rule in (rules if isinstance(rules, list) else [rules])):
+        raise UserError(f"rules are a text or a list of texts, and not {rules!r:.60}")
+    if not isinstance(rounds, int):
+        raise UserError(f"rounds are a whole number, and not {rounds!r:.60}")
     lost = survives(compactor, rules, rounds, **options)
     if lost:
         listed = "; ".join(f"'{one.rule}' ({one.kind} in round {one.round})" for one in lost)
@@ -110,18 +135,33 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
         raise UserError(f"there is no token aggregator '{token}'; {nearest(token, TOKEN_AGGS)}")
     if isinstance(grades, (str, Path)):
         grades = read_scores(Path(grades))
-    records = [grade if isinstance(grade, dict) else grade.to_json() for grade in (grades if _listed(grades) else [grades])]
-    steps = [(r, step) for r in records for step in counted(r)]
+    if not isinstance(floor, (int, float)):
+        raise UserError(f"floor is a number of nats times beta, and not {floor!r:.60}")
+    records = [_record(grade) for grade in (grades if _listed(grades) else [grades])]
+    try:
+        steps = [(r, step) for r in records for step in counted(r)]
+        graded = [float(step[f"A_{token}"]) for _, step in steps]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"a score record lacks what `ramify implicit-advantage score` writes ({type(error).__name__}: {error})"
+        ) from None
     if not steps:
         raise AssertionError("no step was graded, so nothing is known of the lowest")
-    record, worst = min(steps, key=lambda pair: pair[1][f"A_{token}"])
-    low = [step for _, step in steps if step[f"A_{token}"] < floor]
+    record, worst = steps[graded.index(min(graded))]
+    low = [grade for grade in graded if grade < floor]
     if low:
         said = f" ({worst['action'][:80]!r})" if worst.get("action") else ""
         raise AssertionError(
             f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst['i']}{said} of attempt "
-            f"'{record['trajectory_id']}' with {worst[f'A_{token}']:.3f}"
+            f"{record.get('trajectory_id', '')!r:.80} with {min(graded):.3f}"
         )
+
+
+def _record(grade: Any) -> dict[str, Any]:
+    found = grade if isinstance(grade, dict) else grade.to_json() if hasattr(grade, "to_json") else None
+    if not isinstance(found, dict):
+        raise UserError(f"grades are a file, score records, or what an AdvantageScorer returned, and not {grade!r:.60}")
+    return found
 
 
 def _listed(grades: Any) -> bool:

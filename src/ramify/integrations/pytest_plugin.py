@@ -5,6 +5,7 @@ It loads with pytest wherever ramify is installed, so it imports nothing but pyt
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,5 +86,22 @@ def _find(name: str) -> Callable[..., None]:
     known = _names() if name.startswith("assert_") else []
     if name not in known:
         raise AttributeError(f"there is no assertion '{name}'" + (f" ({nearest(name, known)})" if known else ""))
-    found: Callable[..., None] = registry.get("assertion", name.removeprefix("assert_").replace("_", "-"))
-    return found
+    return _sentence(registry.get("assertion", name.removeprefix("assert_").replace("_", "-")))
+
+
+def _sentence(found: Callable[..., None]) -> Callable[..., None]:
+    """``found``, failing with one line fit for a terminal: what it quotes of a run or a file may be a third party's text."""
+    from ramify.base.errors import RamifyError
+    from ramify.base.secrets import redact
+    from ramify.render.terminal import sanitize
+
+    @functools.wraps(found)
+    def asserted(*args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            found(*args, **options)
+        except (AssertionError, RamifyError) as error:
+            error.args = (sanitize(redact(str(error)), flatten=True), *error.args[1:])
+            raise error from None
+
+    return asserted

@@ -309,14 +309,30 @@ async def _close_at_end(client: httpx2.AsyncClient) -> AsyncGenerator[None, None
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) asks for; None where it asks for none or nonsense."""
+    """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) asks for; None where it asks for none or nonsense.
+
+    A date is compared with the server's own ``date``, where it tells one: this machine's clock may be hours away from it.
+    """
     try:
         if "retry-after-ms" in headers:
             wait = float(headers["retry-after-ms"]) / 1000
         else:
             text = headers.get("retry-after", "")
             seconds = re.fullmatch(r"\s*\d+(\.\d+)?\s*", text)
-            wait = float(text) if seconds else email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+            wait = float(text) if seconds else _timestamp(text) - _now(headers.get("date", ""))
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(0.0, wait) if math.isfinite(wait) else None
+
+
+def _timestamp(date: str) -> float:
+    """Seconds since 1970 of a header's date. Raises ValueError or TypeError where it is none."""
+    return email.utils.parsedate_to_datetime(date).timestamp()
+
+
+def _now(date: str) -> float:
+    """What the server says the time is, else what this machine says."""
+    try:
+        return _timestamp(date)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return time.time()
