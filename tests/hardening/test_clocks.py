@@ -148,6 +148,7 @@ def test_limits_of_a_sandboxed_command_hold(shim: Path, tmp_path: Path, clock: s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_rollout_fork_improve_and_a_served_request_tell_the_same(shim: Path, tmp_path: Path, clock: str) -> None:
     found = []
