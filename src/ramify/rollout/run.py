@@ -7,8 +7,9 @@ at once, on their order, or on where an earlier run was cut off: an attempt that
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -243,7 +244,8 @@ class Episodes:
 
         Raises BoundaryError where the world starts otherwise than it did for this tree before.
         """
-        first = await self._world("env", f"reset of task '{task.id}'", lambda: env.reset(task, self._env_seed(tree)))
+        what = f"reset of task '{task.id}'"
+        first = await self._world("env", what, lambda: _observed(env.reset(task, self._env_seed(tree))))
         node = self._root(tree, task)
         known = self.trees[tree]
         while children := [child for child in known.children(node.id) if "edit" not in child.data]:
@@ -294,7 +296,7 @@ class Episodes:
 
     async def _restore(self, env: Env, task: Task, node: Node) -> int:
         async def step(action: str) -> Observation:
-            return await self._world("env", "step", lambda: env.step(action))
+            return await self._world("env", "step", lambda: _observed(env.step(action)))
 
         def back(snapshot: Snapshot) -> None:
             _guard("env", "restore", lambda: env.restore(snapshot))
@@ -469,7 +471,7 @@ class Episodes:
 
     async def _step(self, env: Env, place: _Place, node: Node) -> Observation:
         action = replace(node.message, text=(place.begun or "") + node.text).written()
-        return await self._world("env", "step", lambda: env.step(action))
+        return await self._world("env", "step", lambda: _observed(env.step(action)))
 
     async def _answered(self, env: Env, place: _Place, node: Node) -> Turn:
         """Let the world act on the whole reply; store reply and answer."""
@@ -496,11 +498,25 @@ class Episodes:
         return _Place(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
 
 
+def _observed(seen: Any) -> Observation:
+    """What an environment answered, where it is an observation that can be stored. Raises TypeError or ValueError."""
+    if not isinstance(seen, Observation):
+        raise TypeError(f"an Observation was wanted, not {type(seen).__name__}")
+    if not isinstance(seen.text, str) or not isinstance(seen.role, str) or not isinstance(seen.data, Mapping):
+        raise TypeError("an observation's text and role are texts, its data a mapping")
+    seen.text.encode()
+    if not math.isfinite(float(seen.reward)):
+        raise ValueError(f"a reward must be finite, not {seen.reward}")
+    if seen.data:
+        canonical_json(dict(seen.data))
+    return seen
+
+
 def _guard(boundary: str, what: str, action: Callable[[], T]) -> T:
     """Whatever a stranger's world raises becomes a failure at the boundary; errors of ours keep their kind."""
     try:
         return action()
     except RamifyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() of one environment must not end all the others
         raise BoundaryError(boundary, f"{what} failed: {type(error).__name__}: {error}") from error
