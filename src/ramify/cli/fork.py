@@ -38,6 +38,13 @@ def fork(
     after: Annotated[
         str, typer.Option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
     ] = "resample",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option(metavar="ENV", help="The environment that answers; needed where the run names none.")
+    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -61,12 +68,12 @@ def fork(
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
-        named_parts(opened)
+        named_parts(opened, model, env)
         found = opened.node(name)
     kept = f"the continuations played so far stay in {folder}: the same command continues"
     with (
         terminal.progress("fork", as_json=as_json, kept=kept) as bar,
-        open_episodes(folder, found, trust=trust) as (episodes, task),
+        open_episodes(folder, found, model, env, trust=trust) as (episodes, task),
     ):
         arms = len(changes) + 1 if changes else 1
         bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")

@@ -128,7 +128,7 @@ def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None 
     if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
         raise UserError(
             f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
-            "nothing to continue with; in Python, pass model= and world="
+            "nothing to continue with: name them (--model, --env; in Python model= and world=)"
         )
     return spec, env
 
@@ -156,14 +156,14 @@ def open_episodes(
             raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
         window = int(config.get("window") or 0)
         settings = dict(
-            config.get("sampling") or {"temperature": config.get("temperature"), "max_tokens": config.get("max_reply")}
+            config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
         )
-        if model is None:
-            improved = Path(path) / parts.AGENT
+        if model is None or isinstance(model, str):
+            spec, improved = model or spec, Path(path) / parts.AGENT
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
             kept = parts.kept_template(run)
             found, template = parts.find_model(spec, given=kept)
-            if improved.is_dir() and found.identity.weights != drawn_by:
+            if model is None and improved.is_dir() and found.identity.weights != drawn_by:
                 found, template = parts.find_model(f"hf:{improved}", given=kept)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
             agent = parts.make_agent(found, template, parts.read_sampling(settings), shortens, window)
@@ -171,5 +171,5 @@ def open_episodes(
             agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window, parts.kept_template(run))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         episodes = Episodes(agent, parts.any_world(world or env), run, int(config.get("seed", 0)), tree.group)
-        yield episodes, Task(tree.task["id"], tree.task["data"])
+        yield episodes, Task(str(tree.task.get("id", tree.name)), tree.task.get("data") or dict(tree.task))
         run.commit()
