@@ -22,7 +22,7 @@ from ramify.integrations.inspect_out import checked, require_inspect, worth, wri
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader, Writer
-from ramify.trace.message import Message, as_text, content_of, plain
+from ramify.trace.message import Message, as_text, compacted, content_of, plain
 from ramify.trace.node import Producer, Verdict
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
@@ -154,6 +154,15 @@ def as_message(said: Any, spot: str) -> Message:
             for call in calls
         ]
     return Message(said.role, content_of(_parts(said.content), spot)[0], plain(data))
+
+
+def as_openai(said: Any, spot: str = "a message of inspect") -> dict[str, Any]:
+    """A message of inspect in OpenAI's form; a provider's own compaction in it stays a part of its content."""
+    message = as_message(said, spot)
+    parts = [part for part in message.data.get("content") or () if isinstance(part, dict)]
+    native = [part for part in parts if compacted(part) is not None]
+    texts = [part for part in parts if part.get("type") == "text"]
+    return message.to_openai() | ({"content": [*texts, *native]} if native else {})
 
 
 def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:

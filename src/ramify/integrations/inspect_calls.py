@@ -18,7 +18,6 @@ from ramify.integrations.inspect_out import checked, require_inspect
 from ramify.trace.chats import Calls
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
-from ramify.trace.message import compacted, content_of
 
 
 def read_model_calls(path: Path, folder: Path) -> int:
@@ -38,8 +37,8 @@ def _calls(path: Path, samples: Iterator[dict[str, Any]], form: Any) -> Iterator
         sample = checked(who, partial(_sample, raw, form))
         for event, about in _told(sample.events):
             number += 1
-            shown = [_openai(message, who) for message in event.input]
-            said = _openai(event.output.choices[0].message, who)
+            shown = [logs.as_openai(message, who) for message in event.input]
+            said = logs.as_openai(event.output.choices[0].message, who)
             request = {"model": event.model, "messages": shown}
             response = {"model": event.model, "choices": [{"message": said}]}
             yield number, {"task": f"{sample.id}#{sample.epoch}", "request": request, "response": response} | about
@@ -111,14 +110,6 @@ def _inside(span: str | None, spans: Mapping[str, Any]) -> Iterator[Any]:
 def _sample(raw: dict[str, Any], form: Any) -> Any:
     sample = form.EvalSample.model_validate(raw, context={"deserializing": True})
     return form.resolve_sample_attachments(form.resolve_sample_events_data(sample), "full")
-
-
-def _openai(said: Any, who: str) -> dict[str, Any]:
-    message = logs.as_message(said, who)
-    parts = content_of(message.data.get("content"), who)[1]
-    native = [part for part in parts or () if isinstance(part, dict) and compacted(part) is not None]
-    texts = [part for part in parts or () if isinstance(part, dict) and part.get("type") == "text"]
-    return message.to_openai() | ({"content": [*texts, *native]} if native else {})
 
 
 def _never(path: Path, first: Any) -> bool:

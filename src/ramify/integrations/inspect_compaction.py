@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ramify.integrations.inspect import as_openai
 from ramify.integrations.inspect_out import require_inspect
-from ramify.integrations.inspect_scorer import as_openai
 from ramify.integrations.pinning import Rules, recorded, registry
 from ramify.rollout.pins import without_blocks
 from ramify.rollout.views import Compaction

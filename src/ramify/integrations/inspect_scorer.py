@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.env.protocol import Task
+from ramify.integrations.inspect import as_openai
 from ramify.integrations.inspect_out import require_inspect
 from ramify.integrations.trl_trainer import path_of
 from ramify.score.judge import Item, Judge, judged
-from ramify.trace.message import compacted, plain
+from ramify.trace.message import plain
 
 
 def inspect_scorer(scorer: Judge) -> Any:
@@ -36,17 +37,3 @@ def inspect_scorer(scorer: Judge) -> Any:
 
     judge: Any = registered(metrics=[mean(), stderr()], name=scorer.name)(made)
     return judge()
-
-
-def as_openai(message: Any) -> dict[str, Any]:
-    """A message of inspect in OpenAI's form: role, text, tool calls; a provider's own compaction in it stays a part of its content."""
-    calls = [
-        {"type": "function", "id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
-        for call in getattr(message, "tool_calls", None) or ()
-    ]
-    parts = (
-        [] if isinstance(message.content, str) else [part.model_dump(mode="json", exclude_none=True) for part in message.content]
-    )
-    native = [part for part in parts if compacted(part) is not None]
-    content = [{"type": "text", "text": message.text}, *native] if native else message.text
-    return {"role": message.role, "content": content} | ({"tool_calls": calls} if calls else {})

@@ -299,21 +299,20 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
     if edit is None:
         return _Plan(node)
     ((kind, value),) = edit.items()
-    before = _said(episodes, node, offset)
     if kind in ("ban", "ban_tokens"):
         ids = value if kind == "ban_tokens" else [token for text in value for token in _tokenizer(episodes).encode(text)[:1]]
         return _Plan(node, change=Change(tuple(ids)))
     if kind == "state":
         return _Plan(node, change=Change(state=value))
-    if kind in SHOWN:
-        rewrite = rewriting(edit, episodes.agent.template)
-        return _Plan(node, change=Change(rewrite=rewrite), diff=diff(before, as_messages(rewrite(episodes.shown(node, offset)))))
     if kind == "insert":
         return _inserting(episodes, node, offset, value)
     if kind == "replace":
-        told = [*_said(episodes, node, len(node))[:-1], Message(node.role, value)]
         insert = None if node.role == "assistant" else episodes.replaced(node, value)
-        return _Plan(node, insert, diff=diff(_said(episodes, node, len(node)), told))
+        said = as_messages(episodes.shown(node, len(node)))
+        return _Plan(node, insert, diff=diff(said, [*said[:-1], Message(node.role, value)]))
+    if kind in SHOWN:
+        rewrite, parts = rewriting(edit, episodes.agent.template), episodes.shown(node, offset)
+        return _Plan(node, change=Change(rewrite=rewrite), diff=diff(as_messages(parts), as_messages(rewrite(parts))))
     if node.role != "assistant":
         raise UserError(f"edit '{kind}' goes into an agent's message; node {node.id} is an observation")
     if kind == "sentence" and not (value := value.get("text")):
@@ -328,7 +327,8 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         ) from None
     fields = {"tokens": tokens, "ends": ends, "opens": False, "data": {"edit": dict(edit)}}
     added = make_node(node.tree, node.id, offset, "assistant", text, **fields)
-    return _Plan(node, added, diff=diff(before, as_messages([*episodes.shown(node, offset), (added, 0, len(added))])))
+    parts = episodes.shown(node, offset)
+    return _Plan(node, added, diff=diff(as_messages(parts), as_messages([*parts, (added, 0, len(added))])))
 
 
 def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, Any]) -> _Plan:
@@ -338,12 +338,8 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
             raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
         node = episodes.load(node.tree).node(str(node.parent))
     added = episodes.inserted(node, value["role"], value["text"])
-    said = _said(episodes, node, len(node))
+    said = as_messages(episodes.shown(node, len(node)))
     return _Plan(node, added, diff=diff(said, [*said, Message(value["role"], value["text"])]))
-
-
-def _said(episodes: Episodes, node: Node, offset: int) -> list[Message]:
-    return as_messages(episodes.shown(node, offset))
 
 
 async def _replay(

@@ -9,7 +9,7 @@ from ramify.base.errors import BoundaryError
 from ramify.env.protocol import Observation, Snapshot, Task, Volatile
 from ramify.trace.db import Run
 from ramify.trace.node import Node
-from ramify.trace.path import as_messages
+from ramify.trace.path import message_of
 from ramify.trace.tree import Tree
 
 
@@ -43,7 +43,7 @@ async def restore(
             reply.append((seen, kept))
         elif reply:
             turns, replayed = turns + 1, replayed + 1
-            (said,) = as_messages((part, 0, length) for part, length in reply)
+            said = message_of([(part, 0, length) for part, length in reply])
             check(task, turns, _original(seen, tree), await step(said.written()))
             reply = []
     return replayed
