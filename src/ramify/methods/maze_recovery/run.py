@@ -62,7 +62,7 @@ def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -
         None if labels is None else on_labels(detector, labels)
     )  # first: a fault there is known before all replies are read
     marks = mark(traces, detector)
-    found = audit_texts(traces, marks, detector.name)
+    found = audit_texts(traces, marks, detector.name) | {"judge": detector.identity}
     if labels is None:
         measured = against_keys(traces, marks)
     found |= {"agreement": measured, "agreement_with": "labels" if labels else None if measured is None else "state keys"}
