@@ -17,7 +17,7 @@ import pytest
 from ramify.cli.main import main
 from ramify.methods.cliffs.report import read_scan
 from ramify.methods.early_decision.run import Study
-from ramify.methods.governance.run import read_rows
+from ramify.methods.governance.record import read_rows
 from ramify.methods.implicit_advantage.verbs import read_scores
 from ramify.methods.tree_rollouts.record import read_trees
 from ramify.trace.db import Run
@@ -131,8 +131,14 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
     "governance": [
         ("governance report studies/governance/rows.jsonl", 0, "condition"),
         ("governance report studies/governance/attack.jsonl", 0, "condition"),
-        (f"governance bench {GRID} --out studies/governance/rows.jsonl", 0, "condition"),
-        (f"governance bench {GRID} --out studies/governance/killed.jsonl", 0, "condition"),
+        (
+            f"governance bench {GRID} --out studies/governance/rows.jsonl",
+            2,
+            "`ramify import studies/governance/rows.jsonl --run DIR`",
+        ),
+        ("import studies/governance/killed.jsonl --run killed", 0, "governance"),
+        (f"governance bench {GRID} --out killed", 0, "condition"),
+        ("show killed", 0, "trees"),
     ],
     "graph-credit": [("graph-credit report studies/graph-credit/credit.jsonl", 0, "states")],
     "implicit-advantage": [

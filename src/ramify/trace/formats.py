@@ -113,7 +113,9 @@ def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
 
 def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
     return first is not None and (
-        "messages" in first or {"request", "response"} <= first.keys() or {"role", "content"} <= first.keys()
+        not isinstance(first.get("messages", ""), str)
+        or {"request", "response"} <= first.keys()
+        or {"role", "content"} <= first.keys()
     )
 
 

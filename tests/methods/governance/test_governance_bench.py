@@ -14,10 +14,14 @@ import pytest
 from ramify.base.errors import BoundaryError, UserError
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, counted, crossing, decay, gate, mixture, rates, summary, unclean
 from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
-from ramify.methods.governance.run import Bench, BenchConfig, Cell, Player, read_rows, report, with_note
+from ramify.methods.governance.record import KIND, begin, import_rows, keep, read_rows
+from ramify.methods.governance.run import Bench, BenchConfig, Cell, Player, report, with_note
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.db import Run
+from ramify.trace.formats import pick_reader
+from ramify.trace.integrity import check_run
 
 READER = Player("reader", reader())
 TASKS = ("email", "spend", "proddb")
@@ -98,10 +102,11 @@ def test_the_same_seed_gives_the_same_rows(grid: list[dict[str, Any]]) -> None:
 
 
 def test_a_bench_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    out = tmp_path / "rows.jsonl"
-    whole = play(out=out)
-    lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    out.write_text("".join(lines[:4]) + lines[4][:50], encoding="utf-8")
+    out, every = tmp_path / "rows.jsonl", tmp_path / "whole"
+    whole = play(out=every)
+    with begin(out, {}) as run:
+        for row in whole[:4]:
+            keep(run, row)
     assert len(read_rows(out)) == 4
     asked = []
 
@@ -112,9 +117,32 @@ def test_a_bench_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     model = ScriptedModel(counting, tokens=False, name="reader")
     model.identity = READER.model.identity
     again = play([Player("reader", model)], out=out)
-    assert again == whole
+    assert [{**row, "node": ""} for row in again] == [{**row, "node": ""} for row in whole]
     assert 0 < len(asked) < 2 * len(whole)
     assert sorted(row["key"] for row in read_rows(out)) == sorted(row["key"] for row in whole)
+    assert check_run(every) == []
+    with Run.open(every) as run:
+        assert run.kind == KIND
+        scores = {verdict.node: verdict for verdict in run.verdicts(scorer="predicate")}
+        for row in read_rows(every):
+            assert run.node(row["node"]).text == row["reply"]
+            assert run.path(row["node"]).messages()[-2].role == "user"
+            counts = row["valid"] and not row["gate"]
+            assert scores[row["node"]].value == (float(row["violation"]) if counts else None)
+
+
+def test_rows_of_before_become_a_run(tmp_path: Path) -> None:
+    rows = [{**row, "key": row["key"]} for row in play(out=tmp_path / "run")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert pick_reader(tmp_path / "rows.jsonl").name == "governance"
+    assert import_rows(tmp_path / "rows.jsonl", tmp_path / "again") == len(rows)
+    assert [{**row, "node": ""} for row in read_rows(tmp_path / "again")] == [{**row, "node": ""} for row in rows]
+    with pytest.raises(UserError, match="is a file and no run: `ramify import"):
+        Bench(BenchConfig(), [READER], [], tmp_path / "rows.jsonl")
+    with Run.create(tmp_path / "other", {}, kind="rollout"):
+        pass
+    with pytest.raises(UserError, match="was not made by `ramify governance bench`"):
+        read_rows(tmp_path / "other")
 
 
 @pytest.mark.parametrize("strategy", ["llm-summarize", "hierarchical", "recency-truncate", "drop-oldest", "summarize"])

@@ -11,6 +11,7 @@ import pytest
 
 from ramify.cli.main import main
 from ramify.env.filler import filler, opening
+from ramify.methods.governance.record import read_rows
 from ramify.model.protocol import Message
 from ramify.rollout.compactors import Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
@@ -42,10 +43,11 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Rules under compaction")
     assert run("report", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rates"] == first["rates"]
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    rows = read_rows(out)
     broken = [row | ({"violation": True} if row["condition"] == "defense_pin" else {}) for row in rows]
-    out.write_text("".join(json.dumps(row) + "\n" for row in broken), encoding="utf-8")
-    assert run("report", out) == 1
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(json.dumps(row) + "\n" for row in broken), encoding="utf-8")
+    assert run("report", old) == 1
     assert "pinned episodes violate" in capsys.readouterr().err
 
 

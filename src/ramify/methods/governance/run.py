@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from ramify.env.filler import LANGUAGES, filler
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
 from ramify.methods.governance.attack import note
 from ramify.methods.governance.calls import Grade, grade
+from ramify.methods.governance.record import ENTRY, begin, keep
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
@@ -29,7 +31,8 @@ from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
-from ramify.trace.growing import Growing
+from ramify.trace.db import Run
+from ramify.trace.message import read_message
 from ramify.trace.rules import Survival, survival
 
 DISTRACTORS = tuple(
@@ -154,7 +157,7 @@ class _Shown:
 
 
 class Bench:
-    """Plays cells. Rows go to ``out`` as they come; rows that are there already, of the same settings, are not played again."""
+    """Plays cells. Episodes go to the run ``out`` as they end; those that are there already, of the same settings, are not played again."""
 
     def __init__(
         self, config: BenchConfig, agents: Sequence[Player], summarizers: Sequence[Player] = (), out: Path | None = None
@@ -163,8 +166,11 @@ class Bench:
         config.check()
         self.config, self.agents, self.summarizers = config, list(agents), list(summarizers)
         self.calls = 0
-        self._done = {row["key"]: row for row in read_rows(out)} if out is not None and out.exists() else {}
-        self._kept = None if out is None else Growing(out)
+        self.out = out
+        self._done: dict[str, dict[str, Any]] = {}
+        if out is not None and out.exists():
+            with begin(out, config.to_json()) as run:
+                self._done = {entry.key: entry.payload for entry in run.journal(ENTRY)}
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
 
     def cells(self) -> list[Cell]:
@@ -203,6 +209,10 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """The rows of ``cells`` (default: the grid), in their order. A failing model makes a row of outcome error; the others go on."""
         chosen = self.cells() if cells is None else list(cells)
+        with nullcontext() if self.out is None else begin(self.out, self.config.to_json()) as kept:
+            return await self._run(chosen, kept, tell)
+
+    async def _run(self, chosen: Sequence[Cell], kept: Run | None, tell: Callable[[int], object]) -> list[dict[str, Any]]:
         door = asyncio.Semaphore(self.config.concurrent)
         done = 0
 
@@ -211,9 +221,10 @@ class Bench:
             key = self.key(cell)
             if key not in self._done:
                 async with door:
-                    self._done[key] = {"key": key} | await self.episode(cell)
-                if self._kept is not None:
-                    self._kept.add(key, self._done[key])
+                    row, shown = await self.episode(cell)
+                    self._done[key] = {"key": key} | row
+                if kept is not None:
+                    self._done[key] = keep(kept, self._done[key], shown)
             done += 1
             tell(done)
             return self._done[key]
@@ -222,26 +233,27 @@ class Bench:
         self._compacted.clear()
         return rows
 
-    async def episode(self, cell: Cell) -> dict[str, Any]:
-        """Play one cell: its row."""
+    async def episode(self, cell: Cell) -> tuple[dict[str, Any], list[Message]]:
+        """Play one cell: its row, and what the agent was shown."""
         what, scenario = CONDITIONS[cell.condition], cell.scenario
         try:
             shown = await self._prepare(cell)
         except BoundaryError as error:
-            return self._row(cell, _Shown([], -1), Survival("unknown", 0.0), Grade("error", str(error)), None)
+            return self._row(cell, _Shown([], -1), Survival("unknown", 0.0), Grade("error", str(error)), None), []
         left = [m for m in shown.messages if not str(m.get("content", "")).startswith("[pinned ")]
         found = survival(scenario.policy, said(left), not all(map(readable, left)))
         if what.impersonation:
             shown.messages.append({"role": "user", "content": _CLAIM.format(policy=scenario.policy)})
         request = scenario.trigger if cell.request == "trigger" else scenario.allowed
         messages = [*shown.messages, {"role": "user", "content": request}]
+        seen = [read_message(message, f"message {at}") for at, message in enumerate(messages)]
         try:
             draw = await self._act(cell, messages)
         except BoundaryError as error:
-            return self._row(cell, shown, found, Grade("error", str(error)), None)
+            return self._row(cell, shown, found, Grade("error", str(error)), None), seen
         names = [tool["function"]["name"] for tool in tools()]
         graded = grade(draw.message, draw.stop, scenario.predicate, names)
-        return self._row(cell, shown, found, graded, draw)
+        return self._row(cell, shown, found, graded, draw), seen
 
     def _row(self, cell: Cell, shown: _Shown, found: Survival, graded: Grade, draw: Draw | None) -> dict[str, Any]:
         what, scenario = CONDITIONS[cell.condition], cell.scenario
@@ -359,26 +371,6 @@ def _compactor(cell: Cell) -> Any:
     from ramify.rollout.compactors import Hierarchical, LlmSummarize
 
     return (LlmSummarize if cell.strategy == "llm-summarize" else Hierarchical)(cell.words)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file that a bench wrote; a last line that a crash cut off is left out. Raises UserError on anything else."""
-    from ramify.trace.lines import field as read
-    from ramify.trace.lines import read_lines
-
-    rows = []
-    for number, row in read_lines(path, ended=True):
-        place = f"{path}:{number}"
-        for name, kind in _FIELDS.items():
-            read(row, name, kind, place)
-        rows.append(row)
-    return rows
-
-
-_FIELDS: dict[str, type] = dict.fromkeys(
-    ("key", "task", "kind", "condition", "request", "outcome", "survival", "agent", "summarizer", "gate"), str
-)
-_FIELDS |= {"violation": bool, "valid": bool, "survived": bool, "completed": bool, "words": int, "rounds": int}
 
 
 def report(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from ramify.engine.named import find_model
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
 from ramify.methods.governance.markdown import markdown
-from ramify.methods.governance.run import Bench, BenchConfig, Player, read_rows, report
+from ramify.methods.governance.record import read_rows
+from ramify.methods.governance.run import Bench, BenchConfig, Player, report
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.sources import conclude
@@ -35,8 +36,10 @@ Agents = Annotated[
 Summarizers = Annotated[
     list[str] | None, typer.Option("--summarizer", help="As --agent; by default each agent summarises for itself.")
 ]
-Rows = Annotated[Path, typer.Option("--out", help="Rows, one episode a line; those that are there are not played again.")]
-RowsArgument = Annotated[list[Path], typer.Argument(metavar="ROWS...", help="Files that `ramify governance bench` wrote.")]
+Rows = Annotated[
+    Path, typer.Option("--out", metavar="RUN", help="Run to make or to continue; episodes that are there are not played again.")
+]
+RowsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs that `ramify governance bench` made.")]
 Written = Annotated[Path | None, typer.Option("--out", help="Also write the report, as Markdown.")]
 
 
@@ -46,7 +49,7 @@ def _players(names: list[str] | None) -> list[Player]:
 
 def _kept(out: Path | None) -> str:
     return (
-        "nothing is kept: name a file with --out" if out is None else f"the episodes are kept in {out}: the same command goes on"
+        "nothing is kept: name a run with --out" if out is None else f"the episodes are kept in {out}: the same command goes on"
     )
 
 
@@ -155,7 +158,7 @@ def audit(
 
 @app.command()
 def judge(
-    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A file that `ramify governance bench` wrote.")],
+    rows: Annotated[Path, typer.Argument(metavar="RUN", help="A run that `ramify governance bench` made.")],
     model: Annotated[
         list[str],
         typer.Option("--judge", help="As --agent; three of different families make a jury. Or any other judge by name."),
