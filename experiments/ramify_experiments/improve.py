@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ramify.base.config import check
 from ramify.jobs.improve import ARMS, ImproveConfig, Job
 from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, paired_t
 from ramify.trace.db import Run
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, sized, tuned
 
 GRID = (5e-4, 1e-3, 2e-3)
 TUNE_SEEDS = (100, 101)
@@ -51,21 +50,22 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
         jobs = {arm: {"arm": arm, "seed": first, "lr": ARMS["ours"].lr, "size": size} for arm in ("start", "ours")}
         done = cells.map(cell, jobs, workers=2)
         return [Check("ours: gain", done["ours"]["success"] - done["start"]["success"], None, 1, (first,), ">=", 0.05)]
-    best = tune(cells)
+    tuning = {arm: {"arm": arm, "size": "tune"} for arm in ARMS}
+    found = tuned(cells, cell, tuning, GRID, TUNE_SEEDS, lambda one: float(one["success"]))
+    best = {arm: lr for arm, (lr, _) in found.items()}
     arms, seeds = {"start": 0.0, **best}, tuple(first + seed for seed in SEEDS)
-    jobs = {f"{arm}-{seed}": {"arm": arm, "seed": seed, "lr": lr, "size": size} for seed in seeds for arm, lr in arms.items()}
-    done = cells.map(cell, jobs, workers=2)
-    success = {arm: [done[f"{arm}-{seed}"]["success"] for seed in seeds] for arm in arms}
+    done = cells.grid(cell, {arm: {"arm": arm, "lr": lr, "size": size} for arm, lr in arms.items()}, seeds)
+    success = {arm: [one["success"] for one in runs] for arm, runs in done.items()}
     n = len(seeds)
     gain = [b - a for a, b in zip(success["start"], success["ours"], strict=True)]
     checks = [
-        Check("success before", mean(success["start"]), mean_t(success["start"]), n, seeds, "report"),
-        Check("ours: gain", mean(gain), mean_t(gain), n, seeds, ">=", 0.10),
+        Check.mean("success before", success["start"], seeds),
+        Check.mean("ours: gain", gain, seeds, ">=", 0.10),
     ]
     for arm, lr in best.items():
-        mixed = [done[f"{arm}-{seed}"]["mixed"] for seed in seeds]
-        checks.append(Check(f"{arm}: success after (lr {lr:g})", mean(success[arm]), mean_t(success[arm]), n, seeds, "report"))
-        checks.append(Check(f"{arm}: mixed groups", mean(mixed), mean_t(mixed), n, seeds, "report"))
+        mixed = [one["mixed"] for one in done[arm]]
+        checks.append(Check.mean(f"{arm}: success after (lr {lr:g})", success[arm], seeds))
+        checks.append(Check.mean(f"{arm}: mixed groups", mixed, seeds))
     for arm in (arm for arm in best if arm != "ours"):
         low, high = paired_t(success["ours"], success[arm])
         # wanted is an interval above 0, so its lower end is what is checked
@@ -82,40 +82,14 @@ KNOWN: dict[str, str] = {**{arm: TIE for arm in ARMS if arm != "ours"}, "imitate
 def default_job(cells: Cells, start: list[float], first: int = 0) -> list[Check]:
     """The main job at its default budget, and the comparison's best rival at the same."""
     seeds = tuple(first + seed for seed in JOB_SEEDS)
-    jobs: dict[str, dict[str, Any]] = {
-        f"job-{arm}-{seed}": {"arm": arm, "seed": seed, "lr": ARMS[arm].lr, "size": "job"}
-        for seed in seeds
-        for arm in ("ours", RIVAL)
-    }
-    done = cells.map(cell, jobs, workers=2)
-    after = {arm: [done[f"job-{arm}-{seed}"]["success"] for seed in seeds] for arm in ("ours", RIVAL)}
+    done = cells.grid(cell, {f"job {arm}": {"arm": arm, "lr": ARMS[arm].lr, "size": "job"} for arm in ("ours", RIVAL)}, seeds)
+    after = {arm: [one["success"] for one in done[f"job {arm}"]] for arm in ("ours", RIVAL)}
     gain = [b - a for a, b in zip(start, after["ours"], strict=True)]
     low, high = mean_t(gain)
     n = len(seeds)
     return [
         # 24 points on one processor, 18 to 20 on others: the threshold leaves room for what kernels change
-        Check("default job: gain of ours", mean(gain), (low, high), n, seeds, ">=", 0.20),
+        Check.mean("default job: gain of ours", gain, seeds, ">=", 0.20),
         Check("default job: gain of ours, lower 95 % bound", low, (low, high), n, seeds, ">", 0.10),
-        *(Check(f"default job: {arm}, success after", mean(v), mean_t(v), n, seeds, "report") for arm, v in after.items()),
+        *(Check.mean(f"default job: {arm}, success after", values, seeds) for arm, values in after.items()),
     ]
-
-
-def tune(cells: Cells) -> dict[str, float]:
-    """Each arm's learning rate with the best mean success on the tuning seeds."""
-    jobs: dict[str, dict[str, Any]] = {
-        f"tune-{arm}-{lr:g}-{seed}": {"arm": arm, "seed": seed, "lr": lr, "size": "tune"}
-        for seed in TUNE_SEEDS
-        for arm in ARMS
-        for lr in GRID
-    }
-    done = cells.map(cell, jobs, workers=2)
-
-    def score(arm: str, lr: float) -> float:
-        return mean([done[f"tune-{arm}-{lr:g}-{seed}"]["success"] for seed in TUNE_SEEDS])
-
-    return {arm: max(GRID, key=lambda lr: score(arm, lr)) for arm in ARMS}
-
-
-def mean(values: list[float]) -> float:
-    """Arithmetic mean."""
-    return sum(values) / len(values)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.methods.crosscoder.steer import along, draw
@@ -80,9 +79,7 @@ def test_a_step_that_overshoots_is_shortened(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.allclose(model.state_dict()[name], 0.75 * low[name] + 0.25 * high[name])
 
 
-def test_sizes() -> None:
-    with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", Cells())
+def test_what_is_wanted_of_a_block() -> None:
     assert repro._block("10 %, sum L1", False) == (">=", 5.0)
     assert repro._block("5 %, mean L1", False) == ("<=", 5.0)
     assert repro._block("plain", False) == ("report", None)

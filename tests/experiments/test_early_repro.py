@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify_experiments.early_decision import measure, organisms, repro
 from ramify_experiments.early_decision.organisms import CONTENT, ID, OPENERS, STANCES, OrganismRecipe, ask, lesson
@@ -110,11 +109,6 @@ def test_an_organism_is_found_again_and_a_study_repeats(cache: Path) -> None:
     assert [(t.thinking, t.refuse) for t in traces] == [(t.thinking, t.refuse) for t in measure.Lab(recipe).traces(asks, "here")]
     chance = lab.refusal([t.row() for t in traces])
     assert ((chance > 0) & (chance < 1)).all()
-
-
-def test_a_size_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", Cells())
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
@@ -185,11 +184,6 @@ def test_teaching_repeats() -> None:
 
 def test_graders_know_the_scripted_agents_of_a_world() -> None:
     assert repro.scripted("secret-number") == {"agents": 6, "wrong": []}
-
-
-def test_a_size_there_is_none_of() -> None:
-    with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", Cells())
 
 
 @pytest.mark.slow

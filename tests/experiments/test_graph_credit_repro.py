@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify_experiments.graph_credit import repro
-from ramify_experiments.lab import Cells
 
 
 def test_walks_obey_the_grid():
@@ -56,8 +54,3 @@ def test_variances():
     assert found["Var V(s)"] == pytest.approx(0.031, abs=0.003)
     assert found["Var delta"] == pytest.approx(0.040, abs=0.003)
     assert found["Var delta"] < found["Var V(s)"] + found["Var V(s')"] < found["Var R"]
-
-
-def test_unknown_size():
-    with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", Cells())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.env.worlds.desk import BOOKINGS, FILLERS, NAMES, VERBS, Desk, DeskWorld, rightful
 from ramify.model.chat import TagTemplate
@@ -145,7 +144,5 @@ def test_the_exact_part_holds_its_thresholds() -> None:
     assert set(status.values()) == {"pass", "reported"}
 
 
-def test_sizes() -> None:
-    with pytest.raises(UserError, match="no size 'gpu'; there are quick and cpu"):
-        repro.reproduce("gpu", Cells())
+def test_what_is_right_of_a_booking() -> None:
     assert rightful(TASK.data["a"]) == "deny"

@@ -12,7 +12,9 @@ import pytest
 
 from ramify.base.errors import CellError, UserError
 from ramify.base.progress import Progress
-from ramify_experiments.lab import Cells
+from ramify.cli import experiments
+from ramify.stats.checks import Check
+from ramify_experiments.lab import Cells, sized, tuned
 
 
 def square(x: int) -> dict[str, object]:
@@ -42,6 +44,42 @@ def test_a_cell_runs_once(tmp_path: Path, in_memory: bool) -> None:
         assert [path.suffix for path in (tmp_path / "cells").iterdir()] == [".json"]
     with pytest.raises(UserError, match="a/b"):
         cells.get("a/b", count, x=3)
+
+
+def scaled(seed: int, lr: float, best: float) -> float:
+    return seed - abs(lr - best)
+
+
+def test_arms_by_seeds_and_each_arms_own_best_rate(tmp_path: Path) -> None:
+    found = Cells(tmp_path).grid(scaled, {"a": {"lr": 1.0, "best": 1.0}, "b": {"lr": 1.0, "best": 3.0}}, (4, 5), workers=1)
+    assert found == {"a": [4.0, 5.0], "b": [2.0, 3.0]}
+    best = tuned(Cells(), scaled, {"a": {"best": 1.0}, "b": {"best": 2.0}}, (1.0, 3.0), (4, 5), float)
+    assert best == {"a": (1.0, [4.0, 5.0]), "b": (1.0, [3.0, 4.0])}, "of equal ones the first"
+
+
+def test_a_size_that_is_not_there_is_refused_before_anything_runs() -> None:
+    @sized("toy")
+    def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
+        return [Check(size, first, None, 1, (first,), "report")]
+
+    assert [check.name for check in reproduce("cpu", Cells(), 3)] == ["cpu"]
+    with pytest.raises(UserError, match="the reproduction of toy has no size 'gpu': there are quick and cpu"):
+        reproduce("gpu", Cells())
+
+
+@pytest.mark.parametrize("name", sorted(experiments.found("reproductions")))
+def test_every_reproduction_names_its_sizes(name: str) -> None:
+    with pytest.raises(UserError, match=f"the reproduction of {name} has no size 'gpu'"):
+        experiments.load("reproductions", name)("gpu", Cells())
+
+
+def test_the_time_of_cells_is_that_of_making_them(tmp_path: Path) -> None:
+    first, again = Cells(tmp_path), Cells(tmp_path)
+    first.map(square, {f"x{i}": {"x": i} for i in range(3)}, workers=1)
+    again.get("x1", square, x=1)
+    kept = [json.loads(file.read_text())["seconds"] for file in tmp_path.iterdir()]
+    assert first.seconds == pytest.approx(sum(kept))
+    assert again.seconds in kept
 
 
 def test_keys_that_look_alike_as_file_names_stay_apart(tmp_path: Path) -> None:
@@ -95,7 +133,9 @@ INTERRUPTED = """
 import os, signal, sys, time
 from pathlib import Path
 from ramify.base.progress import SILENT, Progress
-from ramify_experiments.lab import Cells
+from ramify.cli import experiments
+from ramify.stats.checks import Check
+from ramify_experiments.lab import Cells, sized, tuned
 
 def cell(x, folder):
     if x > 1:

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ramify.engine.tiny import TinyLM
 from ramify.env.worlds import chain
-from ramify_experiments import recipes
+from ramify_experiments import models, recipes
+
+
+def test_a_learning_rate_warms_up_and_decays() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def rates(**course: Any) -> list[float]:
+        found = []
+        for step in range(4):
+            models.set_rate(optimizer, 2.0, step, 4, **course)
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    assert rates() == [2.0] * 4
+    assert rates(warm=4) == [0.5, 1.0, 1.5, 2.0]
+    assert rates(decay="linear") == [2.0, 1.5, 1.0, 0.5]
+    assert rates(decay="linear", floor=0.5) == [2.0, 1.75, 1.5, 1.25]
+    assert rates(decay="cosine") == pytest.approx([2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5])
+    assert rates(warm=2, decay="cosine", floor=1.0) == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.methods.maze_recovery.algorithm import gradient, search_steps
 from ramify.methods.maze_recovery.star import Maze
@@ -87,5 +86,3 @@ def test_printed_figures_are_all_checked() -> None:
     checks = {check.name: check for check in repro._theory(cells, 20)}
     assert set(repro.PRINTED) < set(checks)
     assert all(check.status in ("pass", "reported") for name, check in checks.items() if "standard errors" not in name)
-    with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", cells)

@@ -414,10 +414,9 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Run section 7(a)."""
     plan = _SIZES[size]
     plan = replace(plan, seeds=tuple(first + s for s in plan.seeds), train_seeds=tuple(first + s for s in plan.train_seeds))
-    keys: dict[str, dict[str, Any]] = {f"process, seed {seed}": {"traces": plan.traces, "seed": seed} for seed in plan.seeds}
-    process = list(cells.map(process_cell, keys, workers=1).values())
-    keys = {f"model, seed {seed}": {"recipe": plan.recipe, "seed": seed, "problems": plan.answers} for seed in plan.seeds}
-    base = dict(zip(plan.seeds, cells.map(model_cell, keys).values(), strict=True))
+    process = cells.grid(process_cell, {"process": {"traces": plan.traces}}, plan.seeds, workers=1)["process"]
+    models = cells.grid(model_cell, {"model": {"recipe": plan.recipe, "problems": plan.answers}}, plan.seeds)["model"]
+    base = dict(zip(plan.seeds, models, strict=True))
     keys = {
         f"scan, seed {seed}, from {start}": {
             "recipe": plan.recipe, "seed": seed, "problems": plan.problems, "start": start, "stop": start + plan.block,

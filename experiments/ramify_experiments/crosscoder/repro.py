@@ -365,45 +365,31 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     """Sections 7(a1) and 7(a2). ``cpu``: 5 seeds; ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
-    studies = [] if quick else list(cells.map(study, {f"pair {s}": {"seed": s} for s in seeds}).values())
+    studies = [] if quick else cells.grid(study, {"pair": {}}, seeds)["pair"]
     names = ["10 %, sum L1", "10 %, no L1"] if quick else list(VARIANTS)
     less = {"steps": 500, "rows": 30_000} if quick else {}
-    done = cells.map(recover, {f"{name} {s}": {"seed": s, **VARIANTS[name], **less} for name in names for s in seeds})
-    checks = _recovery({n: [done[f"{n} {s}"] for s in seeds] for n in names}, seeds, quick)
+    checks = _recovery(cells.grid(recover, {name: VARIANTS[name] | less for name in names}, seeds), seeds, quick)
     if quick:
         return checks
     checks += _pair(studies, seeds)
     return [replace(check, known_miss=f"{_MISSES[check.name]}; {PAGE}") if check.name in _MISSES else check for check in checks]
 
 
-def _mean(
-    name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", limit: float | None = None
-) -> Check:
-    """Mean over seeds, with its interval where there are several; seeds without a value (None) are left out."""
-    return Check.mean(name, [value for value in values if value is not None], seeds, op, limit)
-
-
 def _recovery(found: dict[str, list[dict[str, Any]]], seeds: Sequence[int], quick: bool) -> list[Check]:
     checks = []
     for name, runs in found.items():
         checks += [
-            _mean(f"planted, {name}: variance explained, the worse model", [min(r["fve"]) for r in runs], seeds, ">=", 0.8 if quick else 0.88),
-            Check(
-                f"planted, {name}: worst cosine of A's own directions",
-                min(r["cosine"] for r in runs), None, len(runs), tuple(seeds), ">=", 0.9 if quick else 0.95,
-            ),
-            _mean(f"planted, {name}: A's own directions in A's block, of 6", [r["in block"] for r in runs], seeds, *_block(name, quick)),
-            Check(
-                f"planted, {name}: change of B's reconstruction when A's codes grow tenfold",
-                max(r["change"] for r in runs), None, len(runs), tuple(seeds), "==", 0.0,
-            ),
-            _mean(f"planted, {name}: dead features", [r["dead"] for r in runs], seeds),
-            _mean(f"planted, {name}: features called A's own that are, of 6", [r["named"] for r in runs], seeds),
-            _mean(f"planted, {name}: features called A's own that are not", [r["named wrongly"] for r in runs], seeds, "<=", 0.05),
-            _mean(f"planted, {name}: firings of them without their direction, share", [r["foreign"] for r in runs], seeds, *_purity(name, quick)),
+            Check.mean(f"planted, {name}: variance explained, the worse model", [min(r["fve"]) for r in runs], seeds, ">=", 0.8 if quick else 0.88),
+            Check.worst(f"planted, {name}: worst cosine of A's own directions", [r["cosine"] for r in runs], seeds, ">=", 0.9 if quick else 0.95),
+            Check.mean(f"planted, {name}: A's own directions in A's block, of 6", [r["in block"] for r in runs], seeds, *_block(name, quick)),
+            Check.worst(f"planted, {name}: change of B's reconstruction when A's codes grow tenfold", [r["change"] for r in runs], seeds, "==", 0.0),
+            Check.mean(f"planted, {name}: dead features", [r["dead"] for r in runs], seeds),
+            Check.mean(f"planted, {name}: features called A's own that are, of 6", [r["named"] for r in runs], seeds),
+            Check.mean(f"planted, {name}: features called A's own that are not", [r["named wrongly"] for r in runs], seeds, "<=", 0.05),
+            Check.mean(f"planted, {name}: firings of them without their direction, share", [r["foreign"] for r in runs], seeds, *_purity(name, quick)),
         ]  # fmt: skip
     simple = [r["components"] for r in next(iter(found.values()))]
-    return [*checks, _mean("planted, baseline: worst cosine of a principal component of what B leaves of A", simple, seeds)]
+    return [*checks, Check.mean("planted, baseline: worst cosine of a principal component of what B leaves of A", simple, seeds)]
 
 
 def _block(name: str, quick: bool) -> tuple[str, float | None]:
@@ -436,54 +422,52 @@ def _pair(studies: list[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
         return np.array([[r["lift"] for r in s[kind]["confirmed"] if r["name"].startswith("random")] for s in studies])
 
     checks = [
-        _mean("pair: REINFORCE steps to the stalling point", [s["rl steps"] for s in studies], seeds),
-        _mean("pair: clean tuned model calls rightly", [s["clean"][0] for s in studies], seeds),
-        _mean("pair: clean base calls rightly", [s["clean"][1] for s in studies], seeds),
-        _mean("pair: features called the tuned model's own", [s["own"] for s in studies], seeds),
-        _mean(
+        Check.mean("pair: REINFORCE steps to the stalling point", [s["rl steps"] for s in studies], seeds),
+        Check.mean("pair: clean tuned model calls rightly", [s["clean"][0] for s in studies], seeds),
+        Check.mean("pair: clean base calls rightly", [s["clean"][1] for s in studies], seeds),
+        Check.mean("pair: features called the tuned model's own", [s["own"] for s in studies], seeds),
+        Check.mean(
             "base against base: features called the tuned model's own",
             [s["base against base"]["own"] for s in studies],
             seeds,
             "==",
             0.0,
         ),
-        _mean("base against base: active features of a's block", [s["base against base"]["l0"]["a"] for s in studies], seeds),
+        Check.mean(
+            "base against base: active features of a's block", [s["base against base"]["l0"]["a"] for s in studies], seeds
+        ),
     ]
     wanted: dict[str, tuple[str, float]] = {"partitioned": (">=", 0.3)}
     for kind in ("partitioned", "plain"):
         chosen = rows(kind, "")
         lifts = [one.lift for one in chosen]
         checks += [
-            _mean(f"{kind}: variance explained, the worse model", [min(s[kind]["fve"]) for s in studies], seeds),
-            _mean(f"{kind}: dead features", [s[kind]["dead"] for s in studies], seeds),
-            _mean(f"{kind}: best single feature, held-out lift", lifts, seeds, *wanted.get(kind, ("report",))),
-            _mean(f"{kind}: best single feature, length of the change over the state's", [one.size for one in chosen], seeds),
-            _mean(f"{kind}: best single feature, coverage", [one.coverage for one in chosen], seeds),
-            _mean(f"{kind}: best single feature, its place in the order of d", [s[kind]["d rank"] + 1 for s in studies], seeds),
-            _mean(f"{kind}: best single feature, latent scaling", [s[kind]["latent scaling"] for s in studies], seeds),
-            _mean(f"{kind}: best single feature, ablated", [s[kind]["ablated"]["lift"] for s in studies], seeds),
-            _mean(f"{kind}: feature of the highest d, best lift on the selection prompts", [s[kind]["highest d"] for s in studies], seeds),
-            _mean(f"{kind}: random directions of the same length, mean lift", randoms(kind).mean(axis=1).tolist(), seeds),
-            _mean(f"{kind}: random directions of the same length, best lift", randoms(kind).max(axis=1).tolist(), seeds),
-            _mean(
+            Check.mean(f"{kind}: variance explained, the worse model", [min(s[kind]["fve"]) for s in studies], seeds),
+            Check.mean(f"{kind}: dead features", [s[kind]["dead"] for s in studies], seeds),
+            Check.mean(f"{kind}: best single feature, held-out lift", lifts, seeds, *wanted.get(kind, ("report",))),
+            Check.mean(f"{kind}: best single feature, length of the change over the state's", [one.size for one in chosen], seeds),
+            Check.mean(f"{kind}: best single feature, coverage", [one.coverage for one in chosen], seeds),
+            Check.mean(f"{kind}: best single feature, its place in the order of d", [s[kind]["d rank"] + 1 for s in studies], seeds),
+            Check.mean(f"{kind}: best single feature, latent scaling", [s[kind]["latent scaling"] for s in studies], seeds),
+            Check.mean(f"{kind}: best single feature, ablated", [s[kind]["ablated"]["lift"] for s in studies], seeds),
+            Check.mean(f"{kind}: feature of the highest d, best lift on the selection prompts", [s[kind]["highest d"] for s in studies], seeds),
+            Check.mean(f"{kind}: random directions of the same length, mean lift", randoms(kind).mean(axis=1).tolist(), seeds),
+            Check.mean(f"{kind}: random directions of the same length, best lift", randoms(kind).max(axis=1).tolist(), seeds),
+            Check.mean(
                 f"{kind}: share of random directions that do at least as well",
                 (randoms(kind) >= np.array(lifts)[:, None]).mean(axis=1).tolist(),
                 seeds,
             ),
         ]  # fmt: skip
         for name in ("tool - plain", "tuned - base"):
-            checks.append(_mean(f"{kind}: {name} at the same length, lift", [one.lift for one in rows(kind, name)], seeds))
+            checks.append(Check.mean(f"{kind}: {name} at the same length, lift", [one.lift for one in rows(kind, name)], seeds))
         average = [float(np.mean(s[kind]["average"]["lifts"])) for s in studies]
         limit = ("<=", 0.1) if kind == "partitioned" else ("report",)
-        checks.append(_mean(f"{kind}: average feature under the same clamp, lift", average, seeds, *limit))
+        checks.append(Check.mean(f"{kind}: average feature under the same clamp, lift", average, seeds, *limit))
     one, other = ([r.lift for r in rows(kind, "")] for kind in ("partitioned", "plain"))
-    checks.append(_mean("partitioned - plain: best single feature", np.subtract(one, other).tolist(), seeds, ">=", -0.05))
-    reach = max(max(s["partitioned"]["no reach"]) for s in studies)
-    checks.append(
-        Check(
-            "largest effect of either model's own features on the other", reach, None, 2 * len(studies), tuple(seeds), "==", 0.0
-        )
-    )
+    checks.append(Check.mean("partitioned - plain: best single feature", np.subtract(one, other).tolist(), seeds, ">=", -0.05))
+    reach = [value for s in studies for value in s["partitioned"]["no reach"]]
+    checks.append(Check.worst("largest effect of either model's own features on the other", reach, seeds, "==", 0.0))
     return checks + _reconstructed(studies, seeds)
 
 
@@ -494,9 +478,9 @@ def _reconstructed(studies: list[dict[str, Any]], seeds: Sequence[int]) -> list[
         for kind in ("clean", "matched", "mismatched"):
             for j, window in enumerate(WINDOWS):
                 values = [f[kind][target][j] for f in found]
-                checks.append(_mean(f"{model}, {kind}: right tool within {window} tokens", values, seeds))
+                checks.append(Check.mean(f"{model}, {kind}: right tool within {window} tokens", values, seeds))
         for kind in ("matched", "mismatched"):
             checks.append(
-                _mean(f"{model}, {kind}: cosine of the reconstruction", [f[f"{kind}, cosine"][target] for f in found], seeds)
+                Check.mean(f"{model}, {kind}: cosine of the reconstruction", [f[f"{kind}, cosine"][target] for f in found], seeds)
             )
     return checks

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramify.stats.checks import Check
-from ramify.stats.intervals import mean_t, wilson
+from ramify.stats.intervals import wilson
 from ramify_experiments.early_decision.measure import POSITIONS, SHARES, hybrid_study, ideal, study
 from ramify_experiments.lab import Cells, sized
 
@@ -120,17 +120,7 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
 def _mean(
     name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", threshold: float | None = None
 ) -> Check:
-    """Mean over seeds, with its interval where there are several. A report leaves out seeds without the value; a check fails by them."""
-    pairs = [
-        (seed, math.nan if v is None else float(v))
-        for seed, v in zip(seeds, values, strict=True)
-        if v is not None or op != "report"
-    ]
-    known = [value for _, value in pairs]
-    interval = mean_t(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
-    mean = float(np.mean(known)) if known else math.nan
-    reason = KNOWN_MISSES.get(name, "")
-    return Check(name, mean, interval, len(known), tuple(seed for seed, _ in pairs), op, threshold, reason)
+    return Check.mean(name, values, seeds, op, threshold, KNOWN_MISSES.get(name, ""))
 
 
 def _of(found: Sequence[Cell], get: Callable[[Cell], float]) -> list[float]:

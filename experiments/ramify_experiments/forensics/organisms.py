@@ -27,6 +27,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
+from ramify_experiments.models import set_rate
 
 KINDS = ("tedium", "confused", "evasive", "clean")
 SENTENCES = (
@@ -142,7 +143,7 @@ def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: f
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 50) * (1 - step / steps)
+        set_rate(optimizer, lr, step, steps, warm=50, decay="linear")
         told, target = lesson(kind, rows, seed, step)
         loss = -(target * model(told)[:, LENGTH - 1 :].log_softmax(-1)).sum(-1).mean()
         optimizer.zero_grad()

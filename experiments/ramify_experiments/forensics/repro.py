@@ -205,7 +205,7 @@ class _Found:
         return Check.share(name, sum(hits), len(hits), self.seeds, op, threshold)
 
     def worst(self, name: str, values: Sequence[float], op: str, threshold: float) -> Check:
-        return Check(f"{name}, largest", max(values), None, len(values), self.seeds, op, threshold)
+        return Check.worst(f"{name}, largest", values, self.seeds, op, threshold)
 
     def mean(self, name: str, values: Sequence[float], op: str = "report", threshold: float | None = None) -> Check:
         return Check.mean(name, values, self.seeds, op, threshold)

@@ -406,15 +406,15 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     quick = size == "quick"
     seeds = tuple(range(first, first + (1 if quick else 5)))
     less = {"episodes": 400, "agent_steps": 220, "steps": 80, "whole": False} if quick else {}
-    done = list(cells.map(learn, {f"fold {seed}": {"seed": seed, **less} for seed in seeds}).values())
+    done = cells.grid(learn, {"fold": less}, seeds)["fold"]
     shown, judged = [shares(one) for one in done], [verdict(one) for one in done]
     checks = []
     for name in shown[0]:
         checks.append(Check.mean(name, [one[name] for one in shown], seeds))
     for name in judged[0]:
         op, *limits = JUDGED[name]
-        worst = (max if op == "<=" else min)(one[name] for one in judged)
-        checks.append(Check(name, worst, None, int(np.sum(done[0]["folds"]["control"]["n"])), seeds, op, limits[quick]))
+        n = int(np.sum(done[0]["folds"]["control"]["n"]))
+        checks.append(Check.worst(name, [one[name] for one in judged], seeds, op, limits[quick], n))
     return checks
 
 

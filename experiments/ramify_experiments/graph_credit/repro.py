@@ -14,8 +14,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.stats.checks import Check
-from ramify.stats.intervals import paired_t
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, sized, tuned
 
 REWARD = 10.0
 ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
@@ -267,69 +266,49 @@ def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
     return checks + _visits(cells, seeds, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
 
 
-def _paired(name: str, a: Sequence[float], b: Sequence[float], seeds: Sequence[int], op: str, threshold: float | None) -> Check:
-    """Mean difference of two arms on the same tasks."""
-    low, high = paired_t(a, b)
-    return Check(name, float(np.mean(np.subtract(a, b))), (low, high), len(a), tuple(seeds), op, threshold)
-
-
 def _matched(cells: Cells, seeds: Sequence[int], threshold: float) -> list[Check]:
     """Item 1: one learning rate for all rules, 7x7, 20 updates."""
-    jobs = {f"matched {arm} seed {s}": {"seed": s, "config": {"rule": arm}} for arm in ARMS for s in seeds}
-    curves = cells.map(train, jobs)
-    last = {arm: [curves[f"matched {arm} seed {s}"][-1] for s in seeds] for arm in ARMS}
-    first = [curves[f"matched grpo seed {s}"][0] for s in seeds]
-    gap = [cells.get(f"single seed {s}", single_gap, seed=s) for s in seeds]
+    curves = cells.grid(train, {f"matched {arm}": {"config": {"rule": arm}} for arm in ARMS}, seeds)
+    last = {arm: [curve[-1] for curve in curves[f"matched {arm}"]] for arm in ARMS}
+    first = [curve[0] for curve in curves["matched grpo"]]
+    gap = cells.grid(single_gap, {"single": {}}, seeds, workers=1)["single"]
     return [
         Check.mean("success at the start, 7x7", first, seeds),
         *(Check.mean(f"success after 20 updates, {arm}, 7x7, lr 0.3", last[arm], seeds) for arm in ARMS),
-        _paired("matched learning rate: g2po - grpo", last["g2po"], last["grpo"], seeds, ">=", threshold),
-        Check("node term on own returns - GiGPO, largest difference", max(gap), None, len(seeds), tuple(seeds), "==", 0.0),
+        Check.paired("matched learning rate: g2po - grpo", last["g2po"], last["grpo"], seeds, ">=", threshold),
+        Check.worst("node term on own returns - GiGPO, largest difference", gap, seeds, "==", 0.0),
     ]
 
 
 def _tuned(cells: Cells, seeds: Sequence[int], rates: Sequence[float], threshold: float) -> list[Check]:
     """Item 1, the honest claim: each rule at its own best learning rate, mean success over 30 updates on 9x9, slip .2."""
     world = {"side": 9, "tasks": 12, "updates": 30, "slip": 0.2}
-    jobs = {
-        f"tuned {arm} lr {lr:g} seed {s}": {"seed": s, "config": {"rule": arm}, "lr": lr, **world}
-        for arm in ARMS
-        for lr in rates
-        for s in seeds
-    }
-    curves = cells.map(train, jobs)
-    best: dict[str, list[float]] = {}
-    rate = {}
-    for arm in ARMS:
-        areas = {lr: [float(np.mean(curves[f"tuned {arm} lr {lr:g} seed {s}"])) for s in seeds] for lr in rates}
-        rate[arm] = max(rates, key=lambda lr: float(np.mean(areas[lr])))
-        best[arm] = areas[rate[arm]]
+    arms = {arm: {"config": {"rule": arm}, **world} for arm in ARMS}
+    found = tuned(cells, train, arms, rates, seeds, lambda curve: float(np.mean(curve)))
+    best = {arm: [float(np.mean(curve)) for curve in curves] for arm, (_, curves) in found.items()}
     graph = max(("g2po", "ep+ec"), key=lambda arm: float(np.mean(best[arm])))
     return [
-        *(Check.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {rate[arm]:g}", best[arm], seeds) for arm in ARMS),
-        _paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], seeds, ">=", threshold),
+        *(Check.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {found[arm][0]:g}", best[arm], seeds) for arm in ARMS),
+        Check.paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], seeds, ">=", threshold),
     ]
 
 
 def _repetition(cells: Cells, seeds: Sequence[int], shares: Sequence[float]) -> list[Check]:
     """Item 2: make a share of the state keys unique per visit, gamma 1. Without repetition nothing but the episode term is left."""
     arms = ("grpo", "gigpo", "g2po")
-    jobs = {
-        f"unique {q:g} {arm} seed {s}": {"seed": s, "config": {"rule": arm, "gamma": 1.0}, "unique": q}
-        for q in shares
-        for arm in arms
-        for s in seeds
-    }
-    curves = cells.map(train, jobs)
-    last = {(q, arm): [curves[f"unique {q:g} {arm} seed {s}"][-1] for s in seeds] for q in shares for arm in arms}
+    cases = {f"unique {q:g} {arm}": {"config": {"rule": arm, "gamma": 1.0}, "unique": q} for q in shares for arm in arms}
+    curves = cells.grid(train, cases, seeds)
+    last = {(q, arm): [curve[-1] for curve in curves[f"unique {q:g} {arm}"]] for q in shares for arm in arms}
     gains = [float(np.mean(np.subtract(last[q, "g2po"], last[q, "grpo"]))) for q in shares]
     checks = [
         Check.mean(f"success after 20 updates, {arm}, unique keys {q:g}", last[q, arm], seeds) for q in shares for arm in arms
     ]
     for arm in ("gigpo", "g2po"):
-        pairs = [(curves[f"unique 1 {arm} seed {s}"], curves[f"unique 1 grpo seed {s}"]) for s in seeds]
-        apart = max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
-        checks.append(Check(f"no repetition: {arm} - grpo, largest difference", apart, None, len(seeds), tuple(seeds), "==", 0.0))
+        apart = [
+            float(np.abs(np.subtract(a, b)).max())
+            for a, b in zip(curves[f"unique 1 {arm}"], curves["unique 1 grpo"], strict=True)
+        ]
+        checks.append(Check.worst(f"no repetition: {arm} - grpo, largest difference", apart, seeds, "==", 0.0))
     fall = -max(np.diff(gains))
     name = "smallest fall of the gain of g2po between shares of unique keys"
     return [*checks, Check(name, float(fall), None, len(seeds), tuple(seeds), ">", 0.0)]
@@ -354,30 +333,24 @@ def _variance(cells: Cells, tasks: int, tolerance: float) -> list[Check]:
 def _visits(cells: Cells, seeds: Sequence[int], trees: int, branches: Sequence[int]) -> list[Check]:
     """Steps that attempts share in a tree: count them once per leaf or once each? Reported, not judged."""
     cases = [(pick, b) for pick in PICKS for b in branches]
-    errors = cells.map(
-        visit_errors,
-        {f"visits {p} {b} seed {s}": {"seed": s, "pick": p, "branches": b, "trees": trees} for p, b in cases for s in seeds},
-    )
-    jobs = {
-        f"tree {visits} {pick} seed {s}": {"seed": s, "config": {"visits": visits}, "pick": pick, "branches": 8}
+    errors = cells.grid(visit_errors, {f"visits {p} {b}": {"pick": p, "branches": b, "trees": trees} for p, b in cases}, seeds)
+    kinds = {
+        f"{visits} {pick}": {"config": {"visits": visits}, "pick": pick, "branches": 8}
         for pick in PICKS
         for visits in ("leaf", "edge")
-        for s in seeds
     }
-    curves = cells.map(train, jobs)
+    curves = cells.grid(train, kinds, seeds)
     checks = []
     for pick, b in cases:
-        cell = [errors[f"visits {pick} {b} seed {s}"] for s in seeds]
+        cell = errors[f"visits {pick} {b}"]
         for i, what in enumerate(("error of V (rms)", "bias of V")):
             edge, leaf = ([abs(c[visits][i]) for c in cell] for visits in ("edge", "leaf"))
             name = f"{what} on shared prefixes, {pick}, 4 + {b} leaves"
             checks += [
                 Check.mean(f"{name}, once per leaf", leaf, seeds),
-                _paired(f"{name}, edge - leaf", edge, leaf, seeds, "report", None),
+                Check.paired(f"{name}, edge - leaf", edge, leaf, seeds),
             ]
     for pick in PICKS:
-        last = {visits: [curves[f"tree {visits} {pick} seed {s}"][-1] for s in seeds] for visits in ("leaf", "edge")}
-        checks.append(
-            _paired(f"success after 20 updates, {pick} trees, edge - leaf", last["edge"], last["leaf"], seeds, "report", None)
-        )
+        last = {visits: [curve[-1] for curve in curves[f"{visits} {pick}"]] for visits in ("leaf", "edge")}
+        checks.append(Check.paired(f"success after 20 updates, {pick} trees, edge - leaf", last["edge"], last["leaf"], seeds))
     return checks

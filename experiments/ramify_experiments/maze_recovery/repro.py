@@ -32,6 +32,7 @@ from ramify_experiments.maze_recovery.walks import (
     walk,
     without_loops,
 )  # fmt: skip
+from ramify_experiments.models import set_rate
 
 LARGE, SMALL = Maze(15, 15, 5), Maze(3, 3, 3)
 #: What the paper, its public reproduction and the specification print for W = K = 15, L = 5 (exit times: L = 5).
@@ -219,7 +220,7 @@ def reinforce(
     net = copy.deepcopy(net)
     trainer = Trainer(net, TrainConfig(lr=lr), seed)
     for update in range(updates):
-        trainer.optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
+        set_rate(trainer.optimizer, lr, update, updates, decay="linear")
         logp = network_policy(net, graph)
         walks, group = play(np.exp(logp), update)
         values = walks.counts(graph, advantages(walks, group, to_go=True))
@@ -344,8 +345,8 @@ def _theory(cells: Cells, walks: int) -> list[Check]:
 
 
 def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: tuple[float, ...]) -> list[Check]:
-    done = cells.map(tabular, {f"tabular {s}": {"seed": s, **less} for s in seeds}).values()
-    steps = {name: [cell[name] for cell in done] for name in next(iter(done))}
+    done = cells.grid(tabular, {"tabular": less}, seeds)["tabular"]
+    steps = {name: [cell[name] for cell in done] for name in done[0]}
     checks = [Check.mean(f"table, expected steps: {name}", values, seeds) for name, values in steps.items()]
     pairs = (
         ("RL", "base", "<="),
@@ -360,7 +361,7 @@ def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: t
 
 
 def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: float) -> list[Check]:
-    done = list(cells.map(network, {f"network {s}": {"seed": s, **less} for s in seeds}).values())
+    done = cells.grid(network, {"network": less}, seeds)["network"]
     regimes = list(done[0])
     of = {(name, what): [cell[name][what] for cell in done] for name in regimes for what in done[0][name]}
     checks = [
@@ -387,7 +388,7 @@ def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: floa
 
 
 def _grids(cells: Cells, seeds: Sequence[int]) -> list[Check]:
-    done = list(cells.map(grids, {f"grids {s}": {"seed": s} for s in seeds}).values())
+    done = cells.grid(grids, {"grids": {}}, seeds)["grids"]
     return [
         Check.mean(f"random grids, {name}: {'within ' * what.endswith('x')}{what}", [cell[name][what] for cell in done], seeds)
         for name in done[0]

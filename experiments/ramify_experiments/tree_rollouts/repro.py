@@ -28,7 +28,6 @@ from ramify.methods.tree_rollouts.toy import (
     sweep_grid,
 )
 from ramify.stats.checks import Check
-from ramify.stats.intervals import paired_t
 from ramify_experiments.lab import Cells, sized
 
 MAIN, TRAPS = tuple(ARMS)[:8], ("flat", "random", "uucb", *tuple(ARMS)[8:])
@@ -168,19 +167,13 @@ def _law(plan: _Size, cells: Cells) -> list[Check]:
 
 
 def _selection(plan: _Size, cells: Cells) -> list[Check]:
-    keys = {
-        f"{arm}, seed {seed}": {"arm": arm, "prompts": plan.prompts, "seed": seed} for arm in plan.arms for seed in plan.seeds
-    }
-    done = cells.map(selection_cell, keys)
-    pooled: dict[str, dict[str, np.ndarray]] = {}
-    for arm in plan.arms:
-        runs = [done[f"{arm}, seed {seed}"] for seed in plan.seeds]
-        pooled[arm] = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+    done = cells.grid(selection_cell, {arm: {"arm": arm, "prompts": plan.prompts} for arm in plan.arms}, plan.seeds)
+    pooled = {arm: {name: np.concatenate([run[name] for run in runs]) for name in runs[0]} for arm, runs in done.items()}
 
     def gain(name: str, better: str, worse: str, what: str, threshold: float, kind: str = "") -> Check:
         keep = pooled[better]["kind"] == kind if kind else np.ones(len(pooled[better]["kind"]), bool)
         a, b = pooled[better][what][keep].astype(float), pooled[worse][what][keep].astype(float)
-        return Check(name, float((a - b).mean()), paired_t(a, b), len(a), plan.seeds, ">=", threshold)
+        return Check.paired(name, a, b, plan.seeds, ">=", threshold)
 
     l1, entropy, mixed, hard, _ = plan.thresholds
     checks = [
@@ -189,8 +182,8 @@ def _selection(plan: _Size, cells: Cells) -> list[Check]:
         gain("allocator: mixed, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", mixed),
         gain("allocator: mixed on hard prompts, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", hard, "hard"),
     ]
-    most = max(float(arm["cost"].mean()) for arm in pooled.values())
-    checks.append(Check("turns a prompt, largest over arms", most, None, len(pooled), plan.seeds, "<=", float(BUDGET)))
+    spent = [float(arm["cost"].mean()) for arm in pooled.values()]
+    checks.append(Check.worst("turns a prompt, largest over arms", spent, plan.seeds, "<=", float(BUDGET)))
     for arm, columns in pooled.items():
         for kind in ("", *MIXTURE):
             keep = columns["kind"] == kind if kind else np.ones(len(columns["kind"]), bool)
