@@ -1,4 +1,4 @@
-"""Forks and scans: every kind of edit does what it says, and nothing but bad input is refused."""
+"""Forks: every kind of edit does what it says, and nothing but bad input is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ramify.model.scripted import ScriptedModel
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.fork import Fork, check_edit, compare, fork
 from ramify.rollout.run import Attempt, Episodes
-from ramify.rollout.scan import scan, turn_starts
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict
 from tests.engine.kernels import needs_tiles
@@ -170,14 +169,6 @@ def test_forks_share_the_prefix(tmp_path: Path) -> None:
         result = do(made, attempt, node.id, n=64)
         fresh = sum(a.drawn + len(a.turns[0].answer.tokens) for a in result.arm.attempts)
         assert model.stats.forward_rows - before <= 1.3 * (prefix + fresh)
-
-
-def test_scan_counts_and_stops(made: Episodes) -> None:
-    attempt = first(made)
-    places = turn_starts(made, attempt.tree, attempt.leaf)
-    points = asyncio.run(scan(made, attempt.tree, TASK, places[:3], n=8, chunk=4, stop=lambda k, n: k == 0))
-    assert [(p.successes, p.n) for p in points] == [(0, 4)] * 3
-    assert points[0].interval[1] < 0.6
 
 
 def test_text_only_agents_fork_at_messages(tmp_path: Path) -> None:

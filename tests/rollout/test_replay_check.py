@@ -20,8 +20,9 @@ from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout import run as running
 from ramify.rollout.fork import fork
+from ramify.rollout.potential import Fixed, potential
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.rollout.scan import scan, turn_starts
+from ramify.rollout.steps import Steps, step_trace
 from ramify.trace.db import Run
 
 TASK = Task("climb", {"goal": 4})
@@ -199,7 +200,7 @@ def test_a_random_world_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert all(b.outcome is None for b in caught)
 
 
-def test_fork_scan_and_tree_rollouts_work_without_snapshots(tmp_path: Path) -> None:
+def test_fork_potential_and_tree_rollouts_work_without_snapshots(tmp_path: Path) -> None:
     world = ClimbWorld()
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run, replies=lambda messages, key: ("up", "down")[key % 4 == 0])
@@ -213,9 +214,9 @@ def test_fork_scan_and_tree_rollouts_work_without_snapshots(tmp_path: Path) -> N
         assert after[6].text != after[4].text
         replayed = asyncio.run(fork(made, "t", TASK, first.turns[1].node.id, edit={"replace": "down"}, after="replay"))
         assert replayed.arm.attempts[0].failure is None
-        points = asyncio.run(scan(made, "t", TASK, turn_starts(made, "t", first.leaf), n=4))
-        assert all(point.n == 4 for point in points)
-        assert points[-1].successes >= points[0].successes
+        trace = step_trace(made, first)
+        counts, _ = asyncio.run(potential(Steps(made, "graded"), trace, range(trace.length + 1), Fixed(4)))
+        assert all(found.n == 4 for found in counts.values())
         told = asyncio.run(fork(made, "t", TASK, first.turns[1].answer.id, n=3, edit={"replace": "at the top"}))
         below = told.arm.attempts[0].turns[0].answer.id
         assert asyncio.run(made.branch("t", TASK, below, 9)).failure is None, "replay through an edited observation"

@@ -12,8 +12,9 @@ from ramify.base.errors import UserError
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.potential import Fixed, RunCounts, UntilLost, potential
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.rollout.steps import Steps, StepTrace, mark_potentials, step_trace
+from ramify.rollout.steps import Steps, StepTrace, step_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 
@@ -100,9 +101,28 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         again = asyncio.run(forks.count(trace, 0, 40, "scan"))
         assert again == before  # the same draws, found in the run
         assert asyncio.run(forks.count(trace, 0, 40, "confirm")) != before
-        mark_potentials(made, trace.with_potentials({0: before, 2: second}))
+
+
+def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made, attempt = played(run, False)
+        trace, store = step_trace(made, attempt), RunCounts(run)
+
+        def measured(steps: Steps, n: int) -> dict[int, Counts]:
+            return asyncio.run(potential(steps, trace, range(trace.length + 1), Fixed(n), store=store))[0]
+
+        few = measured(Steps(made), 4)
+        more = Steps(made)
+        assert measured(more, 10)[0] != few[0]
+        assert more.spent()["forks"] == 3 * 6  # four of ten were there, and the last position is known
+        again = Steps(made)
+        assert measured(again, 10) == measured(Steps(made), 10)
+        assert again.spent()["forks"] == 0
         run.commit()
-        assert [mark.value for mark in run.marks(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 40}]
+        assert [mark.value for mark in run.marks(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 10}]
+        _, lost = asyncio.run(potential(Steps(made), trace, range(trace.length + 1), UntilLost(6, 1), "other", store))
+        assert lost == 2
+        assert run.marks(name="potential:other")
 
 
 def test_limits_and_failures_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

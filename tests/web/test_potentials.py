@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import CharTokenizer
-from ramify.rollout.steps import mark_potentials, step_trace
+from ramify.rollout.potential import RunCounts
+from ramify.rollout.steps import step_trace
 from ramify.rollout.token_traces import TokenTrace, store_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
@@ -45,7 +46,7 @@ def test_an_attempt_step_by_step(tmp_path: Path) -> None:
         assert potential_pictures(run, "t") == []
         assert "Potential" not in tree_html(run, "t")
         trace = step_trace(made, attempt)
-        mark_potentials(made, trace.with_potentials({0: Counts(7, 10), 1: Counts(7, 10), 2: Counts(0, 10)}))
+        RunCounts(run).keep(trace, "scan", {0: Counts(7, 10), 1: Counts(7, 10), 2: Counts(0, 10)})
         run.commit()
         (picture,) = potential_pictures(run, "t")
     assert "Potential behind each step" in picture

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
-from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Place, Sampler
 from ramify.trace.context import whole_tokens
 from ramify.trace.node import Insert
 from ramify.trace.path import Part, as_messages, by_message, message_of
@@ -248,7 +247,7 @@ class Summarize:
             text = await window.ask(asked, self.length)
         else:
             settings = Sampling(0.0, max_tokens=self.length)
-            text = (await reply(self.model, self.template, asked, settings, 0))[0]
+            text = (await reply(Sampler(self.model), self.template, asked, settings, 0))[0]
         room = limit - sum(message.size for message in kept)
         summary = fitting(text.strip(), room, window)
         return opened(head, kept) if summary is None else [*head, summary, *kept]
@@ -267,11 +266,20 @@ def fitting(text: str, room: int, window: Window) -> Message | None:
 
 
 async def reply(
-    model: Model, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, key: int
+    sampler: Sampler,
+    template: ChatTemplate | None,
+    messages: Sequence[Message],
+    settings: Sampling,
+    place: Place | int,
+    index: int | None = None,
+    purpose: str = "sample",
 ) -> tuple[str, Draw]:
-    """One answer of ``model`` to a conversation, laid out by ``template``: its text without the token that ends it, and the draw."""
+    """One answer to a conversation, laid out by ``template``: its text without the token that ends it, and the draw.
+
+    Raises as :meth:`ramify.rollout.sampler.Sampler.one`.
+    """
     if template is None:
-        draw = (await model.sample(Prefix(messages=tuple(messages)), 1, settings, [key]))[0]
+        draw = await sampler.one(Prefix(messages=tuple(messages)), settings, place, index, purpose)
         return draw.text, draw
     tokens: list[int] = []
     after = ""
@@ -280,20 +288,12 @@ async def reply(
         after = message.role
     tokens += template.open("assistant", after)
     settings = replace(settings, stop_tokens=template.stop_tokens)
-    draw = (await model.sample(Prefix(np.asarray(tokens, np.int32)), 1, settings, [key]))[0]
+    draw = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, place, index, purpose)
     return str(assistant_node_parts(template, draw)["text"]), draw
 
 
-def window_of(
-    model: Model,
-    template: ChatTemplate | None,
-    settings: Sampling,
-    limit: int,
-    key: int,
-    budget: Budget | None = None,
-    policy: FailurePolicy | None = None,
-) -> Window:
-    """The window of an agent; ``key`` decides what its model answers when it is asked."""
+def window_of(sampler: Sampler, template: ChatTemplate | None, settings: Sampling, limit: int, place: Place) -> Window:
+    """The window of an agent; ``place`` decides what its model answers when it is asked."""
 
     def measure(message: Message) -> int:
         if template is None:
@@ -302,18 +302,12 @@ def window_of(
         return len(template.render(message.role, message.text, after)[0])
 
     async def ask(messages: Sequence[Message], max_tokens: int) -> str:
-        wanted = replace(settings, max_tokens=max_tokens)
-        text, draw = await (policy or FailurePolicy()).call(lambda: reply(model, template, messages, wanted, key))
-        if budget is not None:
-            budget.charge(calls=1, tokens=0 if draw.tokens is None else len(draw.tokens))
-        return text
+        return (await reply(sampler, template, messages, replace(settings, max_tokens=max_tokens), place, purpose="compact"))[0]
 
     return Window(limit, measure, ask)
 
 
-async def fitted(
-    agent: Agent, parts: Sequence[Part], opens: bool, key: int, budget: Budget, policy: FailurePolicy
-) -> list[Part] | None:
+async def fitted(agent: Agent, parts: Sequence[Part], opens: bool, sampler: Sampler, place: Place) -> list[Part] | None:
     """What ``agent`` is shown in the place of ``parts``; None where they fit its window. ``opens``: a new reply is to be drawn.
 
     Raises BoundaryError("compactor") where the compactor breaks a promise.
@@ -324,7 +318,7 @@ async def fitted(
     if agent.compactor is None or size + head <= agent.window:
         return None
     limit = agent.window - head - (_front(template) if template is not None and said and said[0].role != "system" else 0)
-    window = window_of(agent.model, template, agent.sampling, limit, key, budget, policy)
+    window = window_of(sampler, template, agent.sampling, limit, place)
     shown = await compacted(parts, agent.compactor, window, template)
     if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
         raise BoundaryError("compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit")

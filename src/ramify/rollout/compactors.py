@@ -15,6 +15,7 @@ from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Message, Model, Sampling
 from ramify.rollout.compact import Entry, Window, fitting, leading, newest, opened, reply, spare, units
+from ramify.rollout.sampler import Sampler
 
 NEUTRAL = (
     "Condense the conversation below into at most {words} words, so that the work can go on from it. Reply with the condensed text only.\n\n"
@@ -89,7 +90,7 @@ class LlmSummarize:
         if self.model is None:
             said = await window.ask(asked, self.length)
         else:
-            said = (await reply(self.model, self.template, asked, Sampling(0.0, max_tokens=self.length), 0))[0]
+            said = (await reply(Sampler(self.model), self.template, asked, Sampling(0.0, max_tokens=self.length), 0))[0]
         said = said.strip()
         if not said:
             raise BoundaryError("compactor", f"'{self.name}' got an empty summary")

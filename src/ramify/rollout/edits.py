@@ -32,7 +32,6 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.trace.context import tokens_of
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
@@ -149,17 +148,6 @@ def taps_of(state: Mapping[str, Any], prompt: int) -> Any:
     return Taps(
         edits=(Edit(state["layer"], start, vector, None if stop is None else max(0, prompt + stop), bool(state.get("replace"))),)
     )
-
-
-async def draw_one(model: Any, prefix: Prefix, settings: Sampling, key: int, change: Change | None) -> Draw:
-    """One draw of a :class:`Model`, with its hidden state changed where ``change`` says so."""
-    if change is None or change.state is None:
-        plain: Model = model
-        return (await plain.sample(prefix, 1, settings, [key]))[0]
-    assert prefix.tokens is not None
-    (tapped,) = await model.sample_tapped(prefix, 1, settings, [key], taps_of(change.state, len(prefix.tokens)))
-    drawn: Draw = tapped.draw
-    return drawn
 
 
 def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callable[[list[Part]], list[Part]]:

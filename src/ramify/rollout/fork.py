@@ -17,9 +17,10 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require
-from ramify.rollout.edits import SHOWN, Change, diff, draw_one, rewriting, taps_of
+from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.sampler import Sampler
 from ramify.stats.evidence import Row, evidence
 from ramify.stats.intervals import wilson
 from ramify.trace.graph import short
@@ -209,7 +210,8 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     tokens = tokens if given is None else np.concatenate([tokens, given])
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
     with suppress(BoundaryError):  # which is not about the edit
-        await draw_one(episodes.agent.model, Prefix(tokens), settings, 0, change)
+        taps = None if change.state is None else taps_of(change.state, len(tokens))
+        await Sampler(episodes.agent.model).one(Prefix(tokens), settings, 0, taps=taps)
 
 
 @contextmanager

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ramify.model.protocol import Draw
 from ramify.stats.drops import Counts, ZTest
 from ramify.stats.sequential import chance_of
+from ramify.trace.node import Mark
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R", covariant=True)
@@ -41,19 +45,81 @@ class Rule(Protocol[P, R]):
         ...
 
 
+class Store(Protocol[P]):
+    """Where counts stay between calls: of one path and purpose, those of forks from index 0 on."""
+
+    def load(self, path: Any, purpose: str) -> Mapping[P, Counts]:
+        """The counts that are there."""
+        ...
+
+    def keep(self, path: Any, purpose: str, counts: Mapping[P, Counts]) -> None:
+        """Keep counts, in the place of earlier ones of the same positions."""
+        ...
+
+
+class Measured(Protocol):
+    """A path that lies in a run: positions are offsets of nodes."""
+
+    @property
+    def tree(self) -> str:
+        """The tree it is in."""
+        ...
+
+    def at(self, t: int) -> tuple[str, int]:
+        """Node and offset of a position."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """The last position."""
+        ...
+
+
+class RunCounts:
+    """Counts as annotations of a run: at the node and offset of a position, ``{"k", "n"}``, and what is missing or truncated.
+
+    The annotation is called ``potential`` (pages draw it as a curve), that of another purpose than ``scan`` ``potential:PURPOSE``.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def load(self, path: Measured, purpose: str) -> dict[int, Counts]:
+        """See :class:`Store`."""
+        marks = {(m.node, m.offset): m for m in self.run.marks(tree=path.tree, name=_named(purpose), maker=MAKER)}
+        return {t: Counts(**marks[path.at(t)].value) for t in range(path.length + 1) if path.at(t) in marks}
+
+    def keep(self, path: Measured, purpose: str, counts: Mapping[int, Counts]) -> None:
+        """See :class:`Store`."""
+        self.run.add(*(counts_mark(*path.at(t), found, purpose) for t, found in counts.items()))
+
+
+MAKER = "rollout.potential"
+
+
+def counts_mark(node: str, offset: int, counts: Counts, purpose: str = "scan") -> Mark:
+    """Counts as an annotation, see :class:`RunCounts`."""
+    value = {name: number for name, number in asdict(counts).items() if number or name in ("k", "n")}
+    return Mark(node, offset, _named(purpose), MAKER, value)
+
+
+def _named(purpose: str) -> str:
+    return "potential" if purpose == "scan" else f"potential:{purpose}"
+
+
 async def potential(
     forks: Forks,
     path: Any,
     positions: Sequence[P],
     rule: Rule[P, R],
     purpose: str = "scan",
-    known: Mapping[P, Counts] | None = None,
+    store: Store[P] | None = None,
 ) -> tuple[dict[P, Counts], R]:
     """Counts by position, and what the rule found besides. All positions of one look are forked at once.
 
-    ``known`` counts are those of forks made before, from index 0 on: only what the rule wants beyond them is sampled.
+    With a ``store``, counts that are in it are loaded, only what the rule wants beyond them is sampled, and each look is kept.
     """
-    counts = dict(known or {})
+    counts = {} if store is None else dict(store.load(path, purpose))
     looks = rule.looks(positions)
     try:
         wanted = next(looks)
@@ -65,6 +131,8 @@ async def potential(
             )
             for t, new in zip(places, made, strict=True):
                 counts[t] = counts[t] + new if t in counts else new
+            if store is not None:
+                store.keep(path, purpose, {t: counts[t] for t in places})
             wanted = looks.send(counts)
     except StopIteration as end:
         found: R = end.value

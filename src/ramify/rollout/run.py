@@ -19,7 +19,6 @@ import numpy as np
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, RamifyError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close, tools_of
 from ramify.model.chat import JinjaTemplate, assistant_node_parts
 from ramify.model.protocol import Message, Prefix, Sampling
@@ -27,11 +26,11 @@ from ramify.rollout.agent import Agent as Agent
 from ramify.rollout.attempts import Attempt as Attempt
 from ramify.rollout.attempts import Turn as Turn
 from ramify.rollout.attempts import as_turn as as_turn
-from ramify.rollout.attempts import drawn
 from ramify.rollout.compact import fitted
-from ramify.rollout.edits import Change, draw_one
+from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.replay import check, restore
+from ramify.rollout.sampler import Sampler, sample_key
 from ramify.rollout.shown import head_of, rendered_parts
 from ramify.trace.context import HISTORY, changed, context_of_parts, seen, whole_tokens
 from ramify.trace.db import Run
@@ -75,9 +74,8 @@ class Episodes:
         budget: Budget | None = None,
         policy: FailurePolicy | None = None,
     ) -> None:
-        self.agent, self.world, self.run, self.seed, self.group = agent, world, run, seed, group
-        self.budget = budget or Budget()
-        self.policy = policy or FailurePolicy()
+        self.agent, self.world, self.run, self.group = agent, world, run, group
+        self.sampler = Sampler(agent.model, seed, budget=budget, retries=policy)
         self.trees: dict[str, Tree] = {}
         self.tell: Callable[[Attempt], object] = lambda attempt: None
         """Called with every attempt that ended."""
@@ -261,7 +259,7 @@ class Episodes:
         return start
 
     def _env_seed(self, tree: str) -> int:
-        return place_key(self.seed, "env", tree)
+        return sample_key(self.sampler.seed, ("env", tree))
 
     def _given(self, parent: Node, role: str, text: str, after: str, env: Env | None = None, **fields: Any) -> Node:
         """An unsampled message after ``parent``: a system text or an observation, with the world's state when it can tell."""
@@ -335,9 +333,8 @@ class Episodes:
         """``place`` with what is shown shortened by the agent's compactor where it is beyond the window."""
         if self.agent.compactor is None:
             return place
-        key = place_key(self.seed, "compact", place.parent.id, place.offset)
         parts = place.shown or self.shown(place.parent, place.offset)
-        shown = await fitted(self.agent, parts, place.begun is None, key, self.budget, self.policy)
+        shown = await fitted(self.agent, parts, place.begun is None, self.sampler, ("compact", place.parent.id, place.offset))
         return place if shown is None else replace(place, **self._laid_out(shown), shown=shown)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
@@ -358,7 +355,7 @@ class Episodes:
         start, first, turns = place, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
-        while place.turns < env.max_turns and not self.budget.spent_out:
+        while place.turns < env.max_turns and not self.sampler.budget.spent_out:
             try:
                 turn = await self._stored_turn(env, task, place, index, change) or await self._turn(env, place, index, change)
             except BoundaryError as error:
@@ -425,8 +422,11 @@ class Episodes:
         if head is not None:
             pieces.append(head)
         prefix = Prefix(np.concatenate(pieces) if pieces else None, tuple(place.messages), tuple(tools_of(self.world)))
-        key = place_key(self.seed, place.parent.id, place.offset, index)
-        draw = await self.policy.call(lambda: draw_one(self.agent.model, prefix, sampling, key, change))
+        taps = None
+        if change is not None and change.state is not None:
+            assert prefix.tokens is not None
+            taps = taps_of(change.state, len(prefix.tokens))
+        draw = await self.sampler.one(prefix, sampling, (place.parent.id, place.offset), index, "turn", taps)
         if place.insert is not None:
             self._add(place.insert)
         if change is not None:
@@ -448,7 +448,7 @@ class Episodes:
             fields["context"] = self._context(rendered)
         node = make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
-        self.budget.charge(calls=1, tokens=drawn(node), turns=1)
+        self.sampler.budget.charge(turns=1)
         return await self._answered(env, place, node)
 
     def _context(self, parts: list[Part]) -> str:

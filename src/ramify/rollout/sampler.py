@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError
@@ -116,11 +116,24 @@ class Sampler:
         return [draw for (draw,) in done]
 
     async def one(
-        self, prefix: Prefix, settings: Sampling, place: Place, index: int | None = None, purpose: str = "sample"
+        self,
+        prefix: Prefix,
+        settings: Sampling,
+        place: Place | int,
+        index: int | None = None,
+        purpose: str = "sample",
+        taps: Any = None,
     ) -> Draw:
-        """One continuation, also where the budget is spent. Raises BoundaryError where the model failed, else as :meth:`sample`."""
+        """One continuation, also where the budget is spent: who plays an episode asks it before each turn.
+
+        ``place`` may be a key that was made elsewhere. ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in
+        then. Raises BoundaryError where the model failed, else as :meth:`sample`.
+        """
+        key = place if isinstance(place, int) else sample_key(self.seed, place, index)
         try:
-            return (await self._made(prefix, settings, sample_key(self.seed, place, index), purpose))[0]
+            if taps is not None:
+                return (await self._plain(prefix, settings, [key], purpose, taps))[0]
+            return (await self._made(prefix, settings, key, purpose))[0]
         except BoundaryError as error:
             self._note(error, 1, purpose)
             raise
@@ -152,9 +165,18 @@ class Sampler:
 
         return [await self.policy.sample(ask, prefix, settings, key)]
 
-    async def _plain(self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str) -> Sequence[Draw]:
+    async def _plain(
+        self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str, taps: Any = None
+    ) -> Sequence[Draw]:
         n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
-        draws: Sequence[Draw] = await self.retries.call(lambda: self.model.sample(prefix, n, settings, keys))
+
+        async def asked() -> Sequence[Draw]:
+            if taps is None:
+                return await self.model.sample(prefix, n, settings, keys)
+            model: Any = self.model
+            return [tapped.draw for tapped in await model.sample_tapped(prefix, n, settings, keys, taps)]
+
+        draws = await self.retries.call(asked)
         drawn = sum(map(drawn_tokens, draws))
         cached = sum(draw.cached or 0 for draw in draws)
         self._untold = self._untold or any(draw.cached is None for draw in draws)

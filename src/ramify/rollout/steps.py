@@ -16,9 +16,6 @@ from ramify.env.protocol import Task
 from ramify.rollout.attempts import first_index
 from ramify.rollout.run import Attempt, Episodes
 from ramify.stats.drops import Counts
-from ramify.trace.node import Mark
-
-MAKER = "rollout.steps"
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,10 @@ class StepTrace:
     def length(self) -> int:
         """T: steps."""
         return len(self.nodes) - 1
+
+    def at(self, t: int) -> tuple[str, int]:
+        """Where counts of position ``t`` are kept in the run: at the observation after the step."""
+        return self.nodes[t], 0
 
     def with_potentials(self, measured: Mapping[int, Counts], early_stopped_at: int | None = None) -> StepTrace:
         """This attempt with the potentials of the positions measured."""
@@ -110,10 +111,3 @@ class Steps:
             "by_purpose": self.ledger.to_json()["spent"],
             "first_failure": self.first_failure,
         }
-
-
-def mark_potentials(episodes: Episodes, trace: StepTrace) -> None:
-    """Store what was measured as ``potential`` marks on the attempt's observations: ``ramify show RUN --web`` draws the curve."""
-    for node, counts in zip(trace.nodes, trace.potentials or (), strict=False):
-        if counts is not None and counts.n:
-            episodes.run.add(Mark(node, 0, "potential", MAKER, {"k": counts.k, "n": counts.n}))

@@ -18,10 +18,11 @@ from ramify.base.files import write_whole
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.model.rendered import laid_out
+from ramify.rollout.potential import counts_mark
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
-from ramify.trace.node import Mark, Producer, Verdict, make_node
+from ramify.trace.node import Producer, Verdict, make_node
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -119,11 +120,10 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
         run.add(Verdict(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
     for t, counts in enumerate(trace.potentials or ()):
         if counts is not None and counts.n:
-            run.add(Mark(said.id, t, "potential", MAKER, {"k": counts.k, "n": counts.n}))
+            run.add(counts_mark(said.id, t, counts))
     return said.id
 
 
-MAKER = "rollout.token_traces"
 _COLUMNS = tuple(f.name for f in fields(Counts))
 _KNOWN = {f.name for f in fields(TokenTrace)} - {"potentials"} | {*_COLUMNS, "prompt", "response"}
 

@@ -29,7 +29,7 @@ from ramify.methods.cliffs.algorithm import (
     tangent_cut,
 )
 from ramify.methods.cliffs.forks import Chances, Scannable
-from ramify.rollout.potential import Fixed, Staged, UntilLost, potential
+from ramify.rollout.potential import Fixed, Staged, Store, UntilLost, potential
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
 
@@ -126,12 +126,13 @@ async def scan(
     forks: Scannable,
     config: ScanConfig | None = None,
     on_trace: Callable[[Scanned], None] | None = None,
+    store: Store[int] | None = None,
 ) -> ScanResult:
     """Scan every trace, one after the other, all positions of one together; ``on_trace`` is told of each when it is done.
 
     Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those that ``on_trace`` is told of are undecided.
 
-    Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
+    With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
     what the budget loses, and not what other draws would have changed.
 
     Raises NeedsError where the screen needs probabilities that neither the model nor the trace tells.
@@ -142,7 +143,7 @@ async def scan(
     for at, trace in enumerate(traces):
         left = None if config.budget_rollouts is None else config.budget_rollouts - used
         try:
-            one = await scan_one(trace, forks, config, left)
+            one = await scan_one(trace, forks, config, left, store)
         except BoundaryError as error:  # such as a reply that does not fit the model's context
             result.failed[trace.id] = str(error)
             continue
@@ -164,7 +165,9 @@ def corrected(scanned: Sequence[Scanned], config: ScanConfig) -> list[Scanned]:
     return [replace(one, cliffs=tuple(itertools.islice(decided, len(one.cliffs)))) for one in scanned]
 
 
-async def scan_one(trace: Any, forks: Scannable, config: ScanConfig, left: int | None = None) -> Scanned | None:
+async def scan_one(
+    trace: Any, forks: Scannable, config: ScanConfig, left: int | None = None, store: Store[int] | None = None
+) -> Scanned | None:
     """One trace; None where its first stage needs more than the ``left`` forks. Raises as :func:`scan`."""
     test, chances = config.finding, await forks.chances(trace)
     facts = _facts(chances, trace.length)
@@ -174,12 +177,12 @@ async def scan_one(trace: Any, forks: Scannable, config: ScanConfig, left: int |
     if left is not None and len(positions) * (config.n if config.faithful else config.first) > left:
         return None
     if pairs is None and config.early_stop:
-        counts, early = await potential(forks, trace, positions, UntilLost(config.n, config.early_stop))
+        counts, early = await potential(forks, trace, positions, UntilLost(config.n, config.early_stop), store=store)
     elif pairs is None:
-        counts, _ = await potential(forks, trace, positions, Fixed(config.n))
+        counts, _ = await potential(forks, trace, positions, Fixed(config.n), store=store)
     else:
         rule = Staged(config.n, config.first, config.miss, test, pairs, _bound(chances, config), config.carry)
-        counts, pairs = await potential(forks, trace, positions, rule)
+        counts, pairs = await potential(forks, trace, positions, rule, store=store)
     _complete(forks, trace, counts)
     found = trace.with_potentials(counts, early)
     known: dict[str, Any] = {"token_ids": getattr(trace, "response_ids", None), "facts": facts, "pairs": pairs}
@@ -187,23 +190,25 @@ async def scan_one(trace: Any, forks: Scannable, config: ScanConfig, left: int |
     rebounds = detect(trace.id, found.potentials, config.test, **known, rises=True)
     total = sum(c.forks for c in counts.values())
     if config.fresh and cliffs:
-        cliffs = await _checked(trace, forks, cliffs, chances, config)
+        cliffs = await _checked(trace, forks, cliffs, chances, config, store)
         total += sum({t: c.forks for cliff in cliffs for t, c in _fresh(cliff)}.values())
     tested = len(counts) - 1 if pairs is None else len(pairs)
     return Scanned(found, tuple(cliffs), tuple(rebounds), total, tested, chances.gap, chances.entropy_of)
 
 
-async def _checked(trace: Any, forks: Scannable, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig) -> list[Cliff]:
+async def _checked(
+    trace: Any, forks: Scannable, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig, store: Store[int] | None
+) -> list[Cliff]:
     """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they confirm it
     beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
     pairs = [(_before(cliff), cliff.t) for cliff in cliffs]
     places = sorted({t for pair in pairs for t in pair})
     if config.faithful:
-        sure, (fresh, _) = 0.0, await potential(forks, trace, places, Fixed(config.fresh), "confirm")
+        sure, (fresh, _) = 0.0, await potential(forks, trace, places, Fixed(config.fresh), "confirm", store)
     else:
         test, first, sure = ZTest(config.delta0, config.fdr), -(-config.fresh // 4), SURE
         rule = Staged(config.fresh, first, HOPELESS, test, pairs, _bound(chances, config), sure=sure)
-        fresh, _ = await potential(forks, trace, places, rule, "confirm")
+        fresh, _ = await potential(forks, trace, places, rule, "confirm", store)
     _complete(forks, trace, fresh)
     return confirm(cliffs, [(fresh[start], fresh[t]) for start, t in pairs], config.test, sure)
 

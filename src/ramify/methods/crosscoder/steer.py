@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Edit, Taps
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows
 from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.rollout.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,13 +118,15 @@ async def draw(
         raise UserError(f"{len(rows)} prompts need as many steering vectors; there are {len(change.delta)}")
     moved = np.zeros(len(rows), bool) if change is None else change.moved
 
+    sampler = Sampler(model, seed)
+
     async def one(i: int) -> Draw:
-        prefix, keys = Prefix(np.asarray(rows[i], np.int32)), [place_key(seed, "steer", i)]
+        prefix = Prefix(np.asarray(rows[i], np.int32))
         if change is None or not moved[i]:
-            return (await model.sample(prefix, 1, settings, keys))[0]
+            return await sampler.one(prefix, settings, ("steer",), i, "clean")
         last = len(rows[i]) - 1
         taps = Taps(edits=(Edit(layer, last, change.delta[i], last + 1),))
-        return (await model.sample_tapped(prefix, 1, settings, keys, taps))[0].draw
+        return await sampler.one(prefix, settings, ("steer",), i, "steered", taps)
 
     return list(await asyncio.gather(*(one(i) for i in range(len(rows)))))
 

@@ -23,13 +23,14 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress, gathered
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.dspark.drafter_files import TRAINING
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DSpark
 from ramify.methods.dspark.eagle import Eagle3
 from ramify.model.protocol import Prefix, Sampling
+from ramify.rollout.sampler import Sampler
 from ramify.trace.lines import at_place
 from ramify.train.batch import Row
 from ramify.train.checkpoint import pack, unpack
@@ -86,12 +87,14 @@ async def regenerate(
     leaves no room for two drawn tokens, which a drafter needs.
     """
 
+    sampler = Sampler(target, seed)
+
     async def row(i: int, prompt: np.ndarray) -> Row:
         room = target.context - len(prompt) if length is None else min(length, target.context) - len(prompt)
         if room < 2:
             raise UserError(f"prompt {i} has {len(prompt)} tokens; two drawn ones do not fit behind it")
         limited = replace(settings, max_tokens=min(room, settings.max_tokens))
-        (draw,) = await target.sample(Prefix(prompt), 1, limited, [place_key(seed, "dspark", "regenerate", i)])
+        draw = await sampler.one(Prefix(prompt), limited, ("dspark", "regenerate"), i, "regenerate")
         drawn = np.asarray(draw.tokens, np.int32)
         mask = np.arange(len(prompt) + len(drawn)) >= len(prompt)
         return Row(np.concatenate((np.asarray(prompt, np.int32), drawn)), mask)

@@ -10,7 +10,6 @@ from typing import Any
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
-from ramify.base.seeds import place_key
 from ramify.env.protocol import Env, Panel, World
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.experiment import Control, TestResult
@@ -19,6 +18,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Message, Model
 from ramify.rollout.compact import reply
+from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge
 from ramify.stats.intervals import proportion
 
@@ -47,8 +47,11 @@ def ask(
     agent = case.agent
 
     async def answers() -> tuple[list[str], list[bool]]:
-        keys = [place_key(case.config.seed, "ask", name, question, i) for i in range(n)]
-        drawn = await gathered((reply(agent.model, agent.template, asked, agent.sampling, key) for key in keys), case.progress)
+        sampler = Sampler(agent.model, case.config.seed)
+        drawn = await gathered(
+            (reply(sampler, agent.template, asked, agent.sampling, ("ask", name, question), i, "ask") for i in range(n)),
+            case.progress,
+        )
         texts = [text for text, _ in drawn]
         return texts, [await says(answer, text) for text in texts]
 

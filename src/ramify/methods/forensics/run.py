@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.base.progress import gathered
 from ramify.env.protocol import Task
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
@@ -24,10 +23,13 @@ from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
+from ramify.rollout.potential import Fixed, potential
+from ramify.rollout.run import Episodes
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 from ramify.stats.tests import homogeneity
+from ramify.trace.node import Node
 from ramify.trace.path import text_between
 from ramify.trace.segment import sentence_offsets
 
@@ -147,19 +149,11 @@ class Case(Study):
         offsets = sorted({min(offset, last) for offset in sentence_offsets(node, self.config.sentences, head)})
         if len(offsets) < 2:
             raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
-        first = first_index("forensics")
         (info,) = [i for i in self.run.trees() if i.name == tree]
-        task = Task(info.task["id"], info.task["data"])
-
-        async def outcomes() -> np.ndarray:
-            forks = await gathered(
-                (fork(episodes, tree, task, node.id, offset, k, start=first) for offset in offsets), self.progress
-            )
-            graded = [await asyncio.gather(*(self.grade("fork", episodes, a) for a in one.arm.attempts)) for one in forks]
-            return np.array([[np.nan if g.behavior is None else float(g.behavior) for g in row] for row in graded])
-
+        forks = SentenceForks(self, episodes, Task(info.task["id"], info.task["data"]))
         self.progress.begin(len(offsets), 0, f"fork {k} times", "places")
-        found = asyncio.run(outcomes())
+        asyncio.run(potential(forks, node, offsets, Fixed(k), "forensics"))
+        found = np.array([[np.nan if v is None else float(v) for v in forks.verdicts[offset]] for offset in offsets])
         self.run.commit()
         for i, row in enumerate(np.isfinite(found)):
             if min(row[0::2].sum(), row[1::2].sum()) < 2:
@@ -175,3 +169,22 @@ class Case(Study):
         result["order"] = scores.order.tolist()
         self.write(f"traces/{leaf[:12]}-{turn}", result)
         return result
+
+
+class SentenceForks:
+    """Counts forks of a reply that showed the behaviour, for :func:`ramify.rollout.potential.potential`; positions are token offsets."""
+
+    def __init__(self, case: Case, episodes: Episodes, task: Task) -> None:
+        self.case, self.episodes, self.task = case, episodes, task
+        self.verdicts: dict[int, list[bool | None]] = {}
+        """Of each fork, by offset."""
+
+    async def count(self, path: Node, t: int, n: int, purpose: str, start: int = 0) -> Counts:
+        """See :class:`ramify.rollout.potential.Forks`; an invalid fork is missing. Raises as :func:`ramify.rollout.fork.fork`."""
+        first = first_index(purpose) + start
+        made = await fork(self.episodes, path.tree, self.task, path.id, t, n, start=first)
+        graded = await asyncio.gather(*(self.case.grade("fork", self.episodes, a) for a in made.arm.attempts))
+        verdicts = [one.behavior for one in graded]
+        self.verdicts.setdefault(t, []).extend(verdicts)
+        self.case.progress.at(len(self.verdicts))
+        return Counts.of(verdicts)

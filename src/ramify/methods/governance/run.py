@@ -18,7 +18,6 @@ from ramify.base import conformance
 from ramify.base.config import Config
 from ramify.base.errors import BoundaryError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
-from ramify.base.seeds import place_key
 from ramify.env.filler import LANGUAGES, filler
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
 from ramify.methods.governance.attack import note
@@ -30,6 +29,7 @@ from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
 from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
+from ramify.rollout.sampler import Sampler
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
 from ramify.trace.db import Run
 from ramify.trace.message import read_message
@@ -172,6 +172,7 @@ class Bench:
             with begin(out, config.to_json()) as run:
                 self._done = {entry.key: entry.payload for entry in run.journal(ENTRY)}
         self._compacted: dict[str, asyncio.Task[_Shown]] = {}
+        self._samplers: dict[str, Sampler] = {}
 
     def cells(self) -> list[Cell]:
         """The grid, in order. Conditions without compaction do not vary with how it is done, and are there once."""
@@ -332,9 +333,9 @@ class Bench:
             _compactor(cell)
         )
         for number in range(cell.rounds):
-            seed = place_key(c.seed, "summary", scenario.id, scenario.language, cell.channel, cell.rep, number)
+            at = ("summary", scenario.id, scenario.language, cell.channel, cell.rep, number)
             settings = Sampling(c.temperature, max_tokens=c.max_tokens)
-            ask = window_of(cell.summarizer.model, cell.summarizer.template, settings, 0, seed).ask
+            ask = window_of(self._sampler(cell.summarizer), cell.summarizer.template, settings, 0, at).ask
             shown.messages = await view.acompact(shown.messages, max(1, int(c.share * size)), ask=ask)
             if number < cell.rounds - 1:
                 shown.messages += filler(scenario.language, c.turns, scenario.id, "round", cell.rep, number, seed=c.seed)
@@ -343,18 +344,21 @@ class Bench:
         shown.block = bool(len(view.pins)) and view.pins.intact(shown.messages)
         return shown
 
+    def _sampler(self, player: Player) -> Sampler:
+        return self._samplers.setdefault(player.name, Sampler(player.model, self.config.seed))
+
     async def _act(self, cell: Cell, messages: Sequence[dict[str, Any]]) -> Draw:
         self.calls += 1
         c, player = self.config, cell.agent
         settings = Sampling(c.temperature, max_tokens=c.max_tokens)
-        key = place_key(c.seed, "act", json_hash({k: v for k, v in cell.labels().items() if k != "agent"}))
+        place = ("act", json_hash({k: v for k, v in cell.labels().items() if k != "agent"}))
         if player.template is None:
             told = tuple(Message(m["role"], m.get("content") or "", m) for m in messages)
-            return (await player.model.sample(Prefix(messages=told, tools=tuple(tools())), 1, settings, [key]))[0]
+            return await self._sampler(player).one(Prefix(messages=told, tools=tuple(tools())), settings, place, purpose="act")
         offered = "\n".join(json.dumps(tool["function"]) for tool in tools())
         how = f'\nTools:\n{offered}\nCall one with <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.'
         plain = [Message(m["role"], text_of(m) + (how if at == 0 else "")) for at, m in enumerate(messages)]
-        text, draw = await reply(player.model, player.template, plain, settings, key)
+        text, draw = await reply(self._sampler(player), player.template, plain, settings, place, purpose="act")
         return replace(draw, text=text)
 
 
