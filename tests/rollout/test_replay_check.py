@@ -18,7 +18,7 @@ from ramify.jobs.play import fork_run
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout import run as running
+from ramify.rollout import stage
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, potential
 from ramify.rollout.run import Agent, Attempt, Episodes
@@ -134,11 +134,11 @@ def test_only_the_newest_volatile_snapshots_are_kept_and_the_rest_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Climb, "state", "volatile")
-    monkeypatch.setattr(running, "VOLATILE", 2)
+    monkeypatch.setattr(stage, "VOLATILE", 2)
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run)
         first = play(made)
-        assert len(made._volatile) == 2
+        assert len(made.stage.volatile) == 2
         assert branch(made, 2, first, 1).replayed == 0
         assert branch(made, 0, first, 2).replayed == 1  # everything of the first turns is gone
 

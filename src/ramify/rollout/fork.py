@@ -206,7 +206,7 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     given = None if said is None or said.role != "assistant" else said.tokens
     if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
         return
-    tokens = episodes.tokens_of(episodes.shown(plan.node, offset), plan.node.role == "assistant" and offset > 0)
+    tokens = episodes.prompts.tokens_of(episodes.prompts.shown(plan.node, offset), plan.node.role == "assistant" and offset > 0)
     tokens = tokens if given is None else np.concatenate([tokens, given])
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
     with suppress(BoundaryError):  # which is not about the edit
@@ -309,11 +309,11 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
     if kind == "insert":
         return _inserting(episodes, node, offset, value)
     if kind == "replace":
-        insert = None if node.role == "assistant" else episodes.replaced(node, value)
-        said = as_messages(episodes.shown(node, len(node)))
+        insert = None if node.role == "assistant" else episodes.record.replaced(node, value)
+        said = as_messages(episodes.prompts.shown(node, len(node)))
         return _Plan(node, insert, diff=diff(said, [*said[:-1], Message(node.role, value)]))
     if kind in SHOWN:
-        rewrite, parts = rewriting(edit, episodes.agent.template), episodes.shown(node, offset)
+        rewrite, parts = rewriting(edit, episodes.agent.template), episodes.prompts.shown(node, offset)
         return _Plan(node, change=Change(rewrite=rewrite), diff=diff(as_messages(parts), as_messages(rewrite(parts))))
     if node.role != "assistant":
         raise UserError(f"edit '{kind}' goes into an agent's message; node {node.id} is an observation")
@@ -329,7 +329,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         ) from None
     fields = {"tokens": tokens, "ends": ends, "opens": False, "data": {"edit": dict(edit)}}
     added = make_node(node.tree, node.id, offset, "assistant", text, **fields)
-    parts = episodes.shown(node, offset)
+    parts = episodes.prompts.shown(node, offset)
     return _Plan(node, added, diff=diff(as_messages(parts), as_messages([*parts, (added, 0, len(added))])))
 
 
@@ -339,8 +339,8 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
         if offset > (0 if node.sampled is None else int(np.argmax(node.sampled))):
             raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
         node = episodes.load(node.tree).node(str(node.parent))
-    added = episodes.inserted(node, value["role"], value["text"])
-    said = as_messages(episodes.shown(node, len(node)))
+    added = episodes.record.inserted(node, value["role"], value["text"])
+    said = as_messages(episodes.prompts.shown(node, len(node)))
     return _Plan(node, added, diff=diff(said, [*said, Message(value["role"], value["text"])]))
 
 
@@ -373,9 +373,9 @@ async def _keep(episodes: Episodes, node: Node, offset: int, plan: _Plan) -> flo
         or plan.node is not node
     ):
         raise UserError("after='keep' goes with an agent's message and an edit 'append', 'rule', 'history' or 'state'")
-    parts = episodes.shown(node, offset)
-    before, rest = episodes.tokens_of(parts, offset > 0), node.tokens[offset:]
-    shown = before if change.rewrite is None else episodes.tokens_of(change.rewrite(parts), offset > 0)
+    parts = episodes.prompts.shown(node, offset)
+    before, rest = episodes.prompts.tokens_of(parts, offset > 0), node.tokens[offset:]
+    shown = before if change.rewrite is None else episodes.prompts.tokens_of(change.rewrite(parts), offset > 0)
     more = np.zeros(0, np.int32) if insert is None or insert.tokens is None else insert.tokens
     edited = np.concatenate([shown, more, rest])
     taps = {} if change.state is None else {"taps": taps_of(change.state, len(shown) + len(more))}

@@ -1,0 +1,141 @@
+"""The prompt's side of an episode: what the model is shown at a position, laid out as it wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ramify.model.chat import JinjaTemplate
+from ramify.model.protocol import Message, Prefix
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Turn
+from ramify.rollout.compact import fitted
+from ramify.rollout.record import Record
+from ramify.rollout.sampler import Sampler
+from ramify.rollout.shown import head_of, rendered_parts
+from ramify.trace.context import changed, seen, whole_tokens
+from ramify.trace.node import Node
+from ramify.trace.path import Part, as_messages
+
+
+@dataclass
+class Position:
+    """Where the next message goes: the path so far, in the form the model wants."""
+
+    parent: Node
+    offset: int
+    tokens: list[np.ndarray]
+    messages: list[Message]
+    reward: float
+    turns: int
+    begun: str | None = None
+    """Text of the reply begun already, when a fork continues inside it."""
+    shown: list[Part] | None = None
+    """The model's history where that is not the path: something was compacted or edited. What it is shown of it, its template says."""
+    insert: Node | None = None
+    """The parent where it is an edit, which is stored with what is sampled after it: one that the model refuses leaves nothing."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one reply is sampled from."""
+
+    prefix: Prefix
+    rendered: list[Part] | None
+    """What the template makes of the history, where that is something else."""
+    head: np.ndarray | None
+    """The tokens that open the reply."""
+
+
+class Prompts:
+    """Lays out what one agent is shown."""
+
+    def __init__(self, agent: Agent, record: Record, sampler: Sampler) -> None:
+        self.agent, self.record, self.sampler = agent, record, sampler
+
+    def at(self, node: Node, offset: int | None = None) -> Position:
+        """The position after ``node``, or after ``offset`` tokens of it, with what the model will be shown."""
+        path = self.record.trees[node.tree].path(node.id)
+        if offset is not None:
+            path = path.upto(offset)
+        nodes = [n for n, _ in path.segments]
+        explicit = any(changed(n) for n in nodes)
+        parts = self.shown(node, offset)
+        prompt = self._laid_out(parts)
+        inside = node.role == "assistant" and (offset is not None or node.producer is None)
+        replies = sum(n.role == "assistant" and n.opens for n in nodes)
+        return Position(
+            node,
+            len(node) if offset is None else offset,
+            prompt["tokens"],
+            prompt["messages"],
+            sum(n.reward or 0.0 for n in nodes),
+            replies - inside,
+            prompt["messages"][-1].text if inside else None,
+            parts if explicit else None,
+        )
+
+    def after(self, place: Position, turn: Turn) -> Position:
+        """The position after a turn."""
+        node, answer = turn.node, turn.answer
+        if node.context is not None:
+            return self.at(answer)
+        tokens = [*place.tokens]
+        if node.tokens is not None and answer.tokens is not None:
+            tokens += [node.tokens, answer.tokens]
+        before = place.messages if place.begun is None else place.messages[:-1]
+        reply = Message("assistant", (place.begun or "") + node.text, dict(node.data))
+        messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data))]
+        return Position(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
+
+    def shown(self, node: Node, offset: int | None = None) -> list[Part]:
+        """The history of a model that continues after ``node``, or after ``offset`` tokens of it."""
+        known = self.record.load(node.tree)
+        path = known.path(node.id)
+        return seen(path if offset is None else path.upto(offset), known.node, self.record.run.context)
+
+    def instead(self, place: Position, parts: list[Part]) -> Position:
+        """``place`` with ``parts`` shown in the place of the history."""
+        return replace(place, **self._laid_out(parts), shown=parts)
+
+    async def fitted(self, place: Position) -> Position:
+        """``place`` with what is shown shortened by the agent's compactor where it is beyond the window."""
+        if self.agent.compactor is None:
+            return place
+        parts = place.shown or self.shown(place.parent, place.offset)
+        shown = await fitted(self.agent, parts, place.begun is None, self.sampler, ("compact", place.parent.id, place.offset))
+        return place if shown is None else self.instead(place, shown)
+
+    def prompt(self, place: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """What the model is asked at ``place``. Raises BoundaryError("template") where the template refuses the history."""
+        rendered, head = self._rendered(place)
+        pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
+        if head is not None:
+            pieces.append(head)
+        tokens = np.concatenate(pieces) if pieces else None
+        return Prompt(Prefix(tokens, tuple(place.messages), tuple(tools)), rendered, head)
+
+    def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
+        """int32 (T,): what the model is shown of the history ``parts``, which ends in its own reply, ``begun``, or not.
+
+        Raises NeedsError where a part has text only, BoundaryError("template") where the template refuses the history.
+        """
+        if isinstance(self.agent.template, JinjaTemplate):
+            parts = rendered_parts(self.agent.template, parts, not begun)[0] or parts
+        return whole_tokens(parts)
+
+    def _laid_out(self, parts: list[Part]) -> dict[str, Any]:
+        tokens = [] if self.agent.template is None else [whole_tokens(parts)]
+        return {"tokens": tokens, "messages": as_messages(parts)}
+
+    def _rendered(self, place: Position) -> tuple[list[Part] | None, np.ndarray | None]:
+        """What the model is shown where its template makes something else of the history, and the tokens that open its reply."""
+        template = self.agent.template
+        if template is None:
+            return None, None
+        if not isinstance(template, JinjaTemplate):
+            return None, head_of(template, place.messages) if place.begun is None else None
+        return rendered_parts(template, place.shown or self.shown(place.parent, place.offset), place.begun is None)

@@ -1,0 +1,123 @@
+"""The store's side of an episode: the trees in memory and in the run, and the nodes that playing adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ramify.base.errors import BoundaryError
+from ramify.base.ids import canonical_json
+from ramify.env.protocol import Snapshot, Task, Volatile
+from ramify.model.chat import ChatTemplate, assistant_node_parts
+from ramify.model.protocol import Draw
+from ramify.trace.context import HISTORY, context_of_parts
+from ramify.trace.db import Run
+from ramify.trace.node import Node, Producer, Verdict, make_node
+from ramify.trace.path import Part
+from ramify.trace.tree import Tree
+
+if TYPE_CHECKING:
+    from ramify.rollout.prompt import Position, Prompt
+
+
+class Record:
+    """Trees of one run, those that are in use in memory; ``template`` lays messages out as tokens, None where the model takes messages."""
+
+    def __init__(self, run: Run, template: ChatTemplate | None, group: str = "") -> None:
+        self.run, self.template, self.group = run, template, group
+        self.trees: dict[str, Tree] = {}
+
+    def load(self, tree: str) -> Tree:
+        """The tree in memory, read from the run when it is not there yet. Raises UserError when the run has none of that name."""
+        if tree not in self.trees:
+            self.trees[tree] = self.run.tree(tree)
+        return self.trees[tree]
+
+    def root(self, tree: str, task: Task) -> Node:
+        """The root of a tree, which is stored when it is not there yet."""
+        if tree not in self.trees:
+            self.run.add_tree(tree, {"id": task.id, "data": dict(task.data)}, self.group)
+            self.trees[tree] = self.run.tree(tree)
+        if not len(self.trees[tree]):
+            empty = None if self.template is None else np.zeros(0, np.int32)
+            self.add(make_node(tree, None, 0, "root", "", tokens=empty))
+        return self.trees[tree].root
+
+    def add(self, *nodes: Node) -> None:
+        """Store nodes below those that are there."""
+        for node in nodes:
+            self.trees[node.tree].add(node)
+        self.run.add(*nodes)
+
+    def given(self, parent: Node, role: str, text: str, after: str, **fields: Any) -> Node:
+        """An unsampled message after ``parent``, not stored yet; ``after`` is the role of the message before it, "" for the first."""
+        if self.template is not None:
+            fields["tokens"], fields["ends"], text = self.template.render(role, text, after)
+        return make_node(parent.tree, parent.id, len(parent), role, text, **fields)
+
+    def durable(self, snapshot: Snapshot | None) -> str | None:
+        """A snapshot as a node stores it. Raises BoundaryError on one that cannot be stored and does not say so."""
+        if snapshot is None or isinstance(snapshot, Volatile):
+            return None
+        if isinstance(snapshot, bytes):
+            return "blob:" + self.run.put_blob(snapshot)
+        try:
+            return canonical_json(snapshot)
+        except (TypeError, ValueError) as error:
+            raise BoundaryError("env", f"a snapshot is neither JSON, bytes nor Volatile: {error}") from None
+
+    def replaced(self, node: Node, text: str) -> Node:
+        """An observation that says ``text`` in the place of ``node``; the environment's state stays what it was."""
+        parent = self.load(node.tree).node(str(node.parent))
+        after = "" if parent.role == "root" else parent.role
+        return self._like(node, parent, node.role, text, after, {"replace": text}, node.reward)
+
+    def inserted(self, node: Node, role: str, text: str) -> Node:
+        """One more message, after observation ``node``; the environment's state stays what it was."""
+        return self._like(node, node, role, text, node.role, {"insert": {"role": role, "text": text}}, None)
+
+    def _like(self, node: Node, parent: Node, role: str, text: str, after: str, edit: Any, reward: float | None) -> Node:
+        fields = {"snapshot": node.snapshot, "state_key": node.state_key, "reward": reward, "data": {"edit": edit}}
+        return self.given(parent, role, text, after, **fields)
+
+    def sampled(self, place: Position, prompt: Prompt, draw: Draw, producer: Producer, index: int) -> Node:
+        """The reply that was sampled at ``place``, not stored yet; the contexts it was shown are."""
+        opens = place.begun is None
+        fields: dict[str, Any] = {"text": draw.text}
+        if self.template is not None:
+            fields = assistant_node_parts(self.template, draw, opens=opens, head=prompt.head)
+        data = dict(draw.data or {})
+        if draw.entropy is not None and len(draw.entropy):
+            data["entropy"] = float(draw.entropy.mean())
+        fields["data"] = data
+        fields |= {"producer": producer.hash, "index": index, "stop": draw.stop, "opens": opens}
+        if place.shown is not None:
+            fields["context"] = self._context(place.shown)
+        if prompt.rendered is not None:
+            data[HISTORY] = fields.get("context", "")
+            fields["context"] = self._context(prompt.rendered)
+        return make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
+
+    def known(self, parent: Node, offset: int, index: int, producer: str) -> tuple[Node, Node] | None:
+        """A reply that was sampled at this position before, and its answer, where both are stored."""
+        tree = self.trees[parent.tree]
+        for node in tree.children(parent.id):
+            if (node.index, node.offset, node.producer) == (index, offset, producer):
+                for answer in tree.children(node.id):
+                    if answer.role != "assistant":
+                        return node, answer
+        return None
+
+    def ended(self, start: Node, verdict: Verdict, index: int, answers: Sequence[Node]) -> None:
+        """Store the verdict on an attempt from ``start``; one that came through erases the failure of an earlier try."""
+        self.run.add(verdict)
+        if verdict.value is not None and answers:
+            self.run.erase_failed([start.id, *(answer.id for answer in answers[:-1])], start.id, index)
+
+    def _context(self, parts: list[Part]) -> str:
+        """The hash of the context that shows ``parts``, which is stored."""
+        context = context_of_parts(parts)
+        self.run.add(context)
+        return context.hash

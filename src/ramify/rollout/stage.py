@@ -1,0 +1,113 @@
+"""The environment's side of an episode: open it, ask it things, and bring it to an earlier state. Its failures are data."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, TypeVar
+
+from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.ids import canonical_json
+from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close
+from ramify.rollout.replay import restore
+from ramify.trace.db import Run
+from ramify.trace.node import Node
+from ramify.trace.tree import Tree
+
+VOLATILE = 256
+"""Snapshots that cannot be stored are kept for this many of the newest messages."""
+T = TypeVar("T")
+
+
+class Stage:
+    """Episodes of one environment. Whatever a third party's environment raises becomes BoundaryError("env")."""
+
+    def __init__(self, world: World, run: Run) -> None:
+        self.world, self.run = world, run
+        self.volatile: OrderedDict[str, Volatile] = OrderedDict()
+        """Snapshots that cannot be stored, by node."""
+        self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
+
+    def gate(self) -> AbstractAsyncContextManager[Any]:
+        """Held while an episode is open, where the environment limits how many may be."""
+        limit = getattr(self.world, "at_once", None)
+        if limit is None:
+            return nullcontext()
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates = {loop: asyncio.Semaphore(limit)}
+        return self._gates[loop]
+
+    def make(self) -> Env:
+        """One episode, not reset yet."""
+        return _guard(f"making the world '{self.world.name}'", self.world.make)
+
+    async def reset(self, env: Env, task: Task, seed: int) -> Observation:
+        """Bring an episode to the start of ``task``."""
+        return await self._ask(f"reset of task '{task.id}'", lambda: _checked(env.reset(task, seed)))
+
+    async def step(self, env: Env, action: str) -> Observation:
+        """Let the environment act on what the agent said."""
+        return await self._ask("step", lambda: _checked(env.step(action)))
+
+    async def close(self, env: Env) -> None:
+        """End an episode; what was played stands, however badly the environment leaves."""
+        with suppress(BoundaryError):
+            await self._ask("close", lambda: close(env))
+
+    def state(self, env: Env) -> tuple[Snapshot | None, str | None]:
+        """The environment's state now, where it can tell: a snapshot, and what states are compared by."""
+        return _guard("snapshot", lambda: (env.snapshot(), env.key()))
+
+    def keep(self, node_id: str, snapshot: Volatile) -> None:
+        """Keep a snapshot that cannot be stored; the oldest of more than :data:`VOLATILE` goes."""
+        self.volatile[node_id] = snapshot
+        while len(self.volatile) > VOLATILE:
+            self.volatile.popitem(last=False)
+
+    async def restore(self, env: Env, task: Task, node: Node, tree: Tree) -> int:
+        """Bring an episode that was just reset to its state after ``node``; the number of steps that were replayed.
+
+        Raises BoundaryError("env") where a replay differs from what is recorded.
+        """
+
+        async def step(action: str) -> Observation:
+            return await self.step(env, action)
+
+        def back(snapshot: Snapshot) -> None:
+            _guard("restore", lambda: env.restore(snapshot))
+
+        return await restore(back, step, task, node, tree, self.run, self.volatile)
+
+    async def _ask(self, what: str, action: Callable[[], T]) -> T:
+        """Ask the environment something, in a thread where it blocks."""
+        if getattr(self.world, "blocking", False):
+            return await asyncio.to_thread(_guard, what, action)
+        return _guard(what, action)
+
+
+def _checked(seen: Any) -> Observation:
+    """What an environment answered, where it is an observation that can be stored. Raises TypeError or ValueError."""
+    if not isinstance(seen, Observation):
+        raise TypeError(f"an Observation was wanted, not {type(seen).__name__}")
+    if not isinstance(seen.text, str) or not isinstance(seen.role, str) or not isinstance(seen.data, Mapping):
+        raise TypeError("an observation's text and role are texts, its data a mapping")
+    seen.text.encode()
+    if not math.isfinite(float(seen.reward)):
+        raise ValueError(f"a reward must be finite, not {seen.reward}")
+    if seen.data:
+        canonical_json(dict(seen.data))
+    return seen
+
+
+def _guard(what: str, action: Callable[[], T]) -> T:
+    """Whatever a third party's environment raises becomes a failure at the boundary; errors of ours keep their kind."""
+    try:
+        return action()
+    except RamifyError:
+        raise
+    except (Exception, SystemExit) as error:  # exit() of one environment must not end all the others
+        raise BoundaryError("env", f"{what} failed: {type(error).__name__}: {error}") from error
