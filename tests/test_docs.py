@@ -136,7 +136,7 @@ def test_every_page_is_in_the_site_and_every_method_has_one() -> None:
     assert {f"methods/{slug}.md" for slug in builtin_methods()} <= pages
 
 
-@pytest.mark.parametrize("script", ["commands", "tables", "performance"])
+@pytest.mark.parametrize("script", ["commands", "tables", "performance", "nulls"])
 def test_a_generated_page_is_up_to_date(script: str) -> None:
     module = load(script)
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), f"run: python docs/{script}.py"

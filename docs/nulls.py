@@ -1,0 +1,86 @@
+"""Write docs/nulls.md from repro/nulls.json, which `ramify check method all --out repro/nulls.json` makes: python docs/nulls.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "nulls.md"
+HEAD = """# What the methods find where nothing is
+
+A tool that names a culprit, a motive or a feature must first be shown a case where there is none. Every method brings two kinds of case:
+a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards drawn at random), and a **planted** one,
+whose truth is known and must be found. Both run through the method's own verbs, with the levels that they have by default.
+
+```sh
+ramify check method cliffs --quick    # some seconds: fewer repetitions
+ramify check method all --out nulls.json
+```
+
+A null fails where the 95 % interval of its share of false findings (exact, Clopper-Pearson) lies wholly above the nominal level: the share
+of false findings that the verb's default level allows. A planted case fails where the interval lies wholly below the share that is wanted.
+The share found is power on that case, at its size; on a fainter one it is less.
+
+{what}
+"""
+OWN = """
+## A method of your own
+
+A tuple of cases, named under the entry point `ramify.cases` ([plug-ins](howto/plugins.md)). Each repetition gets a seed, an empty folder, and
+`verb(...)`, which runs a command of `ramify` with `--json` and returns what it prints last:
+
+```py
+from ramify_experiments.cases import Case, Repetition
+
+
+def drawn_at_random(rep: Repetition) -> bool:
+    make_a_run(rep.folder / "run", rep.seed)  # yours: rewards that no step decides
+    return rep.verb("graph-credit", "report", rep.folder / "run")["decisive"] > 0
+
+
+CASES = (
+    Case("random rewards", "nothing", "No step decides the reward; a decisive step is a false finding.", drawn_at_random, 0.05, full=200, quick=20),
+    # ... and at least one planted case
+)
+```
+
+`ramify check method NAME` then runs them, and exits with 1 where one fails.
+"""
+
+
+def row(slug: str, case: dict[str, Any]) -> str:
+    """One Markdown row: method, truth, case, findings, share with its interval, what was wanted, status."""
+    planted = case["truth"] == "planted"
+    low, high = case["interval"]
+    k, wanted = (case["found"], f">= {case['wanted']:g}") if planted else (case["false"], f"<= {case['level']:g}")
+    status = case["status"].replace("_", " ")
+    says = f"**{case['name']}**: {case['says']}"
+    return f"| [{slug}](methods/{slug}.md) | {case['truth']} | {says} | {k} of {case['n']} | {case['rate']:.3f} [{low:.3f}, {high:.3f}] | {wanted} | {status} |"
+
+
+def page() -> str:
+    """The whole page."""
+    found = json.loads((ROOT / "repro" / "nulls.json").read_text(encoding="utf-8"))
+    seconds = sum(report["seconds"] for report in found["methods"])
+    what = (
+        f"Written by `python docs/nulls.py` from `repro/nulls.json` (`ramify check method all --out repro/nulls.json`, seed {found['seed']}, "
+        f"{seconds / 60:.0f} minutes on {found['machine']['cores']} cores)."
+    )
+    table = ["| method | truth | case | found | share | wanted | status |", "|---|---|---|---|---|---|---|"]
+    table += [row(report["method"], case) for report in found["methods"] for case in report["cases"]]
+    missed = [
+        f"- {report['method']}, {case['name']}: {case['known_miss']}"
+        for report in found["methods"]
+        for case in report["cases"]
+        if case["status"] == "known_miss"
+    ]
+    return (
+        HEAD.format(what=what) + "\n" + "\n".join([*table, *(["", "Known misses:", "", *missed] if missed else [])]) + "\n" + OWN
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
