@@ -18,6 +18,7 @@ from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows
 from ramify.methods.crosscoder.run import Checkpoints, States, capture
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.token_traces import TokenTrace
+from ramify.trace.db import Run
 
 WORDS = ["red", "green", "blue", "call", "tool", "plain", "<end>"]
 
@@ -116,10 +117,13 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     names = [row["name"] for row in result["confirmed"]]
     assert names == [result["chosen"], "random 0", "random 1", "tool - plain", "tuned - base", "reconstruction"]
     assert len(result["windows"]["base, reconstructed"]) == 2
-    lines = (study / "scores.jsonl").read_text()
+    lines = scores(study)
     assert run("crosscoder", *steer, *options)[0] == 0
     assert told(capsys) == result
-    assert (study / "scores.jsonl").read_text() == lines  # nothing ran again
+    assert scores(study) == lines  # nothing ran again
+    with Run.open(study) as kept:
+        (found,) = kept.findings()
+        assert (kept.kind, found.why) == ("crosscoder steer", result["verdict"])
     assert run("crosscoder", "report", study, "--out", tmp_path / "report.md")[0] == 0
     text = (tmp_path / "report.md").read_text()
     assert result["chosen"] in text
@@ -129,10 +133,15 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert "| base, reconstructed |" in text
     capsys.readouterr()
     assert run("crosscoder", *steer[:-1], f"factory:{__name__}:make_other", *options)[0] == 0
-    assert len((study / "scores.jsonl").read_text()) > len(lines)  # another judge's scores are its own
+    assert len(scores(study)) > len(lines)  # another judge's scores are its own
     capsys.readouterr()
     assert run("crosscoder", *steer, *options, "--target", "b", "--features", "0", "--gains", "64")[0] == 0
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
+
+
+def scores(study: Path) -> list[Any]:
+    with Run.open(study) as run:
+        return run.journal("scores")
 
 
 def test_a_model_against_itself_has_nothing_of_its_own(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

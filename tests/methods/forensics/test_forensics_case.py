@@ -182,6 +182,9 @@ def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureF
     assert tests["errors"]["p"] >= tests["errors"]["p_raw"] == dose["p_raw"]
     kept = json.loads((case / "results" / "seen.json").read_text())
     assert kept["p"] == tests["seen"]["p"], "what is kept says what the report says"
+    with Run.open(case / "run") as kept_run:  # the run says what was found, corrected over all of it
+        found = {finding.evidence["name"]: finding.evidence["p"] for finding in kept_run.findings(maker="forensics")}
+    assert found == {name: test["p"] for name, test in tests.items()}
 
 
 def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

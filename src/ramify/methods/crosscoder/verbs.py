@@ -17,7 +17,7 @@ from pydantic import Field
 from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import UserError
-from ramify.base.files import refusal, write_whole
+from ramify.base.files import write_whole
 from ramify.base.seeds import generator
 from ramify.methods.crosscoder.algorithm import (
     Cell,
@@ -40,8 +40,11 @@ from ramify.methods.crosscoder.run import (
     Checkpoints,
     Scores,
     States,
+    begin_study,
     find_score,
+    keep_study,
     prompts,
+    read_study,
 )
 from ramify.methods.crosscoder.run import (
     capture as capture_states,
@@ -51,7 +54,6 @@ from ramify.methods.crosscoder.run import (
 )
 from ramify.methods.crosscoder.steer import reconstruct
 from ramify.render.terminal import emit, progress, say, table
-from ramify.trace.growing import Growing
 
 app = typer.Typer(
     add_completion=False,
@@ -285,7 +287,9 @@ def steer(
     problems: Annotated[
         Path, typer.Option("--prompts", metavar="FILE", help="Prompts to score, JSON lines: id, prompt, answer, data.")
     ],
-    out: Annotated[Path, typer.Option(metavar="STUDY", help="Folder to write; scores that are in it are not run again.")],
+    out: Annotated[
+        Path, typer.Option(metavar="RUN", help="Run to make or to continue; scores that are in it are not run again.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Search feature and strength on some prompts and confirm them on the others, beside random directions and the means' difference."""
@@ -304,12 +308,11 @@ def steer(
     order = np.random.Generator(np.random.Philox(options.seed)).permutation(len(read))
     cut = min(len(read) - 2, max(2, round(options.select * len(read))))
     choosing, others = ([read[i] for i in sorted(part)] for part in (order[:cut], order[cut:]))
-    out.mkdir(parents=True, exist_ok=True)
     target = "ab".index(options.target)
     scoring: dict[str, Any] = {
         "judge": find_score(options.score),
         "budgets": options.budgets,
-        "kept": Growing(out / "scores.jsonl"),
+        "kept": ctx.with_resource(begin_study(out, options.to_json())),
         "seed": options.seed,
         "name": options.score,
         "stops": () if template is None else template.stop_tokens,
@@ -354,7 +357,7 @@ def steer(
         "windows": windows,
         "warning": warning,
     }
-    write_whole(out / "study.json", json.dumps(study, indent=1) + "\n")
+    keep_study(scoring["kept"], study)
     emit(study, as_json, markdown(study))
 
 
@@ -383,16 +386,14 @@ def _windows(
 
 @app.command()
 def report(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A folder that `ramify crosscoder steer` wrote.")],
+    study: Annotated[Path, typer.Argument(metavar="RUN", help="A run that `ramify crosscoder steer` made.")],
     out: Annotated[Path | None, typer.Option(help=".md to write.")] = None,
     as_json: Json = False,
 ) -> None:
     """The report of a study in Markdown: what was chosen on which prompts, what it does on the others, and what its controls do."""
+    found = read_study(study)
     try:
-        found = json.loads((study / "study.json").read_text(encoding="utf-8"))
         text = markdown(found)
-    except OSError as error:
-        raise refusal(f"{study} holds no study", error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{study} holds no study: {type(error).__name__} {error}") from error
     if out is not None:

@@ -33,6 +33,7 @@ from ramify.score.judge import Function, Judge
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.trace.node import Finding
 
 DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
@@ -235,6 +236,7 @@ class Study:
         known = {one.name: one for one in self.results()}
         for name, one in known.items():
             self.write(f"results/{name}", one.to_json())
+        self.run.conclude("forensics", map(_finding, known.values()))
         return [known[one.name] for one in results]
 
     def results(self) -> list[TestResult]:
@@ -262,6 +264,13 @@ class Study:
         file = self.folder / f"{_safe(name)}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def _finding(result: TestResult) -> Finding:
+    """A test as the case's run keeps it: what was changed, and how far the behaviour moved."""
+    unit = "z" if result.kind == "dose" else "change of the rate"
+    why = f"{result.statement} ({result.n} runs, corrected p {result.p:.2g}): {result.seen}"
+    return Finding(f"{result.kind} {result.name}", "forensics", why, None, 0, "", result.value, unit, result.to_json())
 
 
 def _safe(name: str) -> str:
