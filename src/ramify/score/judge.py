@@ -118,9 +118,13 @@ async def judged(judge: Judge, items: Sequence[Item], ledger: Ledger | None = No
         raise
     except Exception as error:  # a judge may be anybody's code: its failure is data, siblings go on
         found = [_failed(error)] * len(items)
-    found = [replace(one, value=checked(judge.name, one.value)) for one in found]
-    for one in found:
-        if ledger is not None and one.cost:
+    for i, one in enumerate(found):
+        if not isinstance(one, Judgement):
+            found[i] = Judgement(failure=f"it gave a {type(one).__name__}, which is no Judgement")
+        elif (value := checked(judge.name, one.value)) is not one.value:
+            found[i] = replace(one, value=value)
+    if ledger is not None:
+        for one in found:
             ledger.add("judge", False, **one.cost)
     return found
 
@@ -151,7 +155,7 @@ def checked(name: str, value: Any) -> Value:
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
     if isinstance(value, int | float | np.number) and math.isfinite(value):
-        return float(value)
+        return value if type(value) is float else float(value)
     raise UserError(f"the judge '{name}' returned {str(value)[:40]!r}; a judge returns True, False, a number or None")
 
 
@@ -541,6 +545,21 @@ def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
 # -- by name
 
 
+def names_code(spec: str) -> bool:
+    """Whether the judge of this name is code of somebody's own, or a model that is: run only where the user typed the name himself."""
+    kind, _, argument = spec.partition(":")
+    if kind == "jury":
+        return any(map(names_code, _members(argument)))
+    return own_path(argument if kind == "judge" else spec) is not None
+
+
+def _members(argument: str) -> list[str]:
+    try:
+        return list(map(str, json.loads(argument))) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
+    except (ValueError, TypeError):
+        raise UserError(f"jury:{argument[:60]} is no JSON list of judges") from None
+
+
 def find_judge(
     spec: str,
     *,
@@ -565,7 +584,7 @@ def find_judge(
     word = "python" if own is not None and own[0] != "factory" else kind
 
     def jury(argument: str) -> Judge:
-        names = json.loads(argument) if argument.startswith("[") else [one.strip() for one in argument.split(",")]
+        names = _members(argument)
         shared: dict[str, Any] = {"question": question, "opener": opener, "takes": takes, "kinds": kinds, "seconds": seconds}
         return Jury([find_judge(name, **shared, only=only, what=what) for name in names], names=names)
 

@@ -135,6 +135,25 @@ def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Pa
     assert all(row["status"] == "labelled" for row in rows if row["mode"] == "none")
 
 
+def test_code_that_a_study_of_somebody_else_names_is_not_loaded(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.py").write_text("import pathlib\npathlib.Path('loaded').touch()\ndef refuses(prompt, answer): return True\n")
+    record = json.loads((study / "study.json").read_text())
+    record["config"]["label"] = ["jury:regex:word13,theirs.py:refuses"]
+    for owner, code in ((record["owner"], 0), ("somebody", 2)):
+        shutil.copytree(study, owner, ignore=shutil.ignore_patterns("c*", "s*"))
+        (tmp_path / owner / "study.json").write_text(json.dumps(record | {"owner": owner}))
+        words = ["early-decision", "continue", owner, "--shares", "0", "--json"]
+        Path("loaded").unlink(missing_ok=True)
+        capsys.readouterr()
+        assert main(words) == code
+        assert Path("loaded").exists() is (code == 0)
+    assert "its settings name code (jury:regex:word13,theirs.py:refuses)" in capsys.readouterr().err
+    assert main([*words, "--trust"]) == 0
+
+
 def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "again"
     assert main(arguments(checkpoint, prompts, out, "--dry-run", "--seed", "9")) == 0

@@ -28,6 +28,7 @@ from ramify.rollout.problems import Problem
 from ramify.rollout.sampler import Place
 from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.stats.drops import Counts
+from ramify.trace.db import this_user
 from ramify.trace.growing import Growing
 
 Mode = Literal["thinking", "none"]
@@ -91,7 +92,8 @@ class Study:
             raise UserError(f"cannot make the folder {folder}: {reason(error)}") from None
         if problems:
             asked = [{"id": p.id, "prompt_ids": list(p.prompt_ids), "data": dict(p.data)} for p in problems]
-            self.keep("study.json", {"config": config.to_json(), "source": source or {}}, "another model")
+            begun = {"config": config.to_json(), "source": source or {}, "owner": this_user()}
+            self.keep("study.json", begun, "another model")
             self.keep("prompts.json", asked, "other prompts")
         self.prompts = {row["id"]: row for row in _read(folder / "prompts.json")}
         self.traces = Growing(folder / "traces.jsonl")
@@ -106,6 +108,11 @@ class Study:
         """The model and voters the traces are of."""
         found: dict[str, Any] = _read(self.folder / "study.json")["source"]
         return found
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it was made elsewhere, or by somebody else."""
+        return bool(_read(self.folder / "study.json").get("owner") != this_user())
 
     def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
         """Traces whose answer was judged, in an order that does not depend on when they were drawn."""
@@ -151,11 +158,15 @@ class Study:
         known = self.load(name)
         if known is None:
             self.save(name, record)
-        elif known != json.loads(json.dumps(record)):
+        elif _unowned(known) != _unowned(json.loads(json.dumps(record))):
             now = record["config"] if isinstance(record, dict) else {}
             flags = [f"--{key.replace('_', '-')}" for key in now if known["config"].get(key) != now[key]]
             what = f"other settings ({', '.join(flags)})" if flags else otherwise
             raise UserError(f"{self.folder} holds a study with {what}; name another folder with --out")
+
+
+def _unowned(record: Any) -> Any:
+    return {key: value for key, value in record.items() if key != "owner"} if isinstance(record, dict) else record
 
 
 def _read(path: Path) -> Any:

@@ -41,13 +41,14 @@ from ramify.methods.early_decision.thinking import Marks, Thinker, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.problems import read_problems
-from ramify.score.judge import Jury
+from ramify.score.judge import Jury, names_code
 from ramify.trace.lines import at_place, field, read_lines
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="When in a thinking trace was the outcome decided, and does the rest matter?"
 )
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the bill; draw nothing.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Let the settings of a study that was made elsewhere load code.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
 Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", help="Settings from a file; flags win.")]
 
@@ -65,8 +66,14 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force, guard=guard), template
 
 
-def _opened(path: Path, ties: bool = False) -> tuple[Study, Thinker, Jury]:
+def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Thinker, Jury]:
     study = Study.open(path)
+    code = [spec for spec in (f"judge:{study.config.model}", *study.config.label) if names_code(spec)]
+    if code and study.foreign and not trust:
+        named = ", ".join(spec.removeprefix("judge:") for spec in code)
+        raise UserError(
+            f"{path} was made elsewhere, and its settings name code ({named}): where that is what you want, give --trust"
+        )
     thinker, _ = _thinker(study.config)
     if study.source.get("weights") != thinker.sampler.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
@@ -148,10 +155,10 @@ def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str
 
 
 @app.command("probe", **takes(lambda: early_decision.ProbeConfig))
-def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
     options = load(early_decision.ProbeConfig, flags=ctx.args)
-    study, thinker, _ = _opened(run)
+    study, thinker, _ = _opened(run, trust=trust)
     with progress("probe", as_json=as_json, kept="nothing was written"):
         found = early_decision.probe_stage(study, thinker, options)
     verdict = probe_verdict(found["probes"])
@@ -164,10 +171,10 @@ def probe_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
 
 
 @app.command("valley", **takes(lambda: early_decision.ValleyConfig))
-def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
+def valley_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
     options = load(early_decision.ValleyConfig, flags=ctx.args)
-    study, thinker, _ = _opened(run)
+    study, thinker, _ = _opened(run, trust=trust)
     with progress("valley", as_json=as_json, kept="nothing was written"):
         record = early_decision.valley_stage(study, thinker, options)
     verdict = valley_verdict(record)
@@ -182,13 +189,13 @@ def valley_(ctx: typer.Context, run: RunPath, as_json: Json = False) -> None:
 
 
 @app.command("continue", **takes(ContinueConfig))
-def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json: Json = False) -> None:
+def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:
     """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
     options = load(ContinueConfig, flags=ctx.args)
     if dry_run:
         _show(options.bill(Study.open(run)), as_json)
         return
-    study, thinker, jury = _opened(run)
+    study, thinker, jury = _opened(run, trust=trust)
     total = options.bill(study)["prefixes"]
     _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, jury, options, tell))
     found = build(study)["continuation"]
@@ -200,7 +207,7 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, as_json
 
 
 @app.command("oscillate", **takes(OscillateConfig))
-def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, as_json: Json = False) -> None:  # fmt: skip
+def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:  # fmt: skip
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     options = load(OscillateConfig, flags=ctx.args)
     if dry_run:
@@ -209,7 +216,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
-    study, thinker, jury = _opened(run, ties)
+    study, thinker, jury = _opened(run, ties, trust)
     total = options.bill(study)["traces"]
     rated, _ = _work(
         "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, jury, judges, options, tell)

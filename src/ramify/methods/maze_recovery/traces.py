@@ -177,7 +177,7 @@ async def marks(detector: Judge, steps: Sequence[str]) -> tuple[list[Step] | Non
     found = await judged(detector, [Item(step) for step in steps])
     said = [Step(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
     if len(said) < len(steps):
-        return None, f"{detector.name} did not label the steps: {next((one.failure for one in found if one.failure), 'no mark')}"
+        return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a mark")
     return said, ""
 
 
