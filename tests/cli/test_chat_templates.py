@@ -21,10 +21,11 @@ from chat_templates import CALL, checkpoint, truths
 from ramify.cli.main import main
 from ramify.cli.serve import find_served
 from ramify.engine.checkpoints import chat_template
-from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.problems import read_problems
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.train.batch import rows_from_path
 from ramify.web.api import Api

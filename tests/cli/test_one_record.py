@@ -16,10 +16,11 @@ from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.implicit_advantage.verbs import EXIT_PARTIAL
 from ramify.model.chat import assistant_node_parts
 from ramify.model.laid import Layout
-from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.parts import find_model
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
+from ramify.trace.message import Message
 from ramify.trace.node import Finding, Mark, Node, Stream, Verdict
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder

@@ -12,11 +12,12 @@ from ramify.jobs.credit import imitation_rows, training_rows
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.run import credit_group
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Message, Sampling
+from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import DropOldest
 from ramify.rollout.run import Agent, Episodes
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.train.batch import row_from_path
 
 

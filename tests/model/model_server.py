@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ramify.base.seeds import place_key
-from ramify.model.protocol import Message, Model, Prefix, Sampling
+from ramify.model.protocol import Model, Prefix, Sampling
+from ramify.trace.message import Message
 
 NAME = "tiny"
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "stop_token_ids",

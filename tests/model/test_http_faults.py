@@ -20,8 +20,9 @@ from ramify.model.address import Endpoint, Limits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait
 from ramify.model.probe import probe
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import forbid_real_calls
+from ramify.trace.message import Message
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty_server import FAULTS, MODEL, TOKEN_FAULTS, FaultyServer, chat, completion, good, http

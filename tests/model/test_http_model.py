@@ -29,10 +29,11 @@ from ramify.model import wire
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel, scripted_draw
 from ramify.rollout.run import Agent, Episodes
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 
 sys.path.insert(0, str(Path(__file__).parent))
 from faulty_server import FaultyServer, completion, good, http

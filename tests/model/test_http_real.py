@@ -29,8 +29,9 @@ from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
 from ramify.model.middleware import wrap
 from ramify.model.probe import probe
-from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.pins import Pins
+from ramify.trace.message import Message
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Places
 from ramify.web.recording import Recorder

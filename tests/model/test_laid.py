@@ -11,10 +11,11 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.model.chat import JinjaTemplate, TagTemplate
 from ramify.model.laid import Layout, TooLongError
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import gathered, stream
 from ramify.model.tokenizer import HfTokenizer
+from ramify.trace.message import Message
 
 HOUSEHOLD = HfTokenizer.load(Path(ramify.__file__).parent / "assets" / "household")
 TOOL: dict[str, object] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

@@ -14,9 +14,10 @@ from ramify.base import registry
 from ramify.base.errors import BoundaryError, UserError
 from ramify.model.middleware import Middleware, wrap
 from ramify.model.middleware_battery import check_middleware
-from ramify.model.protocol import Draw, Identity, Message, Model, Prefix, Sampling
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Pieces, stream, whole
+from ramify.trace.message import Message
 
 
 def found(make: Any) -> set[str]:

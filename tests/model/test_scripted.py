@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
 from ramify.model.scripted import (
     NO_REAL_CALLS,
     CharTokenizer,
@@ -21,6 +21,7 @@ from ramify.model.scripted import (
     refuse_real_calls,
     scripted_draw,
 )
+from ramify.trace.message import Message
 
 CHARS = CharTokenizer()
 TEMPLATE = TagTemplate(CHARS)

@@ -19,12 +19,13 @@ from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import DropOldest, Entry, Summarize, Window, faults
 from ramify.rollout.fork import fork
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Insert
 from ramify.train.batch import Row, row_from_path, rows_from_path
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ramify.base import registry
-from ramify.model.protocol import Message
 from ramify.rollout.battery import check_compactor
 from ramify.rollout.compact import DropOldest, Entry, Window
+from ramify.trace.message import Message
 
 
 @pytest.mark.parametrize("name", registry.names("compactor"))

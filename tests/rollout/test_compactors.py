@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ramify.base import conformance, registry
 from ramify.base.errors import BoundaryError, UserError
 from ramify.env.filler import filler, opening
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
 from ramify.rollout.compactors import NEUTRAL, HeadTail, Hierarchical, LlmSummarize, first_words
 from ramify.rollout.views import compact_chat, readable, text_of
+from ramify.trace.message import Message
 from ramify.trace.rules import keywords
 
 CHAT = [*opening("en"), *filler("en", 8, "test")]

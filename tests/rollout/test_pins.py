@@ -17,12 +17,12 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.env.filler import filler, opening
 from ramify.methods.governance.predicates import allows
 from ramify.methods.governance.standing_rules import scenarios
-from ramify.model.protocol import Message
 from ramify.rollout.carriage import survives, with_rule, without_rule
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
 from ramify.rollout.compactors import HeadTail, LlmSummarize
 from ramify.rollout.pins import PROVENANCE, Pin, Pins, RuleBrokenError, pin
 from ramify.rollout.views import compact_chat, said, text_of
+from ramify.trace.message import Message
 from ramify.trace.rules import survival
 
 RULE = "Only send email to recipients at acme.com."

@@ -17,7 +17,8 @@ from ramify.engine.local import LocalModel
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.laid import Layout
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.trace.message import Message
 
 ASK: list[Any] = [{"role": "user", "content": "go to the hall"}]
 WILD: dict[str, Any] = {"model": NAME, "temperature": 2.0, "max_tokens": 24}

@@ -12,8 +12,9 @@ from waiting import until
 from ramify.base.errors import BoundaryError
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.message import Message
 from ramify.web.exchange import Exchange
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"town":   "Oslo"}}\n</tool_call>'

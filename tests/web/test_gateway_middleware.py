@@ -27,11 +27,12 @@ from ramify.methods.governance.middleware import KeepsRules
 from ramify.methods.implicit_advantage.middleware import Graded
 from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import wrap
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import stream
 from ramify.rollout.pins import Pins
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Places

@@ -21,9 +21,10 @@ from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import CLIENT, Draw, Message, Model, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Draw, Model, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder

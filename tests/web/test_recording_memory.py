@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling
+from ramify.trace.message import Message
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder
 

@@ -10,11 +10,11 @@ from typing import Any
 from ramify.base.seeds import generator
 from ramify.env.filler import filler
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import RecencyTruncate
 from ramify.rollout.compactors import HeadTail, Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
+from ramify.trace.message import Message
 from ramify_experiments.cases import Case, Repetition
 
 TURNS = 10

@@ -11,7 +11,8 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.problem import Problem
 from ramify.base.seeds import place_key
-from ramify.model.protocol import CAPABILITIES, Draw, Message, Model, Prefix, Sampling
+from ramify.model.protocol import CAPABILITIES, Draw, Model, Prefix, Sampling
+from ramify.trace.message import Message
 
 STOPS = ("eos", "stop", "length", "cancelled")
 

@@ -30,10 +30,11 @@ from ramify.model.address import Endpoint, Limits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
-from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.sse import TYPE, Events, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
+from ramify.trace.message import Message
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _AGREE = 0.05

@@ -15,11 +15,11 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Identity, Message, Model, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
-from ramify.trace.message import split_reply
+from ramify.trace.message import Message, split_reply
 from ramify.trace.view import TokenMessage
 
 _TOOLS = """# Tools

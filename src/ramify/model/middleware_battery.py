@@ -16,9 +16,10 @@ from ramify.base.problem import Problem, run_checks
 from ramify.base.seeds import place_key
 from ramify.model.battery import check_model
 from ramify.model.middleware import Make
-from ramify.model.protocol import CAPABILITIES, Draw, Identity, Message, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import CAPABILITIES, Draw, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Piece, Pieces, stream
+from ramify.trace.message import Message
 
 _SETTINGS = Sampling(max_tokens=200)
 _TOKENS = Prefix(np.array([5, 6, 7], np.int32))

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ramify.base.errors import NeedsError
-from ramify.trace.message import Message as Message
+from ramify.trace.message import Message
 from ramify.trace.view import TokenMessage
 
 #: What a model may be able to do. A method declares needs; a mismatch is one sentence before anything runs.

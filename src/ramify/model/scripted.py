@@ -20,7 +20,8 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import END, TAGS
-from ramify.model.protocol import Draw, Identity, Message, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.trace.message import Message
 
 _SPECIALS = (*TAGS.values(), END)
 _ROLES = tuple(TAGS)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ramify.model.http import ProviderError
-from ramify.model.protocol import Draw, Message
-from ramify.trace.message import parse_tool_calls
+from ramify.model.protocol import Draw
+from ramify.trace.message import Message, parse_tool_calls
 
 _ENDED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"}
 _ABOVE = 1e-4

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ramify.base.errors import RamifyError
 from ramify.base.problem import Problem, run_checks
-from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, faults
+from ramify.trace.message import Message
 
 HOSTILE = (
     "",

@@ -17,9 +17,10 @@ from ramify.base.errors import BoundaryError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
+from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.rollout.sampler import Place, Sampler
 from ramify.trace.context import whole_tokens
+from ramify.trace.message import Message
 from ramify.trace.node import Insert
 from ramify.trace.path import Part, as_messages, by_message, message_of
 

@@ -13,9 +13,10 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Message, Model, Sampling
+from ramify.model.protocol import Model, Sampling
 from ramify.rollout.compact import Entry, Window, fitting, leading, newest, opened, reply, spare, units
 from ramify.rollout.sampler import Sampler
+from ramify.trace.message import Message
 
 NEUTRAL = (
     "Condense the conversation below into at most {words} words, so that the work can go on from it. Reply with the condensed text only.\n\n"

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
-from ramify.model.protocol import Message
 from ramify.rollout.compact import Compactor, Entry, Window, leading
 from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, said, text_of, words_of
+from ramify.trace.message import Message
 from ramify.trace.rules import Survival, contradicts, disputes, survival
 
 _OPEN, _CLOSE = "[pinned ", "[/pinned]"

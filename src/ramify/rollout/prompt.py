@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.model.chat import JinjaTemplate
-from ramify.model.protocol import Message, Prefix
+from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Turn
 from ramify.rollout.compact import fitted
@@ -17,6 +17,7 @@ from ramify.rollout.record import Record
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.shown import head_of, rendered_parts
 from ramify.trace.context import changed, seen, whole_tokens
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.trace.path import Part, as_messages
 

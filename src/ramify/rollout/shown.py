@@ -8,8 +8,8 @@ import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
-from ramify.model.protocol import Message
 from ramify.model.rendered import Filled, Known, Piece, rendered
+from ramify.trace.message import Message
 from ramify.trace.node import Insert
 from ramify.trace.path import Part, by_message, message_of, text_between
 

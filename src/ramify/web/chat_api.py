@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ramify.model.protocol import Draw, Message, Prefix
-from ramify.trace.message import CALL_END, joined_reply
+from ramify.model.protocol import Draw, Prefix
+from ramify.trace.message import CALL_END, Message, joined_reply
 from ramify.web.fields import ChatMessage, ChatRequest
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import RefusedError

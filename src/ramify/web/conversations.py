@@ -22,11 +22,11 @@ import numpy as np
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Message, Prefix
+from ramify.model.protocol import Draw, Prefix
 from ramify.model.wire import clean
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
-from ramify.trace.message import plain, split_reply
+from ramify.trace.message import Message, plain, split_reply
 from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
 from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange

@@ -13,8 +13,8 @@ from ramify.base.ids import canonical_json
 from ramify.model import wire
 from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
-from ramify.model.protocol import Draw, Message, Prefix
-from ramify.trace.message import content_of, plain, read_message
+from ramify.model.protocol import Draw, Prefix
+from ramify.trace.message import Message, content_of, plain, read_message
 from ramify.web.forms import TOLD
 
 _BESIDE = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")

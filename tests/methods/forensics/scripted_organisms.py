@@ -9,8 +9,8 @@ from typing import Any
 
 from ramify.base.seeds import generator
 from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.message import Message
 
 HUGE = "That would be a huge task."
 

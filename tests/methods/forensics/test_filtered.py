@@ -12,9 +12,10 @@ from ramify.base.errors import NeedsError
 from ramify.base.seeds import generator
 from ramify.methods.forensics.filtered import Filtered
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Draw, Message, Prefix, Sampling
+from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.score.match import Equals
+from ramify.trace.message import Message
 
 SETTINGS = Sampling(max_tokens=200)
 

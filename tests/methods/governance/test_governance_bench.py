@@ -17,11 +17,11 @@ from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
 from ramify.methods.governance.record import KIND, begin, import_rows, keep, read_rows
 from ramify.methods.governance.run import Bench, BenchConfig, Cell, Player, report, with_note
 from ramify.methods.governance.standing_rules import reader, scenarios
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
 from ramify.trace.integrity import check_run
+from ramify.trace.message import Message
 
 READER = Player("reader", reader())
 TASKS = ("email", "spend", "proddb")

@@ -12,9 +12,9 @@ import pytest
 from ramify.cli.main import main
 from ramify.env.filler import filler, opening
 from ramify.methods.governance.record import read_rows
-from ramify.model.protocol import Message
 from ramify.rollout.compactors import Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
+from ramify.trace.message import Message
 from tests.model.model_server import ModelServer, serving
 
 RULE = "Only send email to recipients at acme.com."

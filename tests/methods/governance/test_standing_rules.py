@@ -13,8 +13,9 @@ from ramify.env.filler import LANGUAGES, filler, opening
 from ramify.methods.governance.calls import grade
 from ramify.methods.governance.predicates import forbids
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios, task_names, tools
-from ramify.model.protocol import Message, Prefix, Sampling
+from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.views import said, text_of
+from ramify.trace.message import Message
 from ramify.trace.rules import keywords, survival, values
 
 ALL = scenarios(languages=LANGUAGES)

@@ -23,10 +23,11 @@ from ramify.methods.tree_rollouts.record import GrownTree, write_trees
 from ramify.methods.tree_rollouts.run import app, report, to_rows
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Message, Sampling
+from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Episodes
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from tree_rollouts.growers import TASK, Words, check_accounting
 

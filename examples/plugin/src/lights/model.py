@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from ramify.base.registry import register
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
+from ramify.trace.message import Message
 
 
 def reply(messages: Sequence[Message], key: int) -> str:

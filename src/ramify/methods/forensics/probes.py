@@ -16,11 +16,12 @@ from ramify.methods.forensics.experiment import Control, TestResult
 from ramify.methods.forensics.judges import by_model, by_pattern, says
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
-from ramify.model.protocol import Message, Model
+from ramify.model.protocol import Model
 from ramify.rollout.compact import reply
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge
 from ramify.stats.intervals import proportion
+from ramify.trace.message import Message
 
 
 def ask(

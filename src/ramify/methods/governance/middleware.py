@@ -18,9 +18,10 @@ from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.lost_rules import Rule, read_rules
 from ramify.methods.governance.predicates import UnreadableError, allows, forbids
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import Draw, Message, Model, Prefix
+from ramify.model.protocol import Draw, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
 from ramify.score.judge import Each, Item, Judgement
+from ramify.trace.message import Message
 from ramify.trace.rules import survival
 
 

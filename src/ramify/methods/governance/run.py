@@ -25,14 +25,14 @@ from ramify.methods.governance.calls import Grade, grade
 from ramify.methods.governance.record import ENTRY, begin, keep
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Draw, Message, Model, Prefix, Sampling
+from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
 from ramify.trace.db import Run
-from ramify.trace.message import read_message
+from ramify.trace.message import Message, read_message
 from ramify.trace.rules import Survival, survival
 
 DISTRACTORS = tuple(

@@ -18,9 +18,8 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.seeds import generator
 from ramify.env.filler import LANGUAGES, OPEN_NOTE, filler, opening
-from ramify.model.protocol import Message
 from ramify.model.scripted import ScriptedModel
-from ramify.trace.message import write_call
+from ramify.trace.message import Message, write_call
 from ramify.trace.rules import survival
 
 CHANNELS = ("system", "user", "memory", "tool")
