@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 from ramify.env.protocol import Observation
@@ -58,14 +57,8 @@ class Dying(Bad):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Hanging(Bad):
-    def misbehave(self, action: str) -> Any:
-        while True:
-            time.sleep(1)
-
-
 def world(kind: type[Bad]) -> type[HouseholdWorld]:
     return type(f"{kind.__name__}World", (HouseholdWorld,), {"make": lambda self: kind(self.max_turns)})
 
 
-raising, garbage, printing, exiting, dying, hanging = map(world, (Raising, Garbage, Printing, Exiting, Dying, Hanging))
+raising, garbage, printing, exiting, dying = map(world, (Raising, Garbage, Printing, Exiting, Dying))
