@@ -66,8 +66,7 @@ def records(folder: Path) -> list[str]:
     found = [json.loads(line) for line in (folder / "all.jsonl").read_text("utf-8").splitlines()]
     kept = [r for r in found if r["kind"] != "run" and r.get("entry") not in ("stretch", "start", "environment")]
     for record in kept:
-        if record.get("entry") in ("result", "update", "fork"):
-            strip(record)
+        strip(record)
     return sorted(json.dumps(record, sort_keys=True) for record in kept)
 
 
