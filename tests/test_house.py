@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -138,3 +139,68 @@ def test_examples_are_under_fifteen_lines() -> None:
         body = text.replace(ast.get_docstring(ast.parse(text), clean=False) or "\0", "", 1)
         lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("#") and line.strip('"')]
         assert len(lines) < 15, f"{path.name} has {len(lines)}"
+
+
+KERNEL = ("trace", "stats", "render", "model", "sandbox", "engine", "env", "rollout", "train", "interp", "score", "search")
+ALONE = {
+    "ramify.rollout.steps": "an agent's steps as positions of the kernel's potential, beside tokens",
+    "ramify.stats.checks": "what every reproduction reports, and the one verb that reports the same checks",
+}
+"""Kernel modules that only one method reaches all the same, each with its reason: at most three."""
+
+
+def users() -> dict[str, set[str]]:
+    """Who reaches each module of the package: a method's name where its package does, else ``others`` (verbs, jobs, doors, the public API).
+
+    A module is used where it is imported or where a text names it, as conformance batteries, sandboxed programs and lazy names are.
+    """
+    modules = {}
+    for path in sorted((ROOT / "src" / "ramify").rglob("*.py")):
+        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+        if "inside" in parts:  # programs that are copied into a sandbox
+            continue
+        modules[".".join(parts).removesuffix(".__init__")] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 400:
+                words = set(re.findall(r"[a-z_]\w*(?:\.\w+)+", node.value))
+                found |= words | ({f"ramify.{word}" for word in words} if name == "ramify" else set())
+        graph[name] = found & modules.keys() - {name}
+
+    def reached(starts: Iterable[str], past_methods: bool) -> set[str]:
+        seen, todo = set[str](), list(starts)
+        while todo:
+            name = todo.pop()
+            if name not in seen and (past_methods or not name.startswith("ramify.methods.")):
+                seen.add(name)
+                todo += graph[name]
+        return seen
+
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for method in {name.split(".")[2] for name in modules if name.startswith("ramify.methods.")}:
+        for name in reached([name for name in modules if name.startswith(f"ramify.methods.{method}")], True):
+            found[name].add(method)
+    above = ("ramify.cli", "ramify.web", "ramify.jobs", "ramify.integrations", "ramify.base")
+    for name in reached([name for name in modules if name == "ramify" or name.startswith(above)], False):
+        found[name].add("others")
+    return found
+
+
+def source_of(module: str) -> str:
+    path = ROOT / "src" / Path(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+
+
+def test_a_kernel_module_is_used_by_more_than_one_method() -> None:
+    """What one method alone uses lives in its package; what nothing uses goes. A registered part is offered by name to a verb."""
+    found = {name: who for name, who in users().items() if name.count(".") > 1 and name.split(".")[1] in KERNEL}
+    lone = {name: who for name, who in found.items() if len(who) < 2 and who != {"others"} and "register(" not in source_of(name)}
+    assert {name: who for name, who in lone.items() if name not in ALONE} == {}
+    assert len(ALONE) <= 3
+    assert set(ALONE) <= lone.keys(), "no longer alone"
