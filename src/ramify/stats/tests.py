@@ -41,7 +41,7 @@ def _share_as_extreme(statistics: np.ndarray, observed: float, exact: bool) -> f
 def chi_square(counts: Sequence[int] | np.ndarray, probabilities: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """(statistic, p-value) of observed counts against a fully specified distribution, both of shape (K,).
 
-    Cells with fewer than 5 expected counts are pooled into one, so the approximation holds. An observation where the probability is 0
+    The cells with least expected counts are pooled into one of 5 or more, so the approximation holds. An observation where the probability is 0
     gives (inf, 0). Raises ValueError where the shapes differ or the probabilities do not sum to 1.
     """
     observed, p = np.asarray(counts, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
@@ -52,9 +52,11 @@ def chi_square(counts: Sequence[int] | np.ndarray, probabilities: Sequence[float
     if observed[p == 0].any():
         return float("inf"), 0.0
     expected = p * observed.sum()
-    small = expected < 5
-    observed = np.append(observed[~small], observed[small].sum())
-    expected = np.append(expected[~small], expected[small].sum())
+    order = np.argsort(expected, kind="stable")
+    observed, expected = observed[order], expected[order]
+    if expected[0] < 5:  # the least together, until 5 are expected of them: a rare cell alone would fail by one observation
+        pooled = min(int(np.searchsorted(np.cumsum(expected), 5.0)) + 1, len(expected))
+        observed, expected = (np.append(cells[pooled:], cells[:pooled].sum()) for cells in (observed, expected))
     observed, expected = observed[expected > 0], expected[expected > 0]
     if len(expected) < 2:
         return 0.0, 1.0
