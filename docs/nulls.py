@@ -41,7 +41,15 @@ def drawn_at_random(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case("random rewards", "nothing", "No step decides the reward; a decisive step is a false finding.", drawn_at_random, 0.05, full=200, quick=20),
+    Case(
+        "random rewards",
+        "nothing",
+        "No step decides the reward; a decisive step is a false finding.",
+        drawn_at_random,
+        0.05,
+        full=200,
+        quick=20,
+    ),
     # ... and at least one planted case
 )
 ```

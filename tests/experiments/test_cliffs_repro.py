@@ -52,7 +52,7 @@ def test_an_undefined_control_scores_zero() -> None:
 
 
 def test_a_size_there_is_none_of() -> None:
-    with pytest.raises(UserError, match="no reproduction of size 'gpu'"):
+    with pytest.raises(UserError, match="no size 'gpu'"):
         repro.reproduce("gpu", Cells())
 
 

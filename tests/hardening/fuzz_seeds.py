@@ -35,6 +35,11 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
         [{"prompt": "q", "chosen": "good", "rejected": "bad", "score_chosen": 1.0, "score_rejected": 0.0} for _ in range(3)],
     ],
     "verl": [[{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]],
+    "governance": [
+        [{"key": f"k{i}", "task": "mail", "kind": "forbid", "condition": "full", "request": "standing", "outcome": "complied", "survival": "kept",
+          "agent": "a", "summarizer": "s", "gate": "", "violation": False, "valid": True, "survived": True, "completed": True, "words": 9, "rounds": 1,
+          "reply": "ok", "context": "a summary", "calls": [["send", {"to": "x"}]], "sampling": {"temperature": 1.0}} for i in range(3)],
+    ],
     "verifiers": [
         [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
         [{"task": {"data": {"id": "a", "q": "hi"}, "key": "k"}, "env": {"id": "e"}, "traces": [_TRACE], "ok": True}],

@@ -186,6 +186,7 @@ READS = {
     "Answer.__init__": "`created` of an answer, which the protocol wants",
     "Api.__init__": "`created` of the model in the list, which the protocol wants",
     "Conversations._reply": "when a recorded request came, to be read",
+    "_gone": "how long a file that a process of another machine left aside lies idle: a day",
     "_restart_clocks": "monotonic clocks, of which the sandbox's own begin at zero",
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FAST = [("store", "full+kill", 71), ("import", "io-ever", 53), ("export-jsonl", "full", 2)]
+FAST = [("store", "full+kill", 71), ("import", "io-ever", 37), ("export-jsonl", "full", 2)]
 SLOW = [
     ("store", "full+io+io-ever+kill", 7),
     ("import", "full+io+kill", 17),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,9 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
     assert started.identity.weights == before.weights
     assert improved.template is not None
     assert ramify.resume(out, env=HouseholdWorld()) == json.loads(json.dumps(found))
+    assert main(["resume", str(out)]) == 0, "it is done: its result again"
+    with closing(sqlite3.connect(out / "run.sqlite")) as db, db:
+        db.execute("DELETE FROM journal WHERE kind = 'result'")
     assert main(["resume", str(out)]) == 2
     assert "was made with an environment object: go on in Python" in capsys.readouterr().err
     with ramify.Run.open(out) as run:
