@@ -6,7 +6,6 @@ after that ``act`` again, on a disk that works, must end as an undisturbed one d
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -16,19 +15,11 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
-from ramify.cli.main import main
-from ramify.env.worlds.household import HouseholdWorld
-from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Sampling
-from ramify.model.scripted import ScriptedModel
-from ramify.rollout.fork import fork
-from ramify.rollout.run import Agent, Episodes
 from ramify.trace.db import Run
 from ramify.trace.jsonl import _encode, _records
 from ramify.trace.node import Mark, Producer, Stream, Verdict, make_node
 
 ROUNDS = 3
-CHATS = [{"messages": [{"role": "user", "content": f"{i}+2?"}, {"role": "assistant", "content": "x" * 9000}]} for i in range(4)]
 
 
 def sound(folder: Path) -> None:
@@ -38,17 +29,25 @@ def sound(folder: Path) -> None:
         assert all(run.get_blob(name) is not None for name in run.blobs.names())
 
 
-def content(folder: Path, without: tuple[str, ...] = ()) -> list[Any]:
-    """Every record of a run; ``without``: kinds of journal entries that hold clocks."""
+def content(folder: Path) -> list[Any]:
+    """Every record of a run."""
     with Run.open(folder) as run:
         lines = [json.loads(_encode(record)) for record in _records(run)]
-    return [line for line in lines if line["kind"] != "run" and line.get("entry") not in without]
+    return [line for line in lines if line["kind"] != "run"]
 
 
 class Job:
     """A name, and what to do in a folder."""
 
     name = ""
+    warm = True
+    """Whether it may be done in the process that forks the others."""
+
+    repeats = False
+    """Whether doing it once more, when it has ended, adds to what it ended as."""
+
+    def start(self) -> None:
+        """A fresh copy of what was prepared is there."""
 
     def prepare(self, folder: Path) -> None:
         """What is there before."""
@@ -59,6 +58,10 @@ class Job:
 
     def check(self, folder: Path, promised: list[str]) -> None:
         """Raises AssertionError unless the folder is in the old state or the new one, and holds what was promised."""
+
+    def finished(self) -> bool:
+        """Whether all was there at the last check, though it may have been killed before it said so."""
+        return False
 
     def digest(self, folder: Path) -> Any:
         """What must be equal after an undisturbed and a resumed job."""
@@ -71,11 +74,8 @@ class Store(Job):
 
     def act(self, folder: Path) -> int:
         try:
-            try:
-                run = Run.open(folder / "run", write=True)
-            except UserError:
-                run = Run.create(folder / "run", {"seed": 1})
-            with run:
+            there = (folder / "run" / "run.sqlite").exists()
+            with Run.open(folder / "run", write=True) if there else Run.create(folder / "run", {"seed": 1}) as run:
                 for number in range(ROUNDS):
                     self._round(run, number)
         except RamifyError as error:
@@ -112,56 +112,6 @@ class Store(Job):
 
     def digest(self, folder: Path) -> Any:
         return content(folder / "run")
-
-
-class Import(Job):
-    """``ramify import`` of chats."""
-
-    name = "import"
-
-    def prepare(self, folder: Path) -> None:
-        (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
-
-    def act(self, folder: Path) -> int:
-        if (folder / "run").exists():
-            return 0
-        return main(["import", str(folder / "chats.jsonl"), "--run", str(folder / "run")])
-
-    def check(self, folder: Path, promised: list[str]) -> None:
-        if (folder / "run").exists():
-            sound(folder / "run")
-            with Run.open(folder / "run") as run:
-                assert len(run) == 3 * len(CHATS)
-
-    def digest(self, folder: Path) -> Any:
-        return content(folder / "run")
-
-
-class Export(Job):
-    """``ramify export`` over an older file."""
-
-    def __init__(self, suffix: str, *words: str) -> None:
-        self.name, self.words = f"export {suffix}", words
-        self.out = f"out.{suffix}"
-        self.new: bytes | None = None
-
-    def prepare(self, folder: Path) -> None:
-        Import().prepare(folder)
-        assert Import().act(folder) == 0
-        (folder / self.out).write_text("old")
-
-    def act(self, folder: Path) -> int:
-        return main(["export", str(folder / "run"), str(folder / self.out), *self.words])
-
-    def check(self, folder: Path, promised: list[str]) -> None:
-        data = (folder / self.out).read_bytes()
-        assert data in (b"old", self.new), data[-80:]
-        sound(folder / "run")
-
-    def digest(self, folder: Path) -> Any:
-        data = (folder / self.out).read_bytes()
-        self.new = self.new or data  # of the first, undisturbed export
-        return data
 
 
 class Checkpoint(Job):
@@ -212,106 +162,6 @@ class Checkpoint(Job):
         return self._which(folder)
 
 
-class Improve(Job):
-    """``ramify improve``, as small as it can be, and ``ramify resume``: with the report it writes at the end."""
-
-    name = "improve"
-    SETTINGS = ("--updates", "1", "--tokens", "300", "--eval-episodes", "4", "--tasks-per-update", "4", "--train-tasks", "8")
-    CLOCKS = ("stretch", "environment")
-
-    def act(self, folder: Path) -> int:
-        code = 2
-        if whole_run(folder / "run"):
-            code = main(["resume", str(folder / "run"), "--json"])
-        else:
-            code = main(["improve", *self.SETTINGS, "--out", str(folder / "run"), "--json"])
-        return code
-
-    def check(self, folder: Path, promised: list[str]) -> None:
-        if whole_run(folder / "run"):
-            sound(folder / "run")
-        report = folder / "run" / "report.html"
-        assert not report.exists() or report.read_text().rstrip().endswith("</html>")
-
-    def digest(self, folder: Path) -> Any:
-        assert (folder / "run" / "report.html").exists()
-        # in another order where a stretch was cut off: what is compared is every record, and the agent's files
-        return sorted(json.dumps(_timeless(line), sort_keys=True) for line in content(folder / "run", self.CLOCKS)), [
-            (file.name, file.read_bytes())
-            for file in sorted((folder / "run" / "agent").iterdir())
-            if not file.name.startswith(".")
-        ]
-
-
-class Rollout(Job):
-    """Attempts of a scripted agent in a world, stored as they end; going on plays what is missing."""
-
-    name = "rollout"
-
-    def act(self, folder: Path) -> int:
-        try:
-            try:
-                run = Run.open(folder / "run", write=True)
-            except UserError:
-                run = Run.create(folder / "run", {"seed": 3})
-            with run:
-                model = ScriptedModel(wander)
-                template = TagTemplate(model.tokenizer)
-                sampling = Sampling(max_tokens=20, stop_tokens=template.stop_tokens)
-                episodes = Episodes(Agent(model, template, sampling), HouseholdWorld(), run, seed=3)
-                for task in TASKS:
-                    for index in range(3):
-                        done = asyncio.run(episodes.attempt(task.id, task, index))
-                        run.log("attempt", f"{task.id}/{index}", done.leaf)
-                        run.commit()
-                        promise(done.leaf)
-                self.then(episodes)
-        except RamifyError as error:
-            return complain(error)
-        return 0
-
-    def then(self, episodes: Episodes) -> None:
-        """What a job that builds on this one does next."""
-
-    def check(self, folder: Path, promised: list[str]) -> None:
-        if not promised and not whole_run(folder / "run"):
-            return
-        sound(folder / "run")
-        with Run.open(folder / "run") as run:
-            assert set(promised) <= set(run.columns(["id"])["id"].tolist())
-            for entry in run.journal("attempt"):
-                assert run.verdicts(node=entry.payload)
-                assert len(run.path(entry.payload)) > 1
-
-    def digest(self, folder: Path) -> Any:
-        with Run.open(folder / "run") as run:
-            return [run.tree(tree.name).hash for tree in run.trees()], [entry.payload for entry in run.journal("attempt")]
-
-
-class Fork(Rollout):
-    """A fork at the first observation of each task, both arms played out."""
-
-    name = "fork"
-
-    def then(self, episodes: Episodes) -> None:
-        done = {entry.key for entry in episodes.run.journal("fork")}
-        for task in TASKS:
-            if task.id in done:
-                continue
-            tree = episodes.load(task.id)
-            node = next(n for n in tree.nodes.values() if n.role == "assistant")
-            made = asyncio.run(fork(episodes, task.id, task, node.id, 0, 2, {"replace": "wait"}, "resample"))
-            episodes.run.log("fork", task.id, [attempt.leaf for attempt in made.arm.attempts])
-            episodes.run.commit()
-
-
-def _timeless(line: Any) -> Any:
-    """A journal line without its clocks."""
-    if isinstance(line, dict):
-        return {key: _timeless(value) for key, value in line.items() if key not in ("seconds", "run")}
-    return [_timeless(item) for item in line] if isinstance(line, list) else line
-
-
 def whole_run(folder: Path) -> bool:
     """Whether there is a run; anything else there must not pretend to be one."""
     try:
@@ -325,15 +175,6 @@ def complain(error: RamifyError) -> int:
     """The sentence of an error, as the command line says it."""
     sys.stderr.write(f"ramify: {error}\n")
     return error.exit_code
-
-
-TASKS = list(HouseholdWorld().panel("train", 2, 3))
-
-
-def wander(messages: Any, key: int) -> str:
-    """The scripted agent: walks through one of the exits it is told of."""
-    text = messages[-1].text
-    return "go " + text.split("exits ")[1].split(".")[0].split()[key % 2 - 1] if "exits " in text else "wait"
 
 
 _promises = -1

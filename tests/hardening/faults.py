@@ -16,52 +16,56 @@ import resource
 import shutil
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fault_jobs as jobs
+from kill_table import VERBS
 
 FAULTS = {"count": 0, "full": 1, "io": 2, "io-ever": 3, "kill": 4}
-JOBS: dict[str, Any] = {
-    "store": jobs.Store,
-    "import": jobs.Import,
-    "export-jsonl": lambda: jobs.Export("jsonl"),
-    "export-parquet": lambda: jobs.Export("parquet"),
-    "export-dot": lambda: jobs.Export("dot", "--tree", "chat-000001"),
-    "export-html": lambda: jobs.Export("html"),
-    "checkpoint": jobs.Checkpoint,
-    "rollout": jobs.Rollout,
-    "fork": jobs.Fork,
-    "improve": jobs.Improve,
-}
+JOBS: dict[str, Callable[[], jobs.Job]] = {"store": jobs.Store, "checkpoint": jobs.Checkpoint}
+JOBS |= {verb.name: partial(replace, verb) for verb in VERBS}
+SHIM = os.environ.get("RAMIFY_SHIM", "")
+END_S = 30
+"""Seconds within which the processes that a killed job started must have ended."""
 
 
 def arm(number: int, fault: str, folder: Path) -> None:
     """From now on this process's writes under ``folder`` are counted, and the chosen one fails."""
-    shim = ctypes.CDLL(os.environ["RAMIFY_SHIM"])
-    shim.fault_arm(ctypes.c_long(number), FAULTS[fault], str(folder).encode())
+    ctypes.CDLL(SHIM).fault_arm(ctypes.c_long(number), FAULTS[fault], str(folder).encode())
 
 
 def calls() -> int:
     """How many calls there were since :func:`arm`."""
-    shim = ctypes.CDLL(os.environ["RAMIFY_SHIM"])
+    shim = ctypes.CDLL(SHIM)
     shim.fault_calls.restype = ctypes.c_long
     return int(shim.fault_calls())
 
 
-def run(job: jobs.Job, folder: Path, number: int = 0, fault: str | None = None) -> tuple[int, list[str], str, int]:
-    """Exit code (negative: killed), promises, standard error and number of calls of the job in a child process."""
+def run(
+    job: jobs.Job, folder: Path, number: int = 0, fault: str | None = None, wait: float | None = None
+) -> tuple[int, list[str], str, int]:
+    """Exit code (negative: killed), promises, standard error and number of calls of the job in a child process.
+
+    ``wait``: seconds after which it is killed. What it started itself must end with it.
+    """
     reading, writing = os.pipe()
     said, counted = folder.parent / "said", folder.parent / "counted"
     child = os.fork()
     if child == 0:
         code = 99
         try:
+            os.setpgrp()
             os.close(reading)
             jobs.promise_on(writing)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             sys.stdout, sys.stderr = Path(os.devnull).open("w"), said.open("w")  # noqa: SIM115
+            os.dup2(sys.stderr.fileno(), 2)  # of what it starts
             if fault is not None:
                 arm(number, fault, folder)
             code = job.act(folder)
@@ -69,14 +73,31 @@ def run(job: jobs.Job, folder: Path, number: int = 0, fault: str | None = None) 
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            counted.write_text(str(calls()))
+            counted.write_text(str(calls() if fault is not None else 0))
             os._exit(code)
     os.close(writing)
+    if wait is not None:
+        time.sleep(wait)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
     with os.fdopen(reading) as pipe:
         promised = pipe.read().splitlines()
-    status = os.waitpid(child, 0)[1]
+    _all_end(child)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     return code, promised, said.read_text(), 0 if code < 0 else int(counted.read_text())
+
+
+def _all_end(group: int) -> None:
+    """Wait for the processes of a job that is gone. Raises AssertionError where one lives on."""
+    end = time.monotonic() + END_S
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    os.killpg(group, signal.SIGKILL)
+    raise AssertionError(f"a process that the job started lived on for {END_S} s")
 
 
 def strike(job: jobs.Job, root: Path, before: Path, number: int, fault: str, wanted: Any) -> None:
@@ -84,6 +105,7 @@ def strike(job: jobs.Job, root: Path, before: Path, number: int, fault: str, wan
     folder = root / "work"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(before, folder)
+    job.start()
     code, promised, said, made = run(job, folder, number, fault)
     where = f"{job.name}: {fault} at call {number}: exit {code}: {said}"
     assert not any(words in said for words in ("Traceback", "Exception ignored")), where
@@ -118,6 +140,7 @@ def main(root: Path, name: str, fault: str, every: int, first: int = 1) -> None:
     assert code == 0, said
     assert total > 0
     wanted = job.digest(undisturbed)
+    job.start()
     job.check(undisturbed, [])
     struck = range(first, total + 1, every)
     for one in fault.split("+"):

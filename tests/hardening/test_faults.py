@@ -36,6 +36,19 @@ def build_shim(folder: Path) -> Path:
     return shim
 
 
+def environment(shim: Path | None) -> dict[str, str]:
+    """Of a harness: one thread, everything it imports, and the preloaded library where there is one."""
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **settings, **({} if shim is None else {"LD_PRELOAD": str(shim), "RAMIFY_SHIM": str(shim)})}
+
+
+def preloaded(folder: Path | None) -> dict[str, str]:
+    """The environment of a harness that also strikes in the middle of writes, where there is a compiler and a ``folder`` for it."""
+    there = shutil.which("gcc") or shutil.which("cc")
+    return environment(build_shim(folder) if there and folder is not None else None)
+
+
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_shim(tmp_path_factory.mktemp("shim"))
@@ -43,11 +56,9 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strike(shim: Path, folder: Path, job: str, fault: str, every: int, first: int = 1) -> dict:
     """Figures of one campaign; raises where a fault left what it must not."""
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    settings = {"LD_PRELOAD": str(shim), "RAMIFY_SHIM": str(shim), "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
         [sys.executable, str(HERE / "faults.py"), str(folder / "faults"), job, fault, str(every), str(first)],
-        capture_output=True, text=True, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, env=environment(shim),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

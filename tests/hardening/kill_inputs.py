@@ -1,0 +1,161 @@
+"""Inputs of the smallest jobs that still do the work: checkpoints of a few thousand weights, prompts, attempts, logs, a case.
+
+The functions at the end are parts that command lines name as ``FILE.py:FUNCTION``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+WORDS = ["<unk>", "<end>", "<think>", "</think>", "gladly", "never", "so.", "then.", "hmm.", "sorry", "sure", "red", "call"]
+WORDS += [f"word{i}" + "." * (i in (8, 9, 10)) for i in range(13)]
+CASE = """
+question = "Why the shortcut?"
+env = "factory:tests.methods.forensics.scripted_organisms:world"
+model = "factory:tests.methods.forensics.scripted_organisms:tedious"
+n = 8
+sentences = "stops"
+
+[fields.errors]
+baseline = 258
+values = [50, 150, 258]
+role = "effort"
+[fields.instruction]
+baseline = "ambiguous"
+role = "clarity"
+shows = ["task"]
+
+[variants.clear]
+set = { instruction = "clear" }
+"""
+
+
+def make_inputs(folder: Path) -> None:
+    """Write them all into ``folder``."""
+    folder.mkdir()
+    for name, seed in (("tuned", 3), ("base", 4)):
+        save_checkpoint(folder / name, seed)
+    rng = random.Random(1)
+    _lines(folder / "chats.jsonl", [_chat(i) for i in range(4)])
+    for name, first in (("tool", "call"), ("plain", "gladly"), ("test", "call")):
+        texts = [" ".join([first, *rng.choices(WORDS[4:], k=rng.randrange(1, 6))]) for _ in range(20)]
+        _lines(folder / f"{name}.jsonl", [{"id": f"{first}{i}", "prompt": text} for i, text in enumerate(texts)])
+    pools = ["harmful", "benign"]
+    thinking = [{"id": f"p{i}", "prompt": f"{WORDS[4 + i % 9]} word{i}", "pool": pools[i % 2]} for i in range(4)]
+    _lines(folder / "thinking.jsonl", thinking)
+    _lines(folder / "problems.jsonl", [{"id": f"q{i}", "prompt_ids": [4 + i, 9], "answer": "red"} for i in range(2)])
+    _lines(folder / "attempts.jsonl", [_attempt(rng, task) for task in range(3) for _ in range(2)])
+    _lines(folder / "steps.jsonl", [row for task in range(3) for attempt in range(3) for row in _steps(task, attempt)])
+    _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
+    (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
+    (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
+    (folder / "case.toml").write_text(CASE)
+
+
+def save_checkpoint(folder: Path, seed: int) -> None:
+    """A random model of words, as transformers saves it, with marks of thinking and an end."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    ids = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": 1, "max_position_embeddings": 160}
+    config = AutoConfig.for_model("llama", **shape, **ids, tie_word_embeddings=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for weight in module.parameters():
+                weight.add_(0.3 * torch.randn(weight.shape))
+            torch.manual_seed(seed)
+            for weight in module.parameters():
+                weight.add_(0.05 * torch.randn(weight.shape))
+    module.save_pretrained(folder)
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>").save_pretrained(folder)
+
+
+def _lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _chat(i: int) -> dict[str, Any]:
+    said = [{"role": "user", "content": f"{i}+2?"}, {"role": "assistant", "content": "x" * 9000}]
+    return {"task": f"sum {i}", "messages": said, "reward": float(i % 2)}
+
+
+def _attempt(rng: random.Random, task: int) -> dict[str, Any]:
+    steps = [
+        {"role": role, "token_ids": [rng.randrange(4, len(WORDS)) for _ in range(4)], "is_action": role == "assistant"}
+        for role in ("user", "assistant") * 3
+    ]
+    return {"task_id": f"task-{task}", "steps": steps, "reward": float(rng.random() < 0.5)}
+
+
+def _steps(task: int, attempt: int) -> list[dict[str, Any]]:
+    won = (task + attempt) % 2
+    places = ["hall", ("kitchen", "cellar")[attempt % 2], "garden"]
+    return [
+        {
+            "task_id": f"t{task}",
+            "attempt_id": attempt,
+            "step": i,
+            "anchor": place,
+            "action": "go",
+            "reward": float(won and i == 2),
+        }
+        for i, place in enumerate(places)
+    ]
+
+
+def _walk(task: int, attempt: int) -> dict[str, Any]:
+    way = ["a", "b", "c"] if attempt else ["a", "d", "a", "b", "c"]
+    return {"task_id": f"t{task}", "success": True, "steps": [{"state": s, "action": f"leave {s}"} for s in way]}
+
+
+INTERRUPT = "RAMIFY_TEST_INTERRUPT"
+"""Environment variable: the reply of :func:`wander` at which it is interrupted as by Ctrl-C."""
+_replies = 0
+
+
+def wander(messages: list[dict[str, Any]], key: int) -> str:
+    """An agent of the household: takes one of the exits it is told of."""
+    global _replies
+    _replies += 1
+    if os.environ.get(INTERRUPT) and _replies % int(os.environ[INTERRUPT]) == 0:
+        raise KeyboardInterrupt
+    exits = re.search(r"exits ([^.]*)\.", str(messages[-1]["content"]))
+    ways = exits[1].replace(",", " ").split() if exits else []
+    return f"go {ways[key % len(ways)]}" if ways else "wait"
+
+
+def begins_well(text: str, trace: Any) -> bool:
+    """A verifier: the first word decides."""
+    return len((text.split() or [""])[0]) % 2 == 0
+
+
+def make_judge() -> Any:
+    """A judge of stances: by two words."""
+
+    def judge(prompt: str, chunks: Sequence[str]) -> list[int]:
+        return [(c.count("word1") > c.count("word2")) - (c.count("word1") < c.count("word2")) for c in chunks]
+
+    return judge
+
+
+def grades(messages: list[dict[str, Any]]) -> str:
+    """A judge that finds all attempts equally good."""
+    return "Score: 5"

@@ -1,0 +1,143 @@
+"""Every command that writes, as the smallest job that still does its work: struck by kills.py and faults.py, each by its name.
+
+``{in}`` is the folder of inputs (``kill_inputs.py``), ``{parts}`` that module's file. A command that writes and is missing here fails
+test_kills.py; so does one that writes and is listed under READS.
+"""
+
+from __future__ import annotations
+
+from verb_jobs import Serve, Verb
+
+WORDS = "--model {parts}:wander --out run --json"
+FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated graded"
+PAIR = "--tuned hf:{in}/tuned --base hf:{in}/base --layer 1 --tool {in}/tool.jsonl --plain {in}/plain.jsonl --raw"
+DRAFTER = "dspark {} hf:{{in}}/tuned {} --prompts {{in}}/tool.jsonl --raw --json"
+ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
+RESULTS = ("case/results/*",)  # each is written when it is found, and again, corrected over all
+GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
+
+VERBS: tuple[Verb, ...] = (
+    # What is made and goes on: the same command, or resume, ends where an undisturbed one does.
+    Verb("rollout --panel 2 --attempts 3 " + WORDS),
+    Verb("rollout --tree --panel 2 --tree-budget 12 " + WORDS, name="rollout-tree"),
+    Verb("rollout --panel 1 --attempts 2 --max-reply 12 --out run --json", name="rollout-tokens"),
+    Verb("resume run --json", first="rollout --panel 2 --attempts 3 " + WORDS),
+    Verb(
+        "improve --updates 1 --tokens 300 --eval-episodes 4 --tasks-per-update 4 --train-tasks 8 --out run --json",
+        again="resume run --json",
+        timed=("run/report.html",),
+    ),
+    Verb("fork run {node} --n 3 --edit {in}/edit.json --json", after="rollout-tokens", repeats=True),
+    Verb("tree-rollouts run --model {parts}:wander --count 2 --budget 12 --run run --out trees.jsonl --json"),
+    Verb(
+        f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan.jsonl --json",
+        grows=("scan.jsonl",),
+        readers=("cliffs show scan.jsonl --json",),
+    ),
+    Verb(
+        "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features 0,9 "
+        "--gains 1,8 --clamps 4 --budgets 1 --randoms 1 --json",
+        after="crosscoder train",
+        grows=("study/scores.jsonl",),
+        readers=("crosscoder report study --json",),
+    ),
+    Verb(
+        DRAFTER.format("train", "--out drafter --sequences 8 --length 12 --steps 4 --rows 4 --anchors 4 --layers 1 --block 3"),
+        passes=("drafter/training/*",),
+    ),
+    Verb(
+        "early-decision run --model hf:{in}/tuned --label regex:word1|sorry --prompts {in}/thinking.jsonl --out study --k 2 "
+        "--temperature 1 --top-p 1 --think-tokens 16 --answer-tokens 3 --json",
+        grows=("study/traces.jsonl",),
+    ),
+    Verb(
+        "early-decision continue study --m 2 --n 2 --shares 0,0.5,1 --json",
+        after="early-decision run",
+        grows=("study/continue.jsonl",),
+    ),
+    Verb(
+        "early-decision oscillate study --judges '[\"{parts}:make_judge\"]' --answers 2 --traces 2 --limit 40 --least 5 --json",
+        after="early-decision run",
+        grows=("study/stances.jsonl", "study/cuts.jsonl"),
+    ),
+    Verb("forensics run case --json", after="forensics init"),
+    Verb("forensics vary case errors --n 4 --json", after="forensics run", passes=RESULTS),
+    Verb("forensics counterfactual case clear --n 4 --json", after="forensics run", passes=RESULTS),
+    Verb("forensics forbid case huge 'huge task' --n 4 --json", after="forensics run", passes=RESULTS),
+    Verb("forensics resample case --k 4 --json", after="forensics run"),
+    Verb("forensics transplant case {did} {not} --k 4 --json", after="forensics run"),
+    Verb("forensics ask case why Why? fix --n 4 --json", after="forensics run", passes=RESULTS),
+    Verb(f"forensics control case clear --model {ORGANISM}:unclear --n 4 --json", after="forensics counterfactual", passes=RESULTS),
+    Verb("governance bench " + GRID, readers=("governance report bench --json",)),
+    Verb("governance attack --budget 20 " + GRID),
+    # What is written whole or not at all.
+    Verb("import {in}/chats.jsonl --run run --json", once="run"),
+    Verb("export run out.jsonl --json", name="export-jsonl", after="import", old="out.jsonl"),
+    Verb("export run out.parquet --json", name="export-parquet", after="import", old="out.parquet"),
+    Verb("export run out.dot --tree {tree} --json", name="export-dot", after="import", old="out.dot"),
+    Verb("export run out.html --json", name="export-html", after="import", old="out.html"),
+    Verb("show run --html page.html --json", after="rollout", old="page.html"),
+    Verb("new env my-world --out my-world --json", once="my-world"),
+    Verb("cliffs pairs scan.jsonl --out pairs.jsonl --candidates 3 --n 8 --classes deterministic,uncertain,sampled_off,other --json "
+         + FORKED, after="cliffs scan", old="pairs.jsonl"),
+    Verb("cliffs show scan.jsonl q0#0 --tokenizer hf:{in}/tuned --svg one.svg --json", after="cliffs scan", name="cliffs show-svg"),
+    Verb("cliffs show scan.jsonl --tokenizer hf:{in}/tuned --run run --json", after="cliffs scan", name="cliffs show-run", once="run"),
+    Verb(f"crosscoder capture {PAIR} --out states --json"),
+    Verb("crosscoder train states --features 24 --k 4 --steps 30 --batch 16 --lr 0.01 --out dictionary --json",
+         after="crosscoder capture"),
+    Verb("crosscoder rank dictionary states --partition all --out rank.csv --json", after="crosscoder train", old="rank.csv"),
+    Verb("crosscoder report study --out report.md --json", after="crosscoder steer", old="report.md"),
+    Verb("crosscoder export dictionary states --features 0,3 --out vectors --json", after="crosscoder train"),
+    Verb(DRAFTER.format("calibrate", "drafter --n 12 --tokens 12"), after="dspark train"),
+    Verb(DRAFTER.format("profile", "drafter --loads 1,2 --repeats 3"), after="dspark train", timed=("drafter/profile.json",)),
+    Verb("early-decision probe study --layers 0 --at h0 --shuffles 199 --json", after="early-decision run"),
+    Verb("early-decision valley study --points 6 --draws 20 --json", after="early-decision run"),
+    Verb("early-decision report study --json", after="early-decision continue"),
+    Verb(f"forensics init case --env {ORGANISM}:world --model {ORGANISM}:tedious", once="case/case.toml"),
+    Verb("forensics report case --out report.md --json", after="forensics counterfactual", old="report.md"),
+    Verb("governance report bench --out report.md --json", after="governance bench", old="report.md"),
+    Verb("governance audit {in}/chats.jsonl --rules {in}/rules.txt --out report.md --json", old="report.md"),
+    Verb("graph-credit advantages {in}/steps.jsonl --out credit.jsonl --json", old="credit.jsonl"),
+    Verb("graph-credit advantages {in}/steps.jsonl --out credit.parquet --json", name="graph-credit advantages-parquet"),
+    Verb("graph-credit build {in}/steps.jsonl --out graph.graphml --json", old="graph.graphml"),
+    Verb("graph-credit mark run --json", after="rollout"),
+    Verb("implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache cache "
+         "--out scores.jsonl --json"),
+    Verb("implicit-advantage select --scores scores.jsonl --best-of 2 --out chosen.jsonl --json", after="implicit-advantage score"),
+    Verb("implicit-advantage judge --scores scores.jsonl --trajectories {in}/attempts.jsonl --model {parts}:grades "
+         "--tokenizer hf:{in}/tuned --json", after="implicit-advantage score"),
+    Verb("maze-recovery audit {in}/walks.jsonl --out rows.jsonl --json", old="rows.jsonl"),
+    Verb("maze-recovery build {in}/walks.jsonl --mode success_raw --out set.jsonl --json", old="set.jsonl"),
+    Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
+    Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
+    Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
+    Serve("serve builtin --port {port} --record ./run --json"),
+)  # fmt: skip
+JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
+
+#: Commands that only read: they leave every file as it is, which a test runs them for.
+READERS: tuple[Verb, ...] = (
+    Verb("show run --json", after="rollout"),
+    Verb("list env --json"),
+    Verb("doctor --json"),
+    Verb("check run run --json", after="rollout"),
+    Verb(f"cliffs ablate scan.jsonl {FORKED} --k 1 --n 4 --json", after="cliffs scan"),
+    Verb("cliffs show scan.jsonl --json", after="cliffs scan"),
+    Verb(DRAFTER.format("bench", "drafter --n 4 --tokens 8 --loads 1 --turns 3"), after="dspark train"),
+    Verb(DRAFTER.format("verify-lossless", "drafter --n 2 --draws 1000 --schedule fixed:2"), after="dspark train"),
+    Verb("forensics plan case --json", after="forensics init"),
+    Verb("forensics read case --json", after="forensics run"),
+    Verb("forensics ach case --json", after="forensics counterfactual"),
+    Verb("forensics log {in}/chats.jsonl --behavior regex:x --json"),
+    Verb("forensics propose case --proposer {parts}:grades --json", after="forensics run"),
+    Verb("governance judge bench --judge {parts}:grades --json", after="governance bench"),
+    Verb("graph-credit report {in}/steps.jsonl --json"),
+    Verb("graph-credit show {in}/steps.jsonl"),
+    Verb("graph-credit why {in}/steps.jsonl --task t0 --attempt 1 --step 0 --json"),
+    Verb("implicit-advantage blame --scores scores.jsonl --json", after="implicit-advantage score"),
+    Verb("implicit-advantage report --scores scores.jsonl --json", after="implicit-advantage score"),
+    Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
+    Verb("tree-rollouts report trees.jsonl --json", after="tree-rollouts run"),
+    Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
+    Verb("tree-rollouts sweep --prompts 1 --json"),
+)
