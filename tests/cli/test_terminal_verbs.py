@@ -58,7 +58,7 @@ DRAFTER = f"dspark train builtin --out drafter {DSPARK}"
 CROSS = "--tuned hf:{policy} --base hf:{reference} --layer 1 --tool {tool} --plain {plain} --raw"
 DICTIONARY = "crosscoder train states --out dictionary --features 40 --k 6 --batch 32"
 STUDY = "early-decision run --model builtin --label regex:a --prompts {prompts} --out study --k 2 --think-tokens {} --answer-tokens 3 --open <t> --close </t>"
-CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan.jsonl"
+CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan"
 
 VERBS = {
     "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "go on with `ramify resume", fast=True),
@@ -71,7 +71,7 @@ VERBS = {
     "tree-rollouts run": Verb("tree-rollouts run --out t.jsonl --count 2 --budget 40", "sample .* turns", "tree-rollouts run --out t.jsonl --count 64 --budget 4000"),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
     "cliffs scan": Verb(f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200", "scan .*traces", f"{CLIFFS} --samples 400 --max-tokens 60", f"{AGAIN}|{NOTHING}", ends=(0, 3)),
-    "cliffs ablate": Verb(f"cliffs ablate scan.jsonl --n 4 --k 1,4 --model builtin --verifier {PARTS}:verifier", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),
+    "cliffs ablate": Verb(f"cliffs ablate scan --n 4 --k 1,4 --model builtin --verifier {PARTS}:verifier", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),
     "crosscoder capture": Verb(f"crosscoder capture {CROSS} --out states", "capture 0:0"),
     "crosscoder train": Verb(f"{DICTIONARY} --steps 60", "train .* steps", f"{DICTIONARY} --steps 400000", NOTHING, (f"crosscoder capture {CROSS} --out states",)),
     "crosscoder steer": Verb(

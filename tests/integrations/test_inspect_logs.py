@@ -466,14 +466,14 @@ def test_a_scan_of_a_log_draws_on_as_the_log_says(
     logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ramify.cli.main import main
+    from ramify.methods.cliffs import read_scan
 
     monkeypatch.chdir(tmp_path)
-    words = ["cliffs", "scan", "--model", "builtin", "--verifier", "number", "--traces", str(logs["some"]), "--out", "scan.jsonl"]
+    words = ["cliffs", "scan", "--model", "builtin", "--verifier", "number", "--traces", str(logs["some"]), "--out", "scan"]
     assert main([*words, "--n", "4", "--first", "2", "--confirm", "0", "--retokenise", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["wrong"]["traces"] + json.loads(out)["right"]["traces"] == 2
     assert "1 of 3 attempts are left out: the attempt failed: RuntimeError('the tool server is gone')" in err
-    rows = [json.loads(line) for line in (tmp_path / "scan.jsonl").read_text().splitlines()]
-    traces = [row for row in rows if "sampler" in row]
-    assert {(trace["sampler"]["temperature"], trace["sampler"]["max_tokens"]) for trace in traces} == {(0.5, 40)}
-    assert {str(trace["data"]["answer"]) for trace in traces} == {"3", "5"}
+    traces = [one.trace for one in read_scan(tmp_path / "scan")[2]]
+    assert {(trace.sampler.temperature, trace.sampler.max_tokens) for trace in traces} == {(0.5, 40)}
+    assert {str(trace.data["answer"]) for trace in traces} == {"3", "5"}

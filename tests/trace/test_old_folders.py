@@ -16,7 +16,8 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.methods.cliffs.report import read_scan
+from ramify.methods.cliffs import read_scan
+from ramify.methods.cliffs.record import import_scan
 from ramify.methods.early_decision.run import Study
 from ramify.methods.governance.record import read_rows
 from ramify.methods.implicit_advantage.verbs import read_scores
@@ -84,14 +85,18 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
         (f"cliffs show studies/cliffs/scan.jsonl --run shown --tokenizer {BASE}", 0, "p0#0"),
         (f"cliffs ablate studies/cliffs/scan.jsonl {VERIFIED} --n 4 --k 1", 0, "cliff"),
         (f"cliffs pairs studies/cliffs/scan.jsonl {VERIFIED} --candidates 3 --n 4 --out again.jsonl", 0, "pairs of"),
-        (
-            f"{SCAN} {THEN} --out studies/cliffs/scan.jsonl",
-            2,
-            "other settings (--candidate was 0.4, is 0.2; --miss was 0.01, is 0.1)",
-        ),
-        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out studies/cliffs/scan.jsonl", 0, "traces"),
-        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out studies/cliffs/killed.jsonl", 0, "traces"),
-        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --seed 1 --out studies/cliffs/scan.jsonl", 2, "a scan with another seed, 0"),
+        (f"cliffs show studies/cliffs/budget.jsonl --run budget --tokenizer {BASE}", 0, "p0#0"),
+        (f"{SCAN} {THEN} --out studies/cliffs/scan.jsonl", 2, "`ramify import studies/cliffs/scan.jsonl --run DIR`"),
+        ("import studies/cliffs/scan.jsonl --run scan", 0, "cliffs"),
+        ("import studies/cliffs/killed.jsonl --run killed", 0, "cliffs"),
+        ("import studies/cliffs/faithful.jsonl --run faithful", 0, "cliffs"),
+        ("cliffs show faithful p1#0", 0, "token"),
+        (f"{SCAN} {THEN} --out scan", 2, "other settings: candidate was 0.4, is 0.2; miss was 0.01, is 0.1"),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out scan", 0, "traces"),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --out killed", 0, "traces"),
+        (f"{SCAN} {THEN} --candidate 0.4 --miss 0.01 --seed 1 --out scan", 2, "seed was 0, is 1"),
+        ("show killed", 0, "cliffs scan"),
+        ("resume killed", 2, "the same `ramify cliffs scan` again continues it"),
     ],
     "crosscoder": [
         ("crosscoder rank studies/crosscoder/dictionary studies/crosscoder/states --partition all", 0, "feature"),
@@ -288,7 +293,9 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     assert (len(scanned), config.candidate, config.confirm, source["verifier"]) == (6, config.alpha, 8, "right")
     assert sum(len(one.cliffs) for one in scanned) > 0
     assert all(one.trace.potentials for one in scanned)
-    assert 0 < len(read_scan(Path("studies/cliffs/killed.jsonl"), ended=True)[2]) < 6
+    assert import_scan(Path("studies/cliffs/scan.jsonl"), Path("scan")) == 6
+    assert read_scan(Path("scan")) == (config, source, scanned)
+    assert 0 < import_scan(Path("studies/cliffs/killed.jsonl"), Path("killed")) < 6
     study = Study.open(Path("studies/early-decision/study"))
     assert (len(study.prompts), len(study.traces.rows)) == (16, 256)
     for file in ("continue", "stances", "cuts"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ramify.base.seeds import generator, uniforms
+from ramify.methods.cliffs import read_scan
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.rollout.token_traces import TokenTrace
 from ramify_experiments.cases import Case, Repetition
@@ -83,7 +84,7 @@ def make_verifier() -> Callable[[str, TokenTrace], bool]:
 
 
 def _confirmed(rep: Repetition, losses: Sequence[Sequence[float]], moves: Sequence[str]) -> list[tuple[str, int]]:
-    """Confirmed cliffs (trace, token) of a scan of a reply for each of ``moves``, as the file of the scan has them."""
+    """Confirmed cliffs (trace, token) of a scan of a reply for each of ``moves``, as the run of the scan has them."""
     rows = [
         {
             "id": str(i), "prompt_ids": [len(LETTERS) - 1], "response_ids": Walk().encode(moves[i]), "stop": "length",
@@ -91,12 +92,11 @@ def _confirmed(rep: Repetition, losses: Sequence[Sequence[float]], moves: Sequen
         }
         for i, loss in enumerate(losses)
     ]  # fmt: skip
-    traces, out = rep.folder / "traces.jsonl", rep.folder / "scan.jsonl"
+    traces, out = rep.folder / "traces.jsonl", rep.folder / "scan"
     traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, verifier = (f"factory:{__name__}:{name}" for name in ("make_walk", "make_verifier"))
     rep.verb("cliffs", "scan", "--model", model, "--verifier", verifier, "--traces", traces, "--out", out, "--seed", rep.seed)
-    scanned = [json.loads(line) for line in out.read_text().splitlines()]
-    return [(c["trace_id"], c["t"]) for one in scanned for c in one["cliffs"] if c["status"] == "confirmed"]
+    return [(cliff.trace_id, cliff.t) for one in read_scan(out)[2] for cliff in one.of("confirmed")]
 
 
 def _moves(rep: Repetition) -> list[str]:

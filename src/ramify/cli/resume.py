@@ -33,5 +33,5 @@ def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> Non
     elif kind == collect.Collection.kind:
         collected(folder, as_json, lambda bar: collect.resume(folder, bar, trust))
     else:
-        made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play") else ""
+        made = f"; the same `ramify {kind}` again continues it" if kind not in ("", "import", "play", "cliffs show --run") else ""
         raise UserError(f"{folder} was not made by `ramify improve` or `ramify rollout`{made}")

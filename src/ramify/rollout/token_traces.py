@@ -99,7 +99,7 @@ class TokenTrace:
 
 
 def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
-    """Store a trace in a run as a tree of its own, what was measured as ``potential`` marks {"k", "n"} at the positions of the reply.
+    """Store a trace in a run as a tree of its own, what was measured as ``potential`` marks at the positions of the reply.
 
     Returns the id of the reply's node. Raises UserError where the run has a tree of that name.
     """
@@ -119,7 +119,7 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
         evidence = {"outcome": trace.correct, "truncated": trace.stop == "length"}
         run.add(Verdict(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
     for t, counts in enumerate(trace.potentials or ()):
-        if counts is not None and counts.n:
+        if counts is not None:
             run.add(counts_mark(said.id, t, counts))
     return said.id
 

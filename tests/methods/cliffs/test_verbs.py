@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.cliffs.report import ScanFile
-from ramify.methods.cliffs.run import ScanConfig
+from ramify.methods.cliffs import read_scan
 from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.token_traces import TokenTrace
 from ramify.trace.db import Run
@@ -69,7 +72,7 @@ def base(checkpoint: Path, name: str = "one") -> list[str]:
 
 
 def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scan = tmp_path / "scan.jsonl"
+    scan = tmp_path / "scan"
     draw = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
     code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--dry-run", "--json")
     planned = json.loads(out)["bill"]
@@ -92,15 +95,9 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert whole["spent"]["forward_tokens"] > 0
     assert sum(row["confirmed"] for row in whole["classes"]) == whole["wrong"]["traces"] > 0
 
-    with scan.open("ab") as file:  # what a kill leaves behind
-        file.write(b'{"id": "p#')
     code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)
     assert code == 0
     assert "with a cliff" in out
-    lines = scan.read_bytes().splitlines(keepends=True)
-    scan.write_bytes(b"".join(lines[:4]) + lines[4][:40])
-    assert run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)[0] == 0
-    assert scan.read_bytes() == b"".join(lines[:5])  # the torn line is gone, its trace scanned again
 
     assert run(capsys, "ablate", scan, *base(checkpoint), "--k", 1, "--n", 4)[0] == 0
     code, out, _ = run(capsys, "ablate", scan, *base(checkpoint), "--k", "1,8", "--n", 16, "--json")
@@ -134,17 +131,22 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert any(word in out for word in WORDS)
     assert "before the first token: " in out
     assert "<svg" in svg.read_text()
-    made = ["--run", tmp_path / "run", "--tokenizer", f"hf:{checkpoint / 'one'}"]
-    assert run(capsys, "show", scan, *made)[0] == 0
-    with Run.open(tmp_path / "run") as stored:
+    with Run.open(scan) as stored:
         page = tree_html(stored, wrong)
+        findings = stored.findings(maker="cliffs scan")
+        cliffs = [one for one in findings if one.name == "cliff"]
+        cut = stored.node(cliffs[0].node or "")
+    assert findings[0].node is None
+    assert findings[0].why == whole["verdict"]
+    assert len(cliffs) == whole["cliffs"] > 0
+    assert cliffs[0].evidence["token_id"] == cut.tokens[cliffs[0].offset]  # a fork at its offset draws the token anew
     assert page.count("Potential over the reply") == 1
     assert "0 of 1 attempts succeed" in page
     assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
 
 
 def test_traces_of_text_are_read_only_when_asked(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan.jsonl"
+    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan"
     file.write_text(
         json.dumps({"id": "a", "prompt": "mid", "response": "high low", "sampler": {"max_tokens": 6}, "correct": False})
     )
@@ -162,14 +164,12 @@ def test_a_prompt_of_text_is_laid_out_as_that_of_a_problem(tmp_path: Path, capsy
     problems, traces = tmp_path / "problems.jsonl", tmp_path / "traces.jsonl"
     problems.write_text(json.dumps({"id": "p", "prompt": "You are in the hall.", "answer": "go"}) + "\n")
     model = ["--model", "builtin", "--verifier", f"python:{__name__}:never", "--n", 16, "--max-tokens", 12]
-    assert run(capsys, "scan", *model, "--problems", problems, "--out", tmp_path / "one.jsonl")[0] == 0
-    drawn = json.loads((tmp_path / "one.jsonl").read_text())
+    assert run(capsys, "scan", *model, "--problems", problems, "--out", tmp_path / "one")[0] == 0
+    (drawn,) = read_scan(tmp_path / "one")[2]
     traces.write_text(json.dumps({"id": "p#0", "prompt": "You are in the hall.", "response": "go hall", "sampler": {}}))
-    code, out, err = run(
-        capsys, "scan", *model[:6], "--traces", traces, "--retokenise", "--out", tmp_path / "two.jsonl", "--json"
-    )
+    code, out, err = run(capsys, "scan", *model[:6], "--traces", traces, "--retokenise", "--out", tmp_path / "two", "--json")
     assert code == 0
-    assert json.loads((tmp_path / "two.jsonl").read_text())["prompt_ids"] == drawn["prompt_ids"]
+    assert read_scan(tmp_path / "two")[2][0].trace.prompt_ids == drawn.trace.prompt_ids
     assert json.loads(out)["solved"] == {"none": 1, "all": 0}
     assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is laid out" in err
 
@@ -183,33 +183,41 @@ def test_an_interrupted_scan_is_decided_as_a_whole_one(
 ) -> None:
     """False discoveries are bounded over all traces, so what the first call wrote is not the last word."""
     draw = [*base(checkpoint), "--problems", problems, "--samples", 6, "--max-tokens", 6]
-    files = [tmp_path / name for name in ("whole.jsonl", "parts.jsonl")]
-    assert run(capsys, "scan", *draw, "--out", files[0])[0] == 0
-    assert run(capsys, "scan", *draw, "--out", files[1], "--budget-rollouts", 500)[0] == 3
-    assert len(files[1].read_bytes().splitlines()) < 6
-    assert run(capsys, "scan", *draw, "--out", files[1])[0] == 0
-    found = [[json.loads(line)["cliffs"] for line in file.read_text().splitlines()] for file in files]
-    assert found[0] == found[1]
-    assert {cliff["status"] for cliffs in found[0] for cliff in cliffs} == {"confirmed"}
-    checks = [cliff["confirm"] for cliffs in found[0] for cliff in cliffs]
-    assert len(checks) > 1
-    assert max(check["p_fdr"] for check in checks) == max(check["p"] for check in checks)  # the largest of all stays as it is
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run(capsys, "scan", *draw, "--out", whole)[0] == 0
+    assert run(capsys, "scan", *draw, "--out", parts, "--budget-rollouts", 500)[0] == 3
+    assert 0 < len(read_scan(parts)[2]) < 6
+    assert run(capsys, "scan", *draw, "--out", parts)[0] == 0
+    found = read_scan(whole)[2]
+    assert read_scan(parts)[2] == found
+    cliffs = [cliff for one in found for cliff in one.cliffs]
+    assert {cliff.status for cliff in cliffs} == {"confirmed"}
+    for folder in (whole, parts):
+        with Run.open(folder) as stored:
+            told = [one.evidence["confirm"] for one in stored.findings() if one.name == "cliff"]
+        assert [(one["p"], one["p_fdr"]) for one in told] == [(cliff.p, cliff.p_fdr) for cliff in cliffs]
+    assert len(cliffs) > 1
+    assert max(cliff.p_fdr for cliff in cliffs) == max(cliff.p for cliff in cliffs)  # the largest of all stays as it is
 
 
 def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scan, torn = tmp_path / "scan.jsonl", tmp_path / "torn.jsonl"
+    scan, torn = tmp_path / "scan", tmp_path / "torn.jsonl"
     model, draw = base(checkpoint), ["--problems", problems, "--max-tokens", 6]
     assert run(capsys, "scan", *model, *draw, "--out", scan)[0] == 0
     torn.write_text('{"id": "a"}\n')
+    alien = tmp_path / "alien"
+    Run.create(alien, {}, kind="rollout").close()
     bad, other = tmp_path / "bad.jsonl", tmp_path / "new.jsonl"
     bad.write_text('{"id": "a", "promt": "x"}\n')
     chat = ["--model", "chat:x@http://127.0.0.1:1/v1", "--verifier", "exact"]
     cases: list[tuple[list[Any], int, str]] = [
         (["scan", *chat, *draw, "--out", other], 4, "a chat endpoint cannot go on inside a reply"),
         (["scan", *model, "--out", other], 2, "either --traces or --problems"),
-        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "holds a scan with other settings (--n was 64, is 32); name"),
-        (["scan", *model, *draw, "--out", torn], 2, "torn.jsonl:1: not a trace that `ramify cliffs scan` wrote"),
-        (["scan", *model, *draw, "--out", tmp_path / "no" / "x"], 2, "there is no folder"),
+        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "cannot continue, it began with other settings: n was 64, is 32"),
+        (["scan", *model, *draw, "--out", torn], 2, "torn.jsonl is a file and no run: `ramify import "),
+        (["scan", *model, *draw, "--out", alien], 2, "alien was not made by `ramify cliffs scan`: choose another folder"),
+        (["show", torn], 2, "torn.jsonl:1: not a trace that `ramify cliffs scan` wrote"),
+        (["show", alien], 2, "alien was not made by `ramify cliffs scan`"),
         (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),
         (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
         (["scan", *model, *draw, "--out", other, "--delta0", "2"], 2, "delta0"),
@@ -220,42 +228,72 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
         (["ablate", tmp_path / "none", *model], 2, "cannot read"),
         (["pairs", scan, *model, "--out", other, "--classes", "vague"], 2, "classes"),
         (["show", scan, "p"], 2, "has no trace 'p'"),
-        (["show", scan, "--run", tmp_path / "run"], 2, "name with --tokenizer the model"),
+        (["show", scan, "--run", tmp_path / "run"], 2, "is a run already"),
         (["show", scan, "p#0", "--tokenizer", "builtin"], 4, "another tokenizer"),
     ]
     for argv, code, sentence in cases:
         found, _, err = run(capsys, *argv)
         assert (found, sentence in err) == (code, True), (argv, found, err)
         assert len(err.strip().splitlines()) == 1, err
+    assert not other.exists()
 
 
-@pytest.mark.parametrize("content", [b'{"precious": "one line"}', b'{"id": "a"}\n{"id": "b"}', b"\xff\xfe\x00\nabc", b"no end"])
-def test_a_file_that_is_no_scan_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "mine.json"
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=r"mine\.json"):
-        ScanFile(file, ScanConfig())
-    assert file.read_bytes() == content
+def test_a_kill_loses_no_trace(checkpoint: Path, problems: Path, tmp_path: Path) -> None:
+    """Killed in the middle, again and again, until it ends by itself: what is there then is what the undisturbed scan finds."""
+    words = [*base(checkpoint), "--problems", str(problems), "--samples", "5", "--max-tokens", "6"]
+    assert main(["cliffs", "scan", *words, "--out", str(tmp_path / "whole")]) == 0
+    there = [0]
+    for most in range(1, 8):
+        code = subprocess.run(
+            [sys.executable, "-c", DIES, str(most), "cliffs", "scan", *words, "--out", str(tmp_path / "scan")],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])},
+            capture_output=True,
+            check=False,
+        ).returncode
+        there.append(len(read_scan(tmp_path / "scan")[2]))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        assert there[-1] == there[-2] + 2  # each call kept two and died in the third
+    assert there == [0, 2, 4, 5]
+    assert read_scan(tmp_path / "scan") == read_scan(tmp_path / "whole")
+
+
+DIES = """
+import os, signal, sys
+from ramify.cli.main import main
+from ramify.methods.cliffs import record
+store, left = record.store_trace, [3]
+def dying(*words):
+    left[0] -= 1
+    kept = store(*words)
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return kept
+record.store_trace = dying
+sys.argv = ["ramify", *sys.argv[2:]]
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_a_scan_goes_on_with_the_same_forks_only(
     checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scan = tmp_path / "scan.jsonl"
+    scan = tmp_path / "scan"
     draw = ["--problems", problems, "--max-tokens", 6, "--out", scan]
     assert run(capsys, "scan", *base(checkpoint), *draw)[0] == 0
-    before = scan.read_bytes()
+    before = read_scan(scan)
     model, verifier = base(checkpoint)[:2], ["--verifier", VERIFIER]
     for argv, other in (
-        ([*base(checkpoint), *draw, "--seed", 1], "another seed, 0"),
-        ([*base(checkpoint), *draw, "--temperature", 0.5], "another sampling"),
-        ([*base(checkpoint, "other"), *draw], "another model"),
-        ([*model, *verifier, *draw], "another truncated, graded"),
-        ([*model, "--verifier", "exact", "--truncated", "graded", *draw], "another verifier, starts_low"),
+        ([*base(checkpoint), *draw, "--seed", 1], "seed was 0, is 1"),
+        ([*base(checkpoint), *draw, "--temperature", 0.5], "sampling.temperature was 1.0, is 0.5"),
+        ([*base(checkpoint, "other"), *draw], "model_name was 'one', is 'other'; weights was "),
+        ([*model, *verifier, *draw], "truncated was 'graded', is 'apart'"),
+        ([*model, "--verifier", "exact", "--truncated", "graded", *draw], "verifier was 'starts_low', is 'exact'"),
     ):
         code, _, err = run(capsys, "scan", *argv)
         assert (code, other in err) == (2, True), (argv, err)
-    assert scan.read_bytes() == before
+    assert read_scan(scan) == before
     for verb in (["ablate", scan], ["pairs", scan, "--out", tmp_path / "pairs.jsonl"]):
         assert "another weights" in run(capsys, *verb, *base(checkpoint, "other"), "--n", 64)[2]
         assert "warning" not in run(capsys, *verb, *base(checkpoint), "--n", 64)[2]
@@ -263,7 +301,7 @@ def test_a_scan_goes_on_with_the_same_forks_only(
 
 def test_traces_of_ones_own(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Judged where they were not; refused where other replies are in the file; exit code 1 where nothing could be scanned."""
-    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan.jsonl"
+    file, scan = tmp_path / "traces.jsonl", tmp_path / "scan"
 
     def wrote(*replies: list[int], limit: int = 6) -> list[Any]:
         made = [
@@ -279,8 +317,8 @@ def test_traces_of_ones_own(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     assert (report["wrong"]["traces"], report["right"]["traces"], report["unjudged"]) == (1, 1, 0)
     code, _, err = run(capsys, *wrote([3, END], [1, END]))
     assert (code, "another reply '0'" in err) == (2, True), err
-    scan.unlink()
+    shutil.rmtree(scan)
     code, _, err = run(capsys, *wrote([2] * 40, limit=50))
     assert (code, "do not fit the context" in err, "no trace was scanned" in err) == (1, True, True), err
-    assert not scan.exists()
+    assert "holds no scanned trace" in run(capsys, "show", scan)[2]
     assert "the reply has 3 tokens and 'sampler' allows 2" in run(capsys, *wrote([2, 2, END], limit=2))[2]

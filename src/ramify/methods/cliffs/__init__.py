@@ -13,6 +13,9 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
 
+PARTS = {"reader": ("record",)}
+"""Modules of this package that register parts, by kind."""
+
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.cliffs.algorithm import Cliff as Cliff
     from ramify.methods.cliffs.algorithm import ZTest as ZTest
@@ -20,9 +23,9 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.cliffs.algorithm import detect as detect
     from ramify.methods.cliffs.forks import ReplyForks as ReplyForks
     from ramify.methods.cliffs.forks import StepForks as StepForks
+    from ramify.methods.cliffs.record import read_scan as read_scan
     from ramify.methods.cliffs.report import ablation_table as ablation_table
     from ramify.methods.cliffs.report import picture as picture
-    from ramify.methods.cliffs.report import read_scan as read_scan
     from ramify.methods.cliffs.report import summary as summary
     from ramify.methods.cliffs.run import ScanConfig as ScanConfig
     from ramify.methods.cliffs.run import ablate as ablate
@@ -37,6 +40,7 @@ else:
             "algorithm": "ZTest Cliff detect confirm",
             "forks": "ReplyForks StepForks",
             "run": "ScanConfig scan ablate examine pairs mass_under",
-            "report": "summary ablation_table picture read_scan",
+            "record": "read_scan",
+            "report": "summary ablation_table picture",
         },
     )

@@ -1,126 +1,17 @@
-"""What a scan says in numbers, and the file it is kept in: JSON lines, one trace with its cliffs a line."""
+"""What a scan says in numbers and pictures."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ramify.base.config import check
-from ramify.base.errors import UserError
-from ramify.base.files import write_whole
-from ramify.methods.cliffs.algorithm import KINDS, Cliff
+from ramify.methods.cliffs.algorithm import KINDS
 from ramify.methods.cliffs.passk import pass_at_k
-from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
-from ramify.model.protocol import Tokenizer
+from ramify.methods.cliffs.run import ScanConfig, Scanned
 from ramify.render.potential import Estimate, Potential, Spot
-from ramify.rollout.token_traces import TokenTrace, store_trace, trace_of
 from ramify.stats.intervals import bootstrap, wilson
-from ramify.trace.growing import Tail
-from ramify.trace.jsonl import new_run
-from ramify.trace.lines import at_place, read_lines
-from ramify.trace.node import Mark
-
-_COUNTED = ("forks", "tested", "gap", "entropy_of")
-
-
-def to_record(scanned: Scanned, config: ScanConfig, source: dict[str, Any]) -> dict[str, Any]:
-    """One line of a scan file: the trace with its potentials, cliffs, rebounds, the settings of the scan and whose forks it is of."""
-    test = config.finding
-    record: dict[str, Any] = scanned.trace.to_json()
-    return record | {
-        "cliffs": [cliff.to_json(test) for cliff in scanned.cliffs],
-        "rebounds": [rise.to_json(config.test) for rise in scanned.rebounds],
-        "scan": {"config": config.to_json(), "source": source} | {name: getattr(scanned, name) for name in _COUNTED},
-    }
-
-
-def read_scan(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
-    """Settings, source of the forks and traces of a whole scan file; ``ended`` leaves out a line that a kill cut off.
-
-    Cliffs are confirmed or refuted over the traces that are there, whatever the lines of an interrupted scan say.
-    Raises UserError naming file, line and field.
-    """
-    config: ScanConfig | None = None
-    source: dict[str, Any] = {}
-    found: dict[str, Scanned] = {}
-    for number, record in read_lines(path, ended):
-        with at_place(f"{path}:{number}"):
-            if not isinstance(record.get("scan"), dict) or not isinstance(record.get("cliffs"), list):
-                raise UserError("not a trace that `ramify cliffs scan` wrote: it has no 'scan' or no 'cliffs'")
-            scan = record.pop("scan")
-            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record.pop(name)) for name in ("cliffs", "rebounds"))
-            own = check(ScanConfig, _then(scan["config"]))
-            if config is not None and (_same(own), scan["source"]) != (_same(config), source):
-                raise UserError("scanned with other settings than the traces before")
-            config, source, trace = own, dict(scan["source"]), trace_of(record)
-            if trace.id in found:
-                raise UserError(f"trace '{trace.id}' is there twice")
-            found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: scan[name] for name in _COUNTED})
-    if config is None:
-        raise UserError(f"{path} holds no scanned trace")
-    return config, source, corrected(list(found.values()), config)
-
-
-class ScanFile:
-    """A scan file that is written trace by trace, so that an interrupted scan goes on where it stopped.
-
-    ``done`` holds what an earlier call scanned. A line that a kill cut off is dropped when the first trace is added. Raises UserError
-    where the file was made with other settings, or is no scan; it is left as it is then.
-    """
-
-    def __init__(self, path: Path, config: ScanConfig) -> None:
-        self.path, self.config = path, config
-        self.done: dict[str, Scanned] = {}
-        self._source: dict[str, Any] | None = None
-        self._tail = Tail(path)
-        if not self._tail.empty:
-            before, self._source, found = read_scan(path, ended=True)
-            was, now = _same(before), _same(config)
-            changed = [f"--{name.replace('_', '-')} was {was[name]}, is {now[name]}" for name in was if was[name] != now[name]]
-            if changed:
-                raise UserError(f"{path} holds a scan with other settings ({'; '.join(changed)}); name another file with --out")
-            self.done = {one.trace.id: one for one in found}
-        elif not path.parent.is_dir():
-            raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-
-    def go_on(self, source: dict[str, Any], traces: Sequence[TokenTrace]) -> list[TokenTrace]:
-        """Those of ``traces`` that are still to scan with forks of ``source``. Raises UserError where others began the file."""
-        known = source if self._source is None else {**source, **self._source}  # an older file does not name the judge's identity
-        for name, value in source.items():
-            if known[name] != value:
-                raise UserError(f"{self.path} holds a scan with another {name}, {known[name]}; name another file with --out")
-        for trace in traces:
-            if trace.id in self.done and self.done[trace.id].trace.response_ids != trace.response_ids:
-                raise UserError(f"{self.path} holds a scan of another reply '{trace.id}'; name another file with --out")
-        self._source = self._source or source
-        return [trace for trace in traces if trace.id not in self.done]
-
-    def add(self, scanned: Scanned) -> None:
-        """Append one trace; it is on the disk when this returns."""
-        self._tail.add(self._line(scanned))
-
-    def end(self, scanned: Sequence[Scanned]) -> None:
-        """Write the whole file anew: what was confirmed is known once every trace was scanned."""
-        write_whole(self.path, "".join(self._line(one) + "\n" for one in scanned))
-
-    def _line(self, scanned: Scanned) -> str:
-        return json.dumps(to_record(scanned, self.config, self._source or {}))
-
-
-def _then(stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings as they were meant: before there was ``candidate``, drops were found at ``alpha`` and checked on 128 forks."""
-    if "candidate" in stored:
-        return stored
-    fresh = 0 if stored.get("faithful") else 128
-    return stored | {"candidate": stored["alpha"], "confirm": fresh if stored.get("confirm") is None else stored["confirm"]}
-
-
-def _same(config: ScanConfig) -> dict[str, Any]:
-    return config.to_json() | {"budget_rollouts": None}
 
 
 def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
@@ -261,12 +152,3 @@ def picture(scanned: Scanned, tokens: Sequence[str]) -> Potential:
     outcome = {True: "right", False: "wrong", None: "not judged"}[scanned.trace.correct]
     found = "" if scanned.kept else "; nothing stands out"
     return Potential(tokens, estimates, spots(scanned), f"{scanned.trace.id}: ended {outcome}{found}")
-
-
-def to_run(folder: Path, scanned: Sequence[Scanned], tokenizer: Tokenizer) -> None:
-    """Make a run of a scan, whole or not at all, one tree a trace, whose pages show the potential. Raises UserError where something is there."""
-    with new_run(folder, {"cliffs": "scan"}, kind="cliffs show --run", ours=True) as run:
-        for one in scanned:
-            reply = store_trace(run, one.trace, tokenizer)
-            for spot in spots(one):
-                run.add(Mark(reply, spot.t, "cliff", "methods.cliffs", {"kind": spot.kind, "note": spot.note}))

@@ -1,4 +1,4 @@
-"""The verbs of ``ramify cliffs``. SCAN is a file that ``ramify cliffs scan`` wrote."""
+"""The verbs of ``ramify cliffs``. SCAN is the run that ``ramify cliffs scan`` made, or a file that an older one wrote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,11 +17,21 @@ from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.base.progress import Progress
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
 from ramify.methods.cliffs.forks import TAKES, ReplyForks
-from ramify.methods.cliffs.report import ScanFile, ablation_table, picture, read_scan, said, summary, to_run
+from ramify.methods.cliffs.record import (
+    begin,
+    conclude,
+    import_scan,
+    keep,
+    left_to_scan,
+    read_run,
+    read_scan,
+    refuse_file,
+    token_texts,
+)
+from ramify.methods.cliffs.report import ablation_table, picture, said, summary
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
 from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling
@@ -30,6 +40,9 @@ from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.token_traces import TokenTrace, read_traces
 from ramify.score.judge import find_judge
+from ramify.trace.connect import holds_run
+from ramify.trace.db import Run
+from ramify.trace.sources import run_folder
 
 ELSEWHERE = 0.1
 """Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
@@ -96,7 +109,9 @@ class PairOptions(Forking):
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Find the tokens at which a chain of thought falls off, and confirm them."
 )
-ScanPath = Annotated[Path, typer.Argument(metavar="SCAN", help="A file that `ramify cliffs scan` wrote.")]
+ScanPath = Annotated[
+    Path, typer.Argument(metavar="SCAN", help="The run that `ramify cliffs scan` made, or a file that an older one wrote.")
+]
 
 
 def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
@@ -122,7 +137,7 @@ def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
 @app.command("scan", **takes(ScanOptions))
 def scan_(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="SCAN", help="File to write; a scan that is in it already goes on.")],
+    out: Annotated[Path, typer.Option(metavar="SCAN", help="Folder of the run to make; a scan that is in it already goes on.")],
     traces: Annotated[
         Path | None,
         typer.Option(
@@ -150,39 +165,57 @@ def scan_(
     if (traces is None) == (problems is None):
         raise UserError("name either --traces or --problems")
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
-    file = ScanFile(out, config)
     if form is not None and traces is None:
         raise UserError("--from is the format of --traces")
+    refuse_file(out)
     own = traces is not None and is_token_file(traces, form)
     stems = read_traces(traces) if traces is not None and own and not retokenise else []  # before a model is loaded
     forks, template = _forks(options)
+    questions: list[Problem] = []
     if problems is not None:
-        with progress("scan", as_json=as_json, kept="nothing was written") as bar:
-            stems = _draw(forks, problems, template, options, file, bar)
+        stops = () if template is None else template.stop_tokens
+        forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
+        questions = read_problems(problems, template)
     elif traces is not None and not stems:
         stems = _retold(traces, form, own, forks, template, options, retokenise)
-    stems, done = file.go_on(forks.source(), stems), dict(file.done)
-    if dry_run:
-        planned = asyncio.run(bill(stems, forks, config))
-        emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
+    if dry_run and not holds_run(out):
+        _bill(stems or _draw(forks, questions, options, {}, as_json), forks, config, as_json)
         return
+    with begin(out, config, forks.source(), options.model, dry_run) as run:
+        done = {one.trace.id: one for one in read_run(run)[2]}
+        stems = left_to_scan(run, done, stems if traces is not None else _draw(forks, questions, options, done, as_json))
+        if dry_run:
+            _bill(stems, forks, config, as_json)
+        else:
+            _scan(run, out, stems, done, forks, config, as_json)
+
+
+def _bill(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanConfig, as_json: bool) -> None:
+    planned = asyncio.run(bill(stems, forks, config))
+    emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
+
+
+def _scan(
+    run: Run, out: Path, stems: list[TokenTrace], done: dict[str, Scanned], forks: ReplyForks, config: ScanConfig, as_json: bool
+) -> None:
+    """Scan ``stems``, beside what is ``done``, and say what was found. Raises BudgetSpentError where it ended for that."""
     if config.budget_rollouts is not None:
         config = config.model_copy(
             update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
         )
 
-    def keep(one: Scanned) -> None:
-        file.add(one)
+    def on_trace(one: Scanned) -> None:
+        keep(run, one, config, forks.tokenizer)
         done[one.trace.id] = one
         bar.at(len(done), f"{sum(len(s.kept) for s in corrected(list(done.values()), config))} cliffs")
 
     kept, total = lambda: f"{len(done)} traces are in {out}: the same command goes on", len(done) + len(stems)
     with progress("scan", total, "traces", as_json, len(done), kept) as bar:
         stems = complete(forks.judged(stems))
-        result = complete(scan(stems, forks, config, keep))
+        result = complete(scan(stems, forks, config, on_trace))
         scanned = corrected(list(done.values()), config)
         if scanned:
-            file.end(scanned)
+            conclude(run, scanned, config)
     outcome = {"left": len(result.left), "failed": result.failed, "spent": result.spent, "out": str(out)}
     report = summary(scanned, config) | outcome
     emit(report, as_json, _report(report))
@@ -234,12 +267,12 @@ def _retold(
     return stems
 
 
-def _draw(forks: ReplyForks, path: Path, template: Any, options: ScanOptions, file: ScanFile, bar: Progress) -> list[TokenTrace]:
-    stops = () if template is None else template.stop_tokens
-    forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
-    questions: list[Problem] = read_problems(path, template)
-    file.go_on(forks.source(), [])
-    drawn = complete(forks.draw(questions, options.samples, file.done, bar))
+def _draw(
+    forks: ReplyForks, questions: Sequence[Problem], options: ScanOptions, known: Container[str], as_json: bool
+) -> list[TokenTrace]:
+    """Replies to problems but those of ``known`` ids."""
+    with progress("scan", as_json=as_json, kept="nothing was written") as bar:
+        drawn = complete(forks.draw(questions, options.samples, known, bar))
     if not drawn and forks.first_failure:
         raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
     return drawn
@@ -331,14 +364,16 @@ def show(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
     tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Make a run of the whole scan here, for `ramify show RUN --web`.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Make a run of a file of an older scan here.")] = None,
     width: Annotated[int, typer.Option(min=20, help="Letters in a line.")] = 100,
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
     config, _, scanned = read_scan(path)
     if run is not None:
-        to_run(run, scanned, _tokenizer([one.trace for one in scanned], tokenizer))
+        if run_folder(path) is not None:
+            raise UserError(f"{path} is a run already: `ramify show {path} --web` shows it")
+        import_scan(path, run, _tokenizer([one.trace for one in scanned], tokenizer))
     if not trace:
         columns = ["trace", "right", "tokens", "cliffs", "found", "forks"]
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
@@ -350,7 +385,7 @@ def show(
     if trace not in known:
         raise UserError(f"{path} has no trace '{trace}' ({nearest(trace, known)})")
     one = known[trace]
-    shown = picture(one, _texts(one.trace, tokenizer))
+    shown = picture(one, _texts(path, one.trace, tokenizer))
     if svg is not None:
         write_whole(svg, potential_svg(shown))
     rows = [
@@ -365,10 +400,10 @@ def show(
     emit(record, as_json, text)
 
 
-def _texts(trace: TokenTrace, spec: str) -> list[str]:
-    """Text of each token of the reply; its id where no tokenizer is named."""
+def _texts(path: Path, trace: TokenTrace, spec: str) -> list[str]:
+    """Text of each token of the reply, as the run has it; of a file its id where no tokenizer is named."""
     if not spec:
-        return [f"{token} " for token in trace.response_ids]
+        return token_texts(path, trace.id) or [f"{token} " for token in trace.response_ids]
     found = _tokenizer([trace], spec)
     text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
     return [text[a:b] for a, b in itertools.pairwise(ends)]
