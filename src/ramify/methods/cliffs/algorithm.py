@@ -117,20 +117,28 @@ class Cliff:
     def from_json(cls, record: dict[str, Any]) -> Cliff:
         """Inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError on a record of another shape."""
         found, (prev, cur) = record["confirm"], _counts(record)
+        pi, q, entropy = (_number(record[name]) for name in ("pi_token", "q_token", "H"))
+        t, start, status, token = int(record["t"]), int(record["start"]), str(record["status"]), record["token_id"]
+        if not 0 <= start < t or status not in ("found", "confirmed", "refuted"):
+            raise ValueError(f"a cliff cannot be {status} at token {t} since position {start}")
         return cls(
             trace_id=str(record["trace_id"]),
-            t=int(record["t"]),
-            token_id=record["token_id"],
-            start=int(record["start"]),
+            t=t,
+            token_id=None if token is None else int(token),
+            start=start,
             interval=bool(record["interval"]),
             prev=prev,
             cur=cur,
-            facts=TokenFacts(record["pi_token"], record["q_token"], record["H"], record["greedy"]),
+            facts=TokenFacts(pi, q, entropy, None if record["greedy"] is None else bool(record["greedy"])),
             fresh=None if found is None else _counts(found),
-            p=None if found is None else found["p"],
-            p_fdr=None if found is None else found["p_fdr"],
-            status=str(record["status"]),
+            p=None if found is None else _number(found["p"]),
+            p_fdr=None if found is None else _number(found["p_fdr"]),
+            status=status,
         )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _columns(prev: Counts, cur: Counts) -> dict[str, Any]:

@@ -34,7 +34,7 @@ KIND = "cliffs scan"
 ENTRY = "scanned"
 """What the journal calls a trace that was scanned; its key is the trace's id, its payload what no other record of the run says."""
 REBOUND = "rebound"
-_COUNTED = ("forks", "tested", "gap", "entropy_of")
+_COUNTED: dict[str, type[int] | type[float]] = {"forks": int, "tested": int, "gap": float, "entropy_of": int}
 _TOLD = ("verifier", "model", "tokenizer", "seed", "early_stopped_at")
 _PARTS = ("weights", "judge")
 _SETTINGS = {"model": "model_name", "verifier": "verifier", "truncated": "truncated", "seed": "seed", "sampling": "sampling"}
@@ -157,7 +157,7 @@ def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
                 counts.get(reply, {}), told["early_stopped_at"]
             )
             cliffs, rebounds = (tuple(sorted(some, key=lambda one: one.t)) for some in found.get(reply, ([], [])))
-            scanned.append(Scanned(trace, cliffs, rebounds, **{name: told[name] for name in _COUNTED}))
+            scanned.append(Scanned(trace, cliffs, rebounds, **{name: kind(told[name]) for name, kind in _COUNTED.items()}))
     return config, source | {name: run.parts[name] for name in _PARTS if name in run.parts}, corrected(scanned, config)
 
 
@@ -223,7 +223,7 @@ def _read_file(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, A
             config, source, trace = own, dict(scan["source"]), trace_of(record)
             if trace.id in found:
                 raise UserError(f"trace '{trace.id}' is there twice")
-            found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: scan[name] for name in _COUNTED})
+            found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: kind(scan[name]) for name, kind in _COUNTED.items()})
     if config is None:
         raise UserError(f"{path} holds no scanned trace")
     return config, source, corrected(list(found.values()), config)
@@ -269,7 +269,8 @@ def import_scan(path: Path, folder: Path, tokenizer: Tokenizer | None = None) ->
         for one in scanned:
             with at_place(f"{path}: trace '{one.trace.id}'"):
                 keep(run, one, config, tokenizer or _Ids())
-        conclude(run, scanned, config)
+        with at_place(str(path)):
+            conclude(run, scanned, config)
     return len(scanned)
 
 
