@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from kill_inputs import scanned
+
 from ramify.base.errors import RamifyError
 from ramify.trace.db import Run
 from ramify.trace.formats import readers, writers
@@ -28,26 +30,6 @@ _TRACE = {
     ],
     "rewards": {"correct": {"score": 1.0, "weight": 1.0}}, "metrics": {"turns": 1}, "calls": [], "is_completed": True,
 }  # fmt: skip
-
-
-def _scanned(i: int) -> dict[str, Any]:
-    """A line of a scan file: a trace of two tokens with a confirmed cliff at the second."""
-    sides = {
-        f"{name}_{side}": value
-        for side, k in (("prev", 8), ("cur", 1))
-        for name, value in (("k", k), ("n", 9), ("missing", 0), ("truncated", 0))
-    }
-    cliff = {"trace_id": f"p#{i}", "t": 2, "token_id": 4, "start": 1, "interval": False, **sides, "d": 0.7, "se": 0.1, "threshold": 0.3, "pi_token": 0.5,
-             "q_token": 0.5, "H": 1.0, "greedy": True, "class": "uncertain", "suspect": False, "status": "confirmed",
-             "confirm": {**sides, "d": 0.7, "p": 0.001, "p_fdr": 0.002}}  # fmt: skip
-    config = {"n": 9, "delta0": 0.1, "alpha": 0.05, "candidate": 0.2, "confirm": 9}
-    source = {"model": "m", "weights": "w", "verifier": "exact", "judge": "j", "truncated": "apart", "seed": 0, "sampling": None}
-    return {"id": f"p#{i}", "problem_id": "p", "prompt_ids": [1, 2], "response_ids": [3, 4], "sampler": {"max_tokens": 6}, "verifier": "exact",
-            "correct": False, "stop": "eos", "data": {"answer": "7"}, "logprobs": [-0.5, -1.0], "model": "m", "tokenizer": "", "seed": 0,
-            "early_stopped_at": None, "k": [8, 8, 1], "n": [9, 9, 9], "missing": [0, 0, 0], "truncated": [0, 0, 0], "cliffs": [cliff], "rebounds": [],
-            "scan": {"config": config, "source": source, "forks": 45, "tested": 2, "gap": 0.0, "entropy_of": 0}}  # fmt: skip
-
-
 _ROWS: dict[str, list[list[dict[str, Any]]]] = {
     "chats": [[{"messages": _CHAT, "task": f"t{i // 2}", "reward": i / 2, "note": {"a": [1]}} for i in range(4)]],
     "trl": [
@@ -60,7 +42,7 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
           "agent": "a", "summarizer": "s", "gate": "", "violation": False, "valid": True, "survived": True, "completed": True, "words": 9, "rounds": 1,
           "reply": "ok", "context": "a summary", "calls": [["send", {"to": "x"}]], "sampling": {"temperature": 1.0}} for i in range(3)],
     ],
-    "cliffs": [[_scanned(i) for i in range(2)]],
+    "cliffs": [[scanned(i) for i in range(2)]],
     "verifiers": [
         [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
         [{"task": {"data": {"id": "a", "q": "hi"}, "key": "k"}, "env": {"id": "e"}, "traces": [_TRACE], "ok": True}],

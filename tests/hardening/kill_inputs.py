@@ -53,6 +53,7 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "attempts.jsonl", [_attempt(rng, task) for task in range(3) for _ in range(2)])
     _lines(folder / "steps.jsonl", [row for task in range(3) for attempt in range(3) for row in _steps(task, attempt)])
     _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
+    _lines(folder / "scan.jsonl", [scanned(i) for i in range(2)])
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
     (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
     (folder / "case.toml").write_text(CASE)
@@ -124,6 +125,24 @@ def _steps(task: int, attempt: int) -> list[dict[str, Any]]:
 def _walk(task: int, attempt: int) -> dict[str, Any]:
     way = ["a", "b", "c"] if attempt else ["a", "d", "a", "b", "c"]
     return {"task_id": f"t{task}", "success": True, "steps": [{"state": s, "action": f"leave {s}"} for s in way]}
+
+
+def scanned(i: int) -> dict[str, Any]:
+    """A line of a scan file: a trace of two tokens with a confirmed cliff at the second."""
+    sides = {
+        f"{name}_{side}": value
+        for side, k in (("prev", 8), ("cur", 1))
+        for name, value in (("k", k), ("n", 9), ("missing", 0), ("truncated", 0))
+    }
+    cliff = {"trace_id": f"p#{i}", "t": 2, "token_id": 4, "start": 1, "interval": False, **sides, "d": 0.7, "se": 0.1, "threshold": 0.3, "pi_token": 0.5,
+             "q_token": 0.5, "H": 1.0, "greedy": True, "class": "uncertain", "suspect": False, "status": "confirmed",
+             "confirm": {**sides, "d": 0.7, "p": 0.001, "p_fdr": 0.002}}  # fmt: skip
+    config = {"n": 9, "delta0": 0.1, "alpha": 0.05, "candidate": 0.2, "confirm": 9}
+    source = {"model": "m", "weights": "w", "verifier": "exact", "judge": "j", "truncated": "apart", "seed": 0, "sampling": None}
+    return {"id": f"p#{i}", "problem_id": "p", "prompt_ids": [1, 2], "response_ids": [3, 4], "sampler": {"max_tokens": 6}, "verifier": "exact",
+            "correct": False, "stop": "eos", "data": {"answer": "7"}, "logprobs": [-0.5, -1.0], "model": "m", "tokenizer": "", "seed": 0,
+            "early_stopped_at": None, "k": [8, 8, 1], "n": [9, 9, 9], "missing": [0, 0, 0], "truncated": [0, 0, 0], "cliffs": [cliff], "rebounds": [],
+            "scan": {"config": config, "source": source, "forks": 45, "tested": 2, "gap": 0.0, "entropy_of": 0}}  # fmt: skip
 
 
 INTERRUPT = "RAMIFY_TEST_INTERRUPT"

@@ -30,9 +30,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("fork run {node} --n 3 --edit {in}/edit.json --json", after="rollout-tokens", repeats=True),
     Verb("tree-rollouts run --model {parts}:wander --count 2 --budget 12 --run run --out trees.jsonl --json"),
     Verb(
-        f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan.jsonl --json",
-        grows=("scan.jsonl",),
-        readers=("cliffs show scan.jsonl --json",),
+        f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",
+        readers=("cliffs show scan --json",),
     ),
     Verb(
         "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features 0,9 "
@@ -78,10 +77,10 @@ VERBS: tuple[Verb, ...] = (
     Verb("export run out.html --json", name="export-html", after="import", old="out.html"),
     Verb("show run --html page.html --json", after="rollout", old="page.html"),
     Verb("new env my-world --out my-world --json", once="my-world"),
-    Verb("cliffs pairs scan.jsonl --out pairs.jsonl --candidates 3 --n 8 --classes deterministic,uncertain,sampled_off,other --json "
+    Verb("cliffs pairs scan --out pairs.jsonl --candidates 3 --n 8 --classes deterministic,uncertain,sampled_off,other --json "
          + FORKED, after="cliffs scan", old="pairs.jsonl"),
-    Verb("cliffs show scan.jsonl q0#0 --tokenizer hf:{in}/tuned --svg one.svg --json", after="cliffs scan", name="cliffs show-svg"),
-    Verb("cliffs show scan.jsonl --tokenizer hf:{in}/tuned --run run --json", after="cliffs scan", name="cliffs show-run", once="run"),
+    Verb("cliffs show scan q0#0 --tokenizer hf:{in}/tuned --svg one.svg --json", after="cliffs scan", name="cliffs show-svg"),
+    Verb("cliffs show {in}/scan.jsonl --tokenizer hf:{in}/tuned --run run --json", name="cliffs show-run", once="run"),
     Verb(f"crosscoder capture {PAIR} --out states --json"),
     Verb("crosscoder train states --features 24 --k 4 --steps 30 --batch 16 --lr 0.01 --out dictionary --json",
          after="crosscoder capture"),
@@ -121,8 +120,8 @@ READERS: tuple[Verb, ...] = (
     Verb("list env --json"),
     Verb("doctor --json"),
     Verb("check run run --json", after="rollout"),
-    Verb(f"cliffs ablate scan.jsonl {FORKED} --k 1 --n 4 --json", after="cliffs scan"),
-    Verb("cliffs show scan.jsonl --json", after="cliffs scan"),
+    Verb(f"cliffs ablate scan {FORKED} --k 1 --n 4 --json", after="cliffs scan"),
+    Verb("cliffs show scan --json", after="cliffs scan"),
     Verb(DRAFTER.format("bench", "drafter --n 4 --tokens 8 --loads 1 --turns 3"), after="dspark train"),
     Verb(DRAFTER.format("verify-lossless", "drafter --n 2 --draws 1000 --schedule fixed:2"), after="dspark train"),
     Verb("forensics plan case --json", after="forensics init"),
