@@ -1,6 +1,6 @@
 """A scan as a run: a tree a trace, counts as annotations of its reply, cliffs and rebounds as findings at it, the verdict as one of the run.
 
-A trace is committed whole when it was scanned, so an interrupted scan continues behind the last one. The files that a scan was before, one
+A trace is committed whole when it was scanned, so an interrupted scan continues behind the last one; findings follow at the end. The files that a scan was before, one
 trace a line, are read and imported.
 """
 
@@ -33,7 +33,6 @@ from ramify.trace.sources import run_folder
 KIND = "cliffs scan"
 ENTRY = "scanned"
 """What the journal calls a trace that was scanned; its key is the trace's id, its payload what no other record of the run says."""
-REBOUND = "rebound"
 _COUNTED: dict[str, type[int] | type[float]] = {"forks": int, "tested": int, "gap": float, "entropy_of": int}
 _TOLD = ("verifier", "model", "tokenizer", "seed", "early_stopped_at")
 _PARTS = ("weights", "judge")
@@ -71,16 +70,16 @@ def _settings(config: ScanConfig, source: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> None:
-    """Store a trace with all that was found of it, and commit. Raises UserError where the run has a tree of its name."""
+    """Store a trace with its counts and candidates, not decided yet, and commit. Raises UserError where the run has a tree of its name."""
     told = {name: getattr(one.trace, name) for name in _TOLD} | {name: getattr(one, name) for name in _COUNTED}
+    told["cliffs"] = [cliff.to_json(config.finding) for cliff in one.cliffs]
+    told["rebounds"] = [rise.to_json(config.test) for rise in one.rebounds]
     with run.transaction():
-        reply = store_trace(run, one.trace, tokenizer)
-        run.log(ENTRY, one.trace.id, {"reply": reply, **told})
-        run.add(*_marks(reply, one), *_findings(reply, one, config))
+        run.log(ENTRY, one.trace.id, {"reply": store_trace(run, one.trace, tokenizer), **told})
 
 
 def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
-    """Store what was confirmed, known once every trace was scanned, and the verdict."""
+    """Store what was found, known once every trace was scanned, in place of what an earlier call found: findings, and where pages point."""
     replies = {entry.key: str(entry.payload["reply"]) for entry in run.journal(ENTRY)}
     found = [finding for one in scanned for finding in _findings(replies[one.trace.id], one, config)]
     told = summary(scanned, config)
@@ -115,7 +114,7 @@ def _findings(reply: str, one: Scanned, config: ScanConfig) -> Iterable[Finding]
     for rise in one.rebounds:
         why = f"token {rise.t} takes success from {rise.prev.rate:.2f} to {rise.cur.rate:.2f}"
         told = rise.to_json(config.test)
-        yield Finding(REBOUND, KIND, why, reply, rise.t - 1, "", -rise.drop, "success", told)
+        yield Finding("rebound", KIND, why, reply, rise.t - 1, "", -rise.drop, "success", told)
 
 
 def read_scan(path: Path) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
@@ -139,15 +138,11 @@ def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     counts: dict[str, dict[int, Counts]] = {}
-    found: dict[str, tuple[list[Cliff], list[Cliff]]] = {}
     with at_place(str(run.folder)):
         config = check(ScanConfig, {name: value for name, value in run.config.items() if name in ScanConfig.model_fields})
         source = {name: run.config[setting] for name, setting in _SETTINGS.items()}
         for mark in run.marks(name="potential", maker=MAKER):
             counts.setdefault(mark.node, {})[mark.offset] = Counts(**mark.value)
-        for finding in run.findings(maker=KIND):
-            if finding.node is not None:
-                found.setdefault(finding.node, ([], []))[finding.name == REBOUND].append(Cliff.from_json(finding.evidence))
         tasks = {info.name: info.task for info in run.trees()}
         scanned = []
         for entry in run.journal(ENTRY):
@@ -156,9 +151,13 @@ def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
             trace = _trace(run, entry.key, told, tasks[entry.key]).with_potentials(
                 counts.get(reply, {}), told["early_stopped_at"]
             )
-            cliffs, rebounds = (tuple(sorted(some, key=lambda one: one.t)) for some in found.get(reply, ([], [])))
-            scanned.append(Scanned(trace, cliffs, rebounds, **{name: kind(told[name]) for name, kind in _COUNTED.items()}))
+            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in told[name]) for name in ("cliffs", "rebounds"))
+            scanned.append(Scanned(trace, cliffs, rebounds, **_counted(told)))
     return config, source | {name: run.parts[name] for name in _PARTS if name in run.parts}, corrected(scanned, config)
+
+
+def _counted(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kind(record[name]) for name, kind in _COUNTED.items()}
 
 
 def _trace(run: Run, name: str, told: Mapping[str, Any], task: Mapping[str, Any]) -> TokenTrace:
@@ -223,7 +222,7 @@ def _read_file(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, A
             config, source, trace = own, dict(scan["source"]), trace_of(record)
             if trace.id in found:
                 raise UserError(f"trace '{trace.id}' is there twice")
-            found[trace.id] = Scanned(trace, cliffs, rebounds, **{name: kind(scan[name]) for name, kind in _COUNTED.items()})
+            found[trace.id] = Scanned(trace, cliffs, rebounds, **_counted(scan))
     if config is None:
         raise UserError(f"{path} holds no scanned trace")
     return config, source, corrected(list(found.values()), config)
