@@ -22,6 +22,7 @@ from ramify.integrations.inspect_out import checked, require_inspect, worth, wri
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader, Writer
+from ramify.trace.lines import at_place
 from ramify.trace.message import Message, as_text, compacted, content_of, plain
 from ramify.trace.node import Producer, Verdict
 
@@ -49,10 +50,11 @@ def read_log(path: Path, folder: Path) -> int:
     if type(version) is not int or not 1 <= version <= newest:
         raise UserError(f"{path}: 'version' is {version!r}; the inspect_ai that is installed reads logs of version 1 to {newest}")
     header = checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
-    importer = _Samples(header, logs)
-    told = header.model_dump(
-        mode="json", exclude_none=True, include={"version", "status", "eval", "plan", "results", "stats", "error"}
-    )
+    with at_place(f"{path}: header"):  # what is nested too deep is refused as it is written
+        importer = _Samples(header, logs)
+        told = header.model_dump(
+            mode="json", exclude_none=True, include={"version", "status", "eval", "plan", "results", "stats", "error"}
+        )
     records = ((i, sample) for i, sample in enumerate(samples, 1))
     try:
         return import_records(path, folder, "inspect", importer.add, records, redact(plain(told)))

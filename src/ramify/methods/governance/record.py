@@ -17,7 +17,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
-from ramify.trace.lines import field, read_lines
+from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.message import Message
 from ramify.trace.node import Producer, Verdict, make_node
 
@@ -98,8 +98,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             return [dict(entry.payload) for entry in run.journal(ENTRY)]
     rows = []
     for number, row in read_lines(path, ended=True):
+        place = f"{path}:{number}"
         for name, kind in _FIELDS.items():
-            field(row, name, kind, f"{path}:{number}")
+            field(row, name, kind, place)
+        for name in ("language", "context", "reply"):
+            field(row, name, str, place, "")
+        field(row, "sampling", dict, place, {})
+        for call in field(row, "calls", list, place, []):
+            if not isinstance(call, list) or len(call) != 2 or not isinstance(call[0], str):
+                raise UserError(f"{place}: 'calls' must hold pairs of a name and its arguments")
         rows.append(row)
     return rows
 
@@ -109,7 +116,8 @@ def import_rows(path: Path, folder: Path) -> int:
     rows = read_rows(path)
     with new_run(folder, {"imported": {"form": "governance", "file": path.name}}, KIND) as run:
         for row in rows:
-            keep(run, row)
+            with at_place(f"{path}, episode '{row['key']}'"):
+                keep(run, row)
     return len(rows)
 
 
