@@ -52,12 +52,13 @@ def small():
 
 
 async def main(thinker, jury, problems):
-    study = Study(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, {"model": thinker.model.identity.name})
-    await rollout(study, thinker, jury)
-    await continuations(study, thinker, jury, ContinueConfig(m=2, n=8))
-    if importlib.util.find_spec("sklearn"):
-        probe_stage(study, thinker, ProbeConfig())
-    found = build(study)
+    about = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights}
+    with Study.begin(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, about) as study:
+        await rollout(study, thinker, jury)
+        await continuations(study, thinker, jury, ContinueConfig(m=2, n=8))
+        if importlib.util.find_spec("sklearn"):
+            probe_stage(study, thinker, ProbeConfig())
+        found = build(study)
     print(f"traces: {found['traces']}; with thinking against without: {found['thinking']['all']}")
     for name, ways in found["continuation"]["curves"].items():
         for way, points in ways.items():

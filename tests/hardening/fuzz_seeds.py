@@ -67,6 +67,7 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
                 seeds.setdefault("inspect", []).append(folder / f"log.{suffix}")
             except (RamifyError, KeyError):
                 continue  # inspect_ai is not installed here
+    seeds["early-decision"] = [_study(folder / "study")]
     _as_parquet(seeds["trl"][0], folder / "trl.parquet")
     seeds["trl"].append(folder / "trl.parquet")
     good: dict[str, list[Path]] = {}
@@ -79,6 +80,22 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
             f"no good file of the format '{form}' to break: add one to fuzz_seeds.py"
         )
     return good
+
+
+def _study(folder: Path) -> Path:
+    """A study's folder as version 0.1.0 wrote it; what its first file names lies beside it."""
+    folder.mkdir()
+    asked = [{"id": f"p{i}", "prompt_ids": [1, 2, i], "data": {"prompt": "why?"}} for i in range(3)]
+    row = {"mode": "thinking", "sample": 0, "thinking": [4, 5], "closed": "own", "outcome": True, "answer": "yes", "answer_ids": [6], "stop": "eos", "votes": [True], "soft": 1.0, "status": "labelled"}  # fmt: skip
+    traces = "".join(json.dumps({"key": f"p{i}/thinking/0", "prompt": f"p{i}", **row}) + "\n" for i in range(3))
+    (folder / "prompts.json").write_text(json.dumps(asked))
+    (folder / "traces.jsonl").write_text(traces)
+    begun = {
+        "config": {"model": "builtin", "label": ["regex:yes"], "k": 1},
+        "source": {"model": "m", "weights": "w", "voters": ["regex:yes"]},
+    }
+    (folder / "study.json").write_text(json.dumps(begun, indent=1))
+    return folder / "study.json"
 
 
 def _as_parquet(lines: Path, out: Path) -> None:

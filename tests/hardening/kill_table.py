@@ -47,17 +47,14 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "early-decision run --model hf:{in}/tuned --label regex:word1|sorry --prompts {in}/thinking.jsonl --out study --k 2 "
         "--temperature 1 --top-p 1 --think-tokens 16 --answer-tokens 3 --json",
-        grows=("study/traces.jsonl",),
     ),
     Verb(
         "early-decision continue study --m 2 --n 2 --shares 0,0.5,1 --json",
         after="early-decision run",
-        grows=("study/continue.jsonl",),
     ),
     Verb(
         "early-decision oscillate study --judges '[\"{parts}:make_judge\"]' --answers 2 --traces 2 --limit 40 --least 5 --json",
         after="early-decision run",
-        grows=("study/stances.jsonl", "study/cuts.jsonl"),
     ),
     Verb("forensics run case --json", after="forensics init"),
     Verb("forensics vary case errors --n 4 --json", after="forensics run", passes=RESULTS),

@@ -18,12 +18,14 @@ from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.cliffs import read_scan
 from ramify.methods.cliffs.record import import_scan
-from ramify.methods.early_decision.run import Study
+from ramify.methods.early_decision.old import import_study
+from ramify.methods.early_decision.record import CONTINUED, CUT, STANCES, Study
+from ramify.methods.early_decision.report import build
 from ramify.methods.governance.record import read_rows
 from ramify.methods.implicit_advantage.verbs import read_scores
 from ramify.methods.tree_rollouts.record import read_trees
 from ramify.trace.db import Run
-from ramify.trace.growing import Growing
+from ramify.trace.lines import read_lines
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
@@ -115,13 +117,21 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
         ),
     ],
     "early-decision": [
-        ("early-decision report studies/early-decision/study", 0, "report.html"),
-        ("early-decision report studies/early-decision/defended --against studies/early-decision/study", 0, "the defence"),
-        ("early-decision report studies/early-decision/elsewhere", 0, "report.html"),
-        ("early-decision continue studies/early-decision/study --m 1 --n 3 --shares 0,0.5,1", 2, "give --trust"),
-        ("early-decision continue studies/early-decision/study --m 1 --n 3 --shares 0,0.5,1 --trust", 0, "closed"),
-        (f"{THOUGHT} --open take --close garden --out studies/early-decision/killed", 0, "labelled"),
-        (f"{THOUGHT} --out studies/early-decision/study", 2, "other settings (--open, --close)"),
+        ("early-decision report studies/early-decision/study", 2, "`ramify import studies/early-decision/study --run DIR`"),
+        ("import studies/early-decision/study --run early", 0, "(early-decision)"),
+        ("import studies/early-decision/killed/study.json --run killed-early", 0, "(early-decision)"),
+        ("import studies/early-decision/elsewhere --run elsewhere-early", 0, "(early-decision)"),
+        ("import studies/early-decision/defended --run defended-early", 0, "(early-decision)"),
+        ("early-decision report early", 0, "report.html"),
+        ("early-decision report defended-early --against early", 0, "the defence"),
+        ("early-decision report elsewhere-early", 0, "report.html"),
+        ("early-decision continue early --m 1 --n 3 --shares 0,0.5,1", 2, "give --trust"),
+        ("early-decision continue early --m 1 --n 3 --shares 0,0.5,1 --trust", 0, "closed"),
+        (f"{THOUGHT} --open take --close garden --out killed-early", 0, "labelled"),
+        (f"{THOUGHT} --out early", 2, "other settings: open was 'take', is ''; close was 'garden', is ''"),
+        (f"{THOUGHT} --out studies/early-decision/study", 2, "`ramify import studies/early-decision/study --run DIR`"),
+        ("show elsewhere-early", 0, "trees"),
+        ("check run early", 0, "undamaged"),
     ],
     "forensics": [
         ("forensics plan studies/forensics/begun", 0, "power"),
@@ -296,13 +306,17 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     assert import_scan(Path("studies/cliffs/scan.jsonl"), Path("scan")) == 6
     assert read_scan(Path("scan")) == (config, source, scanned)
     assert 0 < import_scan(Path("studies/cliffs/killed.jsonl"), Path("killed")) < 6
-    study = Study.open(Path("studies/early-decision/study"))
-    assert (len(study.prompts), len(study.traces.rows)) == (16, 256)
-    for file in ("continue", "stances", "cuts"):
-        assert Growing(study.folder / f"{file}.jsonl").rows
-    assert 0 < len(Study.open(Path("studies/early-decision/killed")).traces.rows) < 256
-    assert len(Growing(Path("studies/crosscoder/study-killed/scores.jsonl")).rows) < len(
-        Growing(Path("studies/crosscoder/study/scores.jsonl")).rows
+    assert import_study(Path("studies/early-decision/study"), Path("early")) == 256
+    assert 0 < import_study(Path("studies/early-decision/killed"), Path("early-killed")) < 256
+    with Study.open(Path("early")) as study:
+        assert (len(study.prompts), len(study.traces)) == (16, 256)
+        assert all(study.rows(kind).rows for kind in (CONTINUED, STANCES, CUT))
+        found = build(study)
+    then = json.loads(Path("studies/early-decision/study/report.json").read_text())
+    same = ("source", "prompts", "traces", "forced", "probe", "valley")
+    assert {name: found[name] for name in same} == {name: then[name] for name in same}
+    assert len(list(read_lines(Path("studies/crosscoder/study-killed/scores.jsonl"), ended=True))) < len(
+        list(read_lines(Path("studies/crosscoder/study/scores.jsonl")))
     )
     rows = read_rows(Path("studies/governance/rows.jsonl"))
     assert len(rows) > len(read_rows(Path("studies/governance/killed.jsonl"))) == 3

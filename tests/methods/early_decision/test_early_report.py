@@ -1,8 +1,7 @@
-"""What the report makes of rows on the disk, written here by hand."""
+"""What the report makes of the rows of a run, written here by hand."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,30 @@ import numpy as np
 import pytest
 
 from ramify.base.seeds import generator
+from ramify.methods.early_decision.record import CONTINUED, RolloutConfig, Study, Written
 from ramify.methods.early_decision.report import build
-from ramify.methods.early_decision.run import RolloutConfig, Study
 from ramify.rollout.problems import Problem
 
 
 def made(folder: Path, outcomes: np.ndarray, pools: Sequence[str] = ()) -> Study:
     """A study with labelled traces of these ``outcomes`` bool (prompts, k)."""
     problems = [Problem(f"p{i}", (1, 2), {"pool": pool}) for i, pool in enumerate(pools or [""] * len(outcomes))]
-    Study(folder, RolloutConfig(k=outcomes.shape[1], modes=("thinking",)), problems, {"model": "m"})
+    study = Study.begin(folder, RolloutConfig(k=outcomes.shape[1], modes=("thinking",)), problems, {"model": "m"})
     rows = [
         {"key": f"p{i}/thinking/{j}", "prompt": f"p{i}", "mode": "thinking", "sample": j, "thinking": [1, 2, 3], "closed": "own"}
         | {"outcome": bool(outcomes[i, j]), "status": "labelled"}
         for i, j in np.ndindex(*outcomes.shape)
     ]
-    lines(folder / "traces.jsonl", rows)
-    return Study.open(folder)
+    with study.run.transaction():
+        for row in rows:
+            study.add(row, Written(row["thinking"], 0, "so it goes"))
+    return study
 
 
-def lines(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def continue_(study: Study, rows: Sequence[dict[str, Any]]) -> None:
+    kept = study.rows(CONTINUED)
+    for row in rows:
+        kept.add(row["key"], {name: value for name, value in row.items() if name != "key"})
 
 
 def continued(trace: str, share: float, n: int, k: int, key: str) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def continued(trace: str, share: float, n: int, k: int, key: str) -> dict[str, A
 def test_a_slice_is_not_shown_on_the_rollouts_that_chose_it(tmp_path: Path) -> None:
     study = made(tmp_path, generator(0, "rollouts").random((150, 16)) < 0.9)
     taken = [row["key"] for row in study.prefixes(8)]
-    lines(tmp_path / "continue.jsonl", [continued(key, 0.5, 2, 2, str(i)) for i, key in enumerate(taken)])
+    continue_(study, [continued(key, 0.5, 2, 2, str(i)) for i, key in enumerate(taken)])
     found = build(study)["continuation"]
     assert set(found["slices"]) == {"ambiguous", "settled"}
     start = found["curves"]["ambiguous"]["open"][0]
@@ -52,7 +55,7 @@ def test_a_slice_is_not_shown_on_the_rollouts_that_chose_it(tmp_path: Path) -> N
 def test_each_prefix_counts_once_and_a_share_without_pools_has_no_mean(tmp_path: Path) -> None:
     study = made(tmp_path, np.array([[True, False, True, True]] * 2), ["", "harmful"])
     rows = [continued("p0/thinking/0", 0.5, n, k, str(n)) for n, k in ((6, 3), (8, 4))]
-    lines(tmp_path / "continue.jsonl", [*rows, continued("p1/thinking/0", 0.2, 4, 2, "other")])
+    continue_(study, [*rows, continued("p1/thinking/0", 0.2, 4, 2, "other")])
     found = build(study)["continuation"]
     (half,) = [point for point in found["curves"]["all"]["open"] if point["share"] == 0.5]
     assert (half["prefixes"], half["draws"]) == (1, 8)

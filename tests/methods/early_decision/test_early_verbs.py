@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +20,13 @@ import torch
 from ramify.cli.main import main
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.early_decision.record import CONTINUED, CUT, STANCES, Study
 from ramify.methods.early_decision.report import build, html, slices
-from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, Study, continuations, oscillations, rollout
+from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, continuations, oscillations, rollout
 from ramify.methods.early_decision.verbs import _opened
 from ramify.model.tokenizer import HfTokenizer
 from ramify.score.judge import Function, Judge, Jury
-from ramify.trace.growing import Growing
+from ramify.trace.db import Run
 
 WORDS = ["<unk>", "<think>", "</think>", "gladly", "never", "perhaps", "so.", "then.", "hmm.", "well", "sorry", "sure"]
 WORDS += [f"word{i}" + "." * (i in (8, 9, 10)) for i in range(14)]
@@ -102,8 +106,29 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+def rows_of(folder: Path, kind: str) -> dict[str, dict[str, Any]]:
+    with Study.open(folder) as study:
+        return study.rows(kind).rows
+
+
+def traces_of(folder: Path) -> dict[str, dict[str, Any]]:
+    with Study.open(folder) as study:
+        return study.traces
+
+
+def without(study: Path, folder: Path, sql: str) -> Path:
+    """A copy of a run, of which ``sql`` has taken something away."""
+    shutil.copytree(study, folder)
+    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as db:
+        db.executescript(sql)
+    return folder
+
+
+STAGES = "DELETE FROM journal WHERE kind <> 'trace'; DELETE FROM marks; DELETE FROM findings;"
+
+
 def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
-    rows = Study.open(study).traces.rows
+    rows = traces_of(study)
     assert len(rows) == 24 * 2 * 4
     kinds = {(row["mode"], row["closed"]) for row in rows.values()}
     assert {("thinking", "own"), ("thinking", "forced"), ("none", "forced")} <= kinds
@@ -119,7 +144,7 @@ def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
 def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--modes", "thinking", "--no-force")) == 0
-    rows = Study.open(out).traces.rows.values()
+    rows = traces_of(out).values()
     assert {row["status"] for row in rows} == {"labelled", "truncated"}
     for row in rows:
         if row["closed"] == "never":
@@ -130,7 +155,7 @@ def test_thinking_that_is_left_open_is_truncated(checkpoint: Path, few: Path, tm
 def test_no_room_for_an_answer_is_said(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--answer-tokens", "80")) == 0
-    rows = Study.open(out).traces.rows.values()
+    rows = traces_of(out).values()
     assert {row["status"] for row in rows} >= {"labelled", "no_room"}
     assert all(row["status"] == "labelled" for row in rows if row["mode"] == "none")
 
@@ -140,42 +165,79 @@ def test_code_that_a_study_of_somebody_else_names_is_not_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("theirs.py").write_text("import pathlib\npathlib.Path('loaded').touch()\ndef refuses(prompt, answer): return True\n")
-    record = json.loads((study / "study.json").read_text())
-    record["config"]["label"] = ["jury:regex:word13,theirs.py:refuses"]
-    for owner, code in ((record["owner"], 0), ("somebody", 2)):
-        shutil.copytree(study, owner, ignore=shutil.ignore_patterns("c*", "s*"))
-        (tmp_path / owner / "study.json").write_text(json.dumps(record | {"owner": owner}))
-        words = ["early-decision", "continue", owner, "--shares", "0", "--json"]
+    for owner, code in (("", 0), ("UPDATE meta SET value = '\"somebody\"' WHERE key = 'owner';", 2)):
+        folder = "theirs" if owner else "mine"
+        label = "UPDATE meta SET value = json_replace(value, '$.label[0]', 'jury:regex:word13,theirs.py:refuses') WHERE key = 'config';"
+        without(study, Path(folder), STAGES + label + owner)
+        words = ["early-decision", "continue", folder, "--shares", "0", "--json"]
         Path("loaded").unlink(missing_ok=True)
         capsys.readouterr()
         assert main(words) == code
         assert Path("loaded").exists() is (code == 0)
-    assert "its settings name code (jury:regex:word13,theirs.py:refuses)" in capsys.readouterr().err
+    assert "label 'jury:regex:word13,theirs.py:refuses'; where that is what you want, give --trust" in capsys.readouterr().err
     assert main([*words, "--trust"]) == 0
 
 
-def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "again"
     assert main(arguments(checkpoint, prompts, out, "--dry-run", "--seed", "9")) == 0
     assert not out.exists()  # a bill fixes no settings
-    shutil.copytree(study, out, ignore=lambda folder, names: set(names) - {"study.json", "prompts.json"})
-    assert main(arguments(checkpoint, prompts, out, "--dry-run")) == 0
-    whole = (study / "traces.jsonl").read_bytes()
-    lines = whole.splitlines(keepends=True)
-    (out / "traces.jsonl").write_bytes(b"".join(lines[3:90]) + lines[90][:20])
+    whole = traces_of(study)
+    without(study, out, "DELETE FROM journal WHERE seq % 3 = 0; DELETE FROM marks; DELETE FROM verdicts WHERE node % 2;")
+    left = len(traces_of(out))
+    assert 0 < left < len(whole)
+    capsys.readouterr()
+    assert main(arguments(checkpoint, prompts, out, "--dry-run", "--json")) == 0
+    assert said(capsys)["missing"] == len(whole) - left
     assert main(arguments(checkpoint, prompts, out)) == 0
-    assert Study.open(out).traces.rows == Study.open(study).traces.rows
+    assert traces_of(out) == whole
+
+
+def test_a_killed_process_loses_no_committed_trace(checkpoint: Path, few: Path, tmp_path: Path) -> None:
+    """The process ends in the middle of its fifth trace, as by a kill: nothing is closed, nothing is committed."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    code = (
+        "import os, sys\nfrom ramify.cli.main import main\nfrom ramify.methods.early_decision.record import Study\nadd = Study.add\n"
+        "def dying(self, *given):\n    if len(self.traces) == 4:\n        os._exit(9)\n    add(self, *given)\n"
+        "Study.add = dying\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code, *arguments(checkpoint, few, out)], capture_output=True, check=False)
+    assert found.returncode == 9, found.stderr
+    assert len(traces_of(out)) == 4
+    for folder in (out, whole):
+        assert main(arguments(checkpoint, few, folder)) == 0
+    assert traces_of(out) == traces_of(whole)
+
+
+def test_a_study_is_a_run_like_any_other(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Study.open(study) as opened:
+        rows, prompts = opened.traces, opened.prompts
+        row = next(row for row in rows.values() if row["closed"] == "own" and row["mode"] == "thinking" and row["answer_ids"])
+        (end,) = [one for one in opened.run.nodes(row["prompt"]) if one.parent == row["node"]]
+        path, (score,) = opened.run.path(end.id), opened.run.verdicts(node=end.id)
+    ids = path.tokens.tolist()
+    length = len(prompts[row["prompt"]]["prompt_ids"])
+    assert ids[:length] == prompts[row["prompt"]]["prompt_ids"]
+    assert ids[length + row["start"] :][: len(row["thinking"])] == row["thinking"]
+    assert ids[-len(row["answer_ids"]) :] == row["answer_ids"]
+    assert path.sampled.sum() == len(row["thinking"]) + 1 + len(row["answer_ids"])  # the mark it closed by is its own
+    assert (score.scorer, score.value) == ("label", float(row["outcome"]))
+    assert main(["show", str(study), "--html", str(tmp_path / "page.html")]) == 0
+    assert main(["check", "run", str(study)]) == 0
+    assert main(["export", str(study), str(tmp_path / "out.jsonl")]) == 0
+    assert main(["import", str(tmp_path / "out.jsonl"), "--run", str(tmp_path / "again")]) == 0
+    assert traces_of(tmp_path / "again") == rows
 
 
 def test_another_setting_or_other_prompts_are_refused(
     study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any
 ) -> None:
     assert main(arguments(checkpoint, prompts, study, "--seed", "3")) == 2
-    assert "other settings (--seed)" in capsys.readouterr().err
+    assert "it began with other settings: seed was 0, is 3" in capsys.readouterr().err
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text(prompts.read_text().splitlines()[0] + "\n")
     assert main(arguments(checkpoint, fewer, study)) == 2
-    assert "other prompts" in capsys.readouterr().err
+    assert "it began with other settings: prompts was" in capsys.readouterr().err
 
 
 VALLEY = ["--points", "6", "--draws", "20"]
@@ -217,7 +279,7 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
     planned = said(capsys)
     assert main([*command, "--json"]) == 0
     found = said(capsys)["continuation"]
-    rows = Growing(study / "continue.jsonl").rows
+    rows = rows_of(study, CONTINUED)
     assert len(rows) <= planned["prefixes"]
     assert {(row["way"], row["share"]) for row in rows.values()} == {
         ("closed", 0.5),
@@ -225,7 +287,7 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
         ("closed", 1.0),
         ("closed", 1.5),
     }
-    traces = Study.open(study).traces.rows
+    traces = traces_of(study)
     for row in rows.values():
         length = len(traces[row["trace"]]["thinking"])
         assert row["tokens"] == {0.5: max(1, length // 2), 1.0: length, 1.5: length + max(1, round(0.5 * length))}[row["share"]]
@@ -237,9 +299,13 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
     assert next(iter(found["curves"])) == "ambiguous"
     assert set(found["slices"]) <= {"ambiguous", "settled"}
     assert found["mean_of_pools"]["closed"][1]["share"] == 0.5
-    before = (study / "continue.jsonl").read_bytes()
     assert main([*command]) == 0
-    assert (study / "continue.jsonl").read_bytes() == before
+    assert rows_of(study, CONTINUED) == rows
+    with Run.open(study) as run:
+        (finding,) = run.findings(maker="early-decision continue")
+        marks = run.marks(maker="early-decision continue")
+    assert "the thinking" in finding.why
+    assert {mark.name for mark in marks} == {"potential closed at 0.5", "potential closed at 1", "potential open at 0.5"}
 
 
 def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> None:
@@ -262,25 +328,28 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     capsys.readouterr()
     assert main([*command, "--json"]) == 0
     found = said(capsys)["oscillation"]
-    rated = Growing(study / "stances.jsonl").rows
+    rated = rows_of(study, STANCES)
     assert found["one_chunk"] == sum(row["chunks"] < 2 for row in rated.values()) > 0
     assert found["traces"] == len(rated) - found["one_chunk"]  # no stance can turn in one chunk
     assert all(row["ratings"][2] is None for row in rated.values())  # a list of another length
     assert found["panel"]["kappa"] is None  # no chunk was rated by all three
-    cuts = Growing(study / "cuts.jsonl").rows
+    cuts = rows_of(study, CUT)
     assert found["cuts"] > 0
-    traces = Study.open(study).traces.rows
+    traces = traces_of(study)
     for key, row in cuts.items():
         assert 0 < int(key.split("|")[1]) <= len(traces[row["trace"]]["thinking"])
     assert sum(found["table"].values()) == found["cuts"]
     assert found["smallest_significant"]
-    before = (study / "cuts.jsonl").read_bytes()
     assert main(command) == 0
-    assert (study / "cuts.jsonl").read_bytes() == before
+    assert rows_of(study, CUT) == cuts
+    with Run.open(study) as run:
+        whole, *turns = run.findings(maker="early-decision oscillate")
+        assert {mark.name for mark in run.marks(maker="early-decision oscillate")} == {"stance", "potential cut"}
+    assert (whole.node, len(turns)) == (None, found["cuts"])
     capsys.readouterr()
     for other in (["--limit", "1000"], ["--before", "9"], ["--no-show-prompt"], ["--ties-refuse"]):
         assert main([*command, *other]) == 2  # stances are kept, and those of other settings would be cut at wrong places
-        assert f"other settings ({other[0].replace('--no-', '--')})" in capsys.readouterr().err
+        assert f"stances of other settings ({other[0].replace('--no-', '--')})" in capsys.readouterr().err
 
 
 def test_lines_are_chunks_and_one_chunk_is_refused(prompts: Path, tmp_path: Path, capsys: Any) -> None:
@@ -305,7 +374,8 @@ def test_lines_are_chunks_and_one_chunk_is_refused(prompts: Path, tmp_path: Path
     assert record["verdict"].startswith("nothing stands out: no turn of stance is shown to move the answer")
     assert main(["early-decision", "oscillate", str(tmp_path / "whole"), *settings]) == 2
     assert "no stance can turn: each of 3 traces is one chunk or none" in capsys.readouterr().err
-    assert not (tmp_path / "whole" / "oscillate.json").exists()  # so that the next call may take another --limit
+    with Study.open(tmp_path / "whole") as whole:
+        assert not whole.rated  # so that the next call may take another --limit
 
 
 def broken(*given: Any) -> Any:
@@ -313,9 +383,9 @@ def broken(*given: Any) -> Any:
 
 
 def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    shutil.copytree(study, tmp_path / "x", ignore=shutil.ignore_patterns("c*", "s*.jsonl", "oscillate.json"))
-    lines = (study / "traces.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x" / "traces.jsonl").write_bytes(b"".join(lines[:-3]))
+    lines = traces_of(study)
+    last = "DELETE FROM journal WHERE seq IN (SELECT seq FROM journal ORDER BY seq DESC LIMIT 3);"
+    without(study, tmp_path / "x", STAGES + last)
     opened, thinker, jury = _opened(tmp_path / "x")
     down = Jury([Function(broken, ("prompt", "answer"))])
     read = Function(make_judge(), ("prompt", "chunks"))
@@ -328,17 +398,17 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
         closed = asyncio.run(continuations(opened, thinker, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
         settings = OscillateConfig(limit=40, least=5, answers=2, traces=1)
         rated, cuts = asyncio.run(oscillations(opened, thinker, jury, [judge], settings))
-        return [len(opened.traces.rows), len(closed.rows), len(rated.rows), len(cuts.rows)]
+        return [len(opened.traces), len(closed.rows), len(rated.rows), len(cuts.rows)]
 
     unjudged = stages(down, Function(broken, ("prompt", "chunks")))
-    assert all(row["status"] != "unvoted" for row in opened.traces.rows.values())
+    assert all(row["status"] != "unvoted" for row in opened.traces.values())
     assert unjudged[1:] == [0, unjudged[2], 0]
-    short = sum(row["chunks"] < 2 for row in Growing(opened.folder / "stances.jsonl").rows.values())
+    short = sum(row["chunks"] < 2 for row in opened.rows(STANCES).rows.values())
     assert unjudged[2] == short  # in what is one chunk no stance can turn, so it needs no judge
     with monkeypatch.context() as patch:
         patch.setattr(thinker, "answers", nothing)
         undrawn = stages(jury, read)
-    assert all(row["status"] != "failed" for row in opened.traces.rows.values())
+    assert all(row["status"] != "failed" for row in opened.traces.values())
     assert (undrawn[1], undrawn[3]) == (0, 0)
     whole = stages(jury, read)
     assert whole[0] == len(lines)
@@ -381,7 +451,8 @@ def test_a_defence_is_compared_with_the_run_without_it(checkpoint: Path, few: Pa
         found = said(capsys)["defence"]
         assert found["verdict"] in ("improves", "worsens", "slides")
         assert 0 <= found["treated"]["asr"] <= 1
-    assert Study.open(tmp_path / "a").source["model"].endswith("+self-check")
+    with Study.open(tmp_path / "a") as guarded:
+        assert guarded.source["model"].endswith("+self-check")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"id": "q", "prompt_ids": [3], "pool": "harmful"}) + "\n")
     assert main(arguments(checkpoint, other, tmp_path / "d", *base)) == 0
@@ -395,10 +466,11 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path)
     out = tmp_path / "x"
     assert main(arguments(checkpoint, few, out, "--modes", "thinking")) == 0
     assert main(["early-decision", "report", str(out)]) == 0
-    record = build(Study.open(out))
+    with Study.open(out) as opened:
+        record, sliced = build(opened), slices(opened, 4)
     assert (record["continuation"], record["oscillation"], record["probe"]) == (None, None, None)
     assert "<h1>" in html(record)
-    assert slices(Study.open(out), 4) == {}  # every rollout would be a prefix
+    assert sliced == {}  # every rollout would be a prefix
 
 
 @pytest.mark.slow
@@ -415,10 +487,10 @@ def test_a_model_behind_an_endpoint_goes_on_from_raw_prefixes(checkpoint: Path, 
         capsys.readouterr()
         assert main(["early-decision", "probe", str(out)]) == 2
         assert "hidden states need a model in this process" in capsys.readouterr().err
-    rows = Study.open(out).traces.rows.values()
+    rows = traces_of(out).values()
     assert len(rows) == 6 * 2 * 2
     assert {row["status"] for row in rows} <= {"labelled", "truncated"}
-    assert {row["way"] for row in Growing(out / "continue.jsonl").rows.values()} == {"closed", "open"}
+    assert {row["way"] for row in rows_of(out, CONTINUED).values()} == {"closed", "open"}
 
 
 @pytest.mark.slow
@@ -444,7 +516,7 @@ def test_traces_drawn_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path,
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
     assert said(capsys)["traces"] == {"labelled": 1, "truncated": 1}
-    found = Study.open(out).traces.rows
+    found = traces_of(out)
     assert found["p0/thinking/0"]["outcome"] is False
     assert found["p1/thinking/1"]["outcome"] is None
     command = arguments(checkpoint, prompts, out, "--traces", str(file))
@@ -477,7 +549,7 @@ def test_replies_with_their_marks_are_taken_apart(checkpoint: Path, prompts: Pat
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(arguments(checkpoint, prompts, out, "--traces", str(file), "--json")) == 0
     assert said(capsys)["traces"] == {"labelled": 4, "truncated": 1}
-    found = Study.open(out).traces.rows.values()
+    found = traces_of(out).values()
     assert [row["outcome"] for row in found] == [False, True, None, False, True]
     assert [row.get("answer") for row in found] == ["sure", "sorry", None, "sure", "sorry"]
     assert [len(row["thinking"]) for row in found] == [3, 2, 3, 2, 2]

@@ -12,6 +12,8 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs; hidden states need ``taps`` as well."""
+PARTS = {"reader": ("old",)}
+"""Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.algorithm import chunk_spans as chunk_spans
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.algorithm import thinking_effect as thinking_effect
     from ramify.methods.early_decision.algorithm import transitions as transitions
     from ramify.methods.early_decision.algorithm import unbiased_variance as unbiased_variance
+    from ramify.methods.early_decision.record import RolloutConfig as RolloutConfig
+    from ramify.methods.early_decision.record import Study as Study
     from ramify.methods.early_decision.report import ReportConfig as ReportConfig
     from ramify.methods.early_decision.report import build as build
     from ramify.methods.early_decision.report import continuation_svg as continuation_svg
@@ -31,8 +35,6 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.report import separability_svg as separability_svg
     from ramify.methods.early_decision.run import ContinueConfig as ContinueConfig
     from ramify.methods.early_decision.run import OscillateConfig as OscillateConfig
-    from ramify.methods.early_decision.run import RolloutConfig as RolloutConfig
-    from ramify.methods.early_decision.run import Study as Study
     from ramify.methods.early_decision.run import adopt as adopt
     from ramify.methods.early_decision.run import continuations as continuations
     from ramify.methods.early_decision.run import oscillations as oscillations
@@ -48,7 +50,8 @@ else:
         {
             "algorithm": "continuation_variance unbiased_variance continuation_point thinking_effect chunk_spans segments "
             "transitions settle judge_cuts defence",
-            "run": "RolloutConfig ContinueConfig OscillateConfig Study rollout adopt continuations oscillations",
+            "record": "RolloutConfig Study",
+            "run": "ContinueConfig OscillateConfig rollout adopt continuations oscillations",
             "states": "ProbeConfig ValleyConfig capture probe_stage valley_stage",
             "report": "ReportConfig build html separability_svg continuation_svg",
         },

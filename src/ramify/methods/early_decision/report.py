@@ -25,11 +25,12 @@ from ramify.methods.early_decision.algorithm import (
     told_apart,
 )
 from ramify.methods.early_decision.page import html_table, page
-from ramify.methods.early_decision.run import Mode, Study
+from ramify.methods.early_decision.probe import Ranked
+from ramify.methods.early_decision.record import CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study
 from ramify.render.charts import Curve, curves_svg
 from ramify.render.escape import escape
 from ramify.stats.intervals import clustered_proportion
-from ramify.trace.growing import Growing
+from ramify.trace.node import Finding
 
 LEVEL = 0.05
 """Of the verdicts on probes and continuations; that on turns has ``alpha``, that on the valley a 95 % interval."""
@@ -51,8 +52,8 @@ class ReportConfig(Config):
 
 
 def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
-    """Everything the study's files say, as JSON."""
-    rows = list(study.traces.rows.values())
+    """Everything the study's run says, as JSON."""
+    rows = list(study.traces.values())
     record = {
         "source": study.source,
         "prompts": len(study.prompts),
@@ -62,10 +63,20 @@ def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
         "thinking": _effects(study),
         "continuation": _curves(study),
         "oscillation": _cuts(study, config or ReportConfig()),
-        "probe": study.load("probe.json"),
-        "valley": study.load("valley.json"),
+        "probe": study.found("probe"),
+        "valley": study.found("valley"),
     }
     return record | {"verdicts": verdicts(record)}
+
+
+def conclude(study: Study, settings: Mapping[str, Any], config: ReportConfig | None = None) -> dict[str, Any]:
+    """:func:`build`, and the verdicts on continuations and turns, and every turn whose sides were measured, stored as findings of the run."""
+    record = build(study, config)
+    if (found := record["continuation"]) is not None:
+        study.conclude("continue", continuation_verdict(found)["verdict"], found["open_fall"], settings)
+    if (found := record["oscillation"]) is not None:
+        study.conclude("oscillate", oscillation_verdict(found)["verdict"], found, settings, *_turns(study))
+    return record
 
 
 def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, tuple[int, int]]:
@@ -140,7 +151,7 @@ def slices(study: Study, m: int) -> dict[str, str]:
 
 def _curves(study: Study) -> dict[str, Any] | None:
     """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes, and the mean of the pools (the paper's)."""
-    drawn = _largest(Growing(study.folder / "continue.jsonl"), "trace", "way", "share")
+    drawn = _largest(study.rows(CONTINUED), "trace", "way", "share")
     if not drawn:
         return None
     parents = {row["key"]: row for row in study.labelled()}
@@ -194,7 +205,7 @@ def _curves(study: Study) -> dict[str, Any] | None:
     }
 
 
-def _largest(found: Growing, *place: str) -> list[dict[str, Any]]:
+def _largest(found: Rows, *place: str) -> list[dict[str, Any]]:
     """The row with most samples at each place, by place: fewer, asked for in an earlier call, are among them."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(found.rows.values(), key=lambda row: row["n"] + row.get("missing", 0)):
@@ -204,10 +215,10 @@ def _largest(found: Growing, *place: str) -> list[dict[str, Any]]:
 
 def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
     """Turns of stance and what cutting there shows; traces of more than 120 chunks apart."""
-    rated = Growing(study.folder / "stances.jsonl").rows
+    rated = study.rows(STANCES).rows
     if not rated:
         return None
-    at = {(row["trace"], row["chunk"]): row for row in _largest(Growing(study.folder / "cuts.jsonl"), "trace", "chunk")}
+    at = {(row["trace"], row["chunk"]): row for row in _largest(study.rows(CUT), "trace", "chunk")}
     cuts, unanswered = [], 0
     for key, row in sorted(rated.items()):
         for pre, post, stance in row["turns"]:
@@ -239,6 +250,28 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
         "smallest_significant": {f"from {base} of {n}": detectable(base, n, len(cuts), config.alpha) for base in bases},
         "by_pool": {pool: summary(pool) for pool in study.pools if pool},
     }
+
+
+def _turns(study: Study) -> list[Finding]:
+    """Every turn of stance with answers drawn at both its cuts: where it is, and how the share of yes moves there."""
+    at = {(row["trace"], row["chunk"]): row for row in _largest(study.rows(CUT), "trace", "chunk")}
+    found = []
+    for key, row in sorted(study.rows(STANCES).rows.items()):
+        for pre, post, stance in row["turns"]:
+            sides = [at[key, chunk] for chunk in (pre, post) if (key, chunk) in at and at[key, chunk]["n"]]
+            if len(sides) < 2:
+                continue
+            before, behind = (side["k"] / side["n"] for side in sides)
+            counts = {name: [side["k"], side["n"]] for name, side in zip(("before", "behind"), sides, strict=True)}
+            kept = int(sides[1]["key"].split("|")[-2])
+            trace = study.traces[key]
+            why = f"the stance turns to {stance:+d}; {before:.0%} of the answers before it say yes, {behind:.0%} behind it"
+            evidence = {"trace": key, "stance": stance} | counts
+            where = trace["node"], trace["start"] + kept
+            found.append(
+                Finding("turn of stance", OSCILLATE, why, *where, value=behind - before, unit="share", evidence=evidence)
+            )
+    return found
 
 
 # -- verdicts
@@ -340,6 +373,15 @@ def continuation_svg(curves: dict[str, list[dict[str, Any]]], title: str) -> str
     return curves_svg(drawn, title, "share of the thinking kept, %", "variance, share", False)
 
 
+_POOL = (*Ranked.__dataclass_fields__, "p_corrected")
+_CONTROLS = ("prompt words", "first token", "near-duplicate prompts", "prompt sources")
+
+
+def _ordered(values: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
+    """As a reader wants them: what a run stores is sorted by name."""
+    return {name: values[name] for name in (*first, *values) if name in values}
+
+
 def html(record: dict[str, Any]) -> str:
     """One self-contained page: outcomes, continuations (ambiguous prompts first), probes with their controls, the valley, oscillations."""
 
@@ -358,8 +400,17 @@ def html(record: dict[str, Any]) -> str:
             parts += [f"<h2>Continuations: {escape(name)}</h2>", continuation_svg(curves, f"Continuations: {name}")]
             parts += [html_table("", points) for points in curves.values()]
     for one in record["probe"] or []:
-        parts.append(html_table(f"Probe at {one['at']} {one['place'] or ''}, layer {one['layer']}", one["pools"]))
-        controls = {"within pools": one["within_pools"], "shuffled labels, 95th percentile": one["null"], **one["controls"]}
+        parts.append(
+            html_table(
+                f"Probe at {one['at']} {one['place'] or ''}, layer {one['layer']}",
+                [_ordered(pool | {"controls": _ordered(pool.get("controls") or {}, _CONTROLS)}, _POOL) for pool in one["pools"]],
+            )
+        )
+        controls = {
+            "within pools": one["within_pools"],
+            "shuffled labels, 95th percentile": one["null"],
+            **_ordered(one["controls"], _CONTROLS),
+        }
         parts.append(html_table("Controls, all pools together", named("control", controls, "AUROC")))
     if record["valley"] and not record["valley"]["reason"]:
         parts += ["<h2>Along the thinking</h2>", separability_svg(record["valley"])]

@@ -1,4 +1,4 @@
-"""The stages of a study of early decisions, each resumed from the JSON lines it writes: rollouts, continuations, oscillation cuts.
+"""The stages of a study of early decisions, each resumed from the rows it stored in the run: rollouts, continuations, oscillation cuts.
 
 Hidden states are collected by :mod:`ramify.methods.early_decision.states`, and what all stages say is put together in ``report.py``.
 """
@@ -6,176 +6,29 @@ Hidden states are collected by :mod:`ramify.methods.early_decision.states`, and 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.errors import BoundaryError, UserError
-from ramify.base.files import reason, write_whole
-from ramify.base.seeds import place_key
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.methods.early_decision.judges import stances
+from ramify.methods.early_decision.record import CONTINUE, CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study, Written, counted
 from ramify.methods.early_decision.thinking import Answer, Closed, NoRoomError, Thinker, Thought, cut_at, tokens_up_to
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import Fixed, potential
-from ramify.rollout.problems import Problem
 from ramify.rollout.sampler import Place
 from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.stats.drops import Counts
-from ramify.trace.db import this_user
-from ramify.trace.growing import Growing
+from ramify.trace.db import Record
 
-Mode = Literal["thinking", "none"]
 Way = Literal["closed", "open"]
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Tell = Callable[[int], None]
-
-
-class RolloutConfig(Config):
-    """How traces are drawn and what counts as yes."""
-
-    model: str = ""
-    """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
-    label: tuple[str, ...] = ()
-    """voters on the answer: regex:PATTERN, FILE.py:FUNCTION of (prompt, answer), or judge:MODEL; a JSON list where a pattern holds a comma"""
-    ties: Literal["no", "yes"] = "no"
-    """what half of the votes for yes make"""
-    k: int = Field(8, ge=1)
-    """rollouts of each prompt and mode"""
-    modes: tuple[Mode, ...] = ("thinking", "none")
-    """with thinking, and with an empty thinking block"""
-    open: str = ""
-    """text that opens thinking, left out where the prompt ends with it already; empty: <think>, or the analysis channel of GPT-OSS and its like"""
-    close: str = ""
-    """text that closes it; empty: </think>, or the head of the final channel"""
-    primer: str = ""
-    """text that every thinking starts with; a sentence on safety is the defence SafePath-ZS"""
-    guard: Literal["none", "reminder", "self-check"] = "none"
-    """a defence while drawing: SafeRemind's reminder where the model grows sure, or PSR's question to itself"""
-    reminder: str = "\nWait. Is it safe to help with this?\n"
-    """what SafeRemind puts in"""
-    think_tokens: int = Field(16384, ge=1)
-    """thinking is closed by force, or with --no-force left open, after so many tokens"""
-    answer_tokens: int = Field(1024, ge=1)
-    """the answer's own budget"""
-    force: bool = True
-    """close thinking that reaches its budget"""
-    temperature: float = Field(0.6, ge=0)
-    """of thinking and answer"""
-    top_p: float = Field(0.95, gt=0, le=1)
-    """of thinking and answer"""
-    top_k: int = Field(0, ge=0)
-    """of thinking and answer; 0 keeps all"""
-    seed: int = 0
-    """decides every draw"""
-
-
-class Study:
-    """A folder with one study: its settings, prompts and traces, and what later stages found. The same settings open it again.
-
-    Raises UserError where the folder holds a study with other settings, prompts or another model.
-    """
-
-    def __init__(
-        self, folder: Path, config: RolloutConfig, problems: Sequence[Problem] = (), source: dict[str, Any] | None = None
-    ) -> None:
-        self.folder, self.config = folder, config
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {folder}: {reason(error)}") from None
-        if problems:
-            asked = [{"id": p.id, "prompt_ids": list(p.prompt_ids), "data": dict(p.data)} for p in problems]
-            begun = {"config": config.to_json(), "source": source or {}, "owner": this_user()}
-            self.keep("study.json", begun, "another model")
-            self.keep("prompts.json", asked, "other prompts")
-        self.prompts = {row["id"]: row for row in _read(folder / "prompts.json")}
-        self.traces = Growing(folder / "traces.jsonl")
-
-    @classmethod
-    def open(cls, folder: Path) -> Study:
-        """A study that is there. Raises UserError where there is none."""
-        return cls(folder, RolloutConfig(**_read(folder / "study.json")["config"]))
-
-    @property
-    def source(self) -> dict[str, Any]:
-        """The model and voters the traces are of."""
-        found: dict[str, Any] = _read(self.folder / "study.json")["source"]
-        return found
-
-    @property
-    def foreign(self) -> bool:
-        """Whether it was made elsewhere, or by somebody else."""
-        return bool(_read(self.folder / "study.json").get("owner") != this_user())
-
-    def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
-        """Traces whose answer was judged, in an order that does not depend on when they were drawn."""
-        rows = [row for row in self.traces.rows.values() if row["mode"] == mode and row["status"] == "labelled"]
-        place = {name: i for i, name in enumerate(self.prompts)}
-        return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
-
-    def prefixes(self, m: int) -> list[dict[str, Any]]:
-        """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
-        model = str(self.source.get("model", ""))
-
-        def rank(row: dict[str, Any]) -> int:
-            return place_key(self.config.seed, model, row["prompt"], row["sample"])
-
-        of = groupby(self.labelled(), lambda row: row["prompt"])
-        return [row for _, rows in of for row in sorted(sorted(rows, key=rank)[:m], key=lambda row: row["sample"])]
-
-    @property
-    def pools(self) -> dict[str, list[str]]:
-        """Prompts by the pool they belong to, "" where none is named."""
-        pools = sorted({self.pool(name) for name in self.prompts})
-        return {pool: [name for name in self.prompts if self.pool(name) == pool] for pool in pools}
-
-    def pool(self, prompt: str) -> str:
-        """The pool a prompt belongs to."""
-        return str(self.prompts[prompt]["data"].get("pool", ""))
-
-    def asked(self, prompt: str) -> str:
-        """A prompt as text: as it was given, else its ids."""
-        row = self.prompts[prompt]
-        return str(row["data"].get("prompt") or " ".join(map(str, row["prompt_ids"])))
-
-    def save(self, name: str, record: Any) -> None:
-        """Write the result of a stage, whole."""
-        write_whole(self.folder / name, json.dumps(record, indent=1) + "\n")
-
-    def load(self, name: str) -> Any:
-        """The result of a stage, None where it has not run."""
-        return _read(self.folder / name) if (self.folder / name).is_file() else None
-
-    def keep(self, name: str, record: Any, otherwise: str) -> None:
-        """Write what decides the study. Raises UserError where it is there and other: naming the settings, else ``otherwise``."""
-        known = self.load(name)
-        if known is None:
-            self.save(name, record)
-        elif _unowned(known) != _unowned(json.loads(json.dumps(record))):
-            now = record["config"] if isinstance(record, dict) else {}
-            flags = [f"--{key.replace('_', '-')}" for key in now if known["config"].get(key) != now[key]]
-            what = f"other settings ({', '.join(flags)})" if flags else otherwise
-            raise UserError(f"{self.folder} holds a study with {what}; name another folder with --out")
-
-
-def _unowned(record: Any) -> Any:
-    return {key: value for key, value in record.items() if key != "owner"} if isinstance(record, dict) else record
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{path.parent} holds no study of early decisions: there is no readable {path.name}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 # -- rollouts
@@ -199,10 +52,23 @@ async def rollout(study: Study, thinker: Thinker, jury: Jury, tell: Tell = lambd
         for i in missing:
             record = await _labelled(study, jury, name, drawn[i - first])
             if record is not None:
-                study.traces.add(f"{name}/{mode}/{i}", {"prompt": name, "mode": mode, "sample": i, **record})
-        tell(len(study.traces.rows))
+                trace = {"prompt": name, "mode": mode, "sample": i, **record}
+                study.add(trace, _written(thinker, ids, trace))
+        tell(len(study.traces))
 
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
+
+
+def _written(thinker: Thinker, prompt: Sequence[int], row: dict[str, Any]) -> Written:
+    """How a sampled trace stands in the reply, with the marks that open and close it."""
+    whole = thinker.marks.start(prompt)[len(prompt) :].tolist()
+    before = len(whole)
+    if row["closed"] == "never":
+        whole += row["thinking"]
+    else:
+        whole = thinker.closed_prefix(prompt, row["thinking"], row["closed"])[len(prompt) :].tolist()
+    ends = None if thinker.tokenizer is None else thinker.tokenizer.ends(whole)
+    return Written(whole, before, thinker.text(whole), ends)
 
 
 async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
@@ -235,7 +101,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
     The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
     its thinking is not labelled in place of it. Raises UserError where the study has another trace at a row's place.
     """
-    known = {row["sample"]: row for row in study.traces.rows.values() if row["mode"] == "thinking"}
+    known = {row["sample"]: row for row in study.traces.values() if row["mode"] == "thinking"}
     for i, given in enumerate(rows):
         prompt, thinking, response = given["prompt"], list(tokenizer.encode(given["thinking"])), given.get("response") or None
         if i in known:
@@ -250,7 +116,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
             row["answer"] = response
             judged = await _judged(study, jury, prompt, response)
         if judged is not None:
-            study.traces.add(f"{prompt}/thinking/{i}", row | judged)
+            study.add(row | judged, Written(thinking, 0, given["thinking"], drawn=False))
 
 
 # -- continuations
@@ -280,12 +146,12 @@ class ContinueConfig(Config):
 
 async def continuations(
     study: Study, thinker: Thinker, jury: Jury, config: ContinueConfig, tell: Tell = lambda done: None
-) -> Growing:
+) -> Rows:
     """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own.
 
     A prefix of which a draw or a vote failed has no row, so the next call tries it again.
     """
-    found = Growing(study.folder / "continue.jsonl")
+    found = study.rows(CONTINUED)
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
 
@@ -307,7 +173,8 @@ async def continuations(
             return
         missing = config.n - counts["n"] if counts["status"] == "done" else 0
         record = {"trace": trace["key"], "prompt": prompt, "share": share, "way": way, "tokens": len(kept)}
-        found.add(key, record | counts | {"missing": missing})
+        record |= counts | {"missing": missing}
+        found.add(key, record, *study.mark(trace, len(kept), f"potential {way} at {share:g}", CONTINUE, counted(record)))
         tell(len(found.rows))
 
     traces = [trace for trace in study.prefixes(config.m) if trace["thinking"]]
@@ -404,7 +271,7 @@ async def oscillations(
     judges: Sequence[Judge],
     config: OscillateConfig,
     tell: Tell = lambda done: None,
-) -> tuple[Growing, Growing]:
+) -> tuple[Rows, Rows]:
     """Rate stances and draw answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
     A trace that no judge rated and a cut of which a draw or a vote failed have no row, so the next call tries them again. A trace of one
@@ -417,13 +284,13 @@ async def oscillations(
     chosen = [trace for trace in study.prefixes(config.traces) if trace["thinking"]]
     texts = {trace["key"]: thinker.text(trace["thinking"]) for trace in chosen}
     pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
-    if chosen and max(map(len, pieces.values())) < 2 and study.load("oscillate.json") is None:
+    if chosen and max(map(len, pieces.values())) < 2 and not study.rated:
         raise UserError(
             f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up to "
             f"--limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower these"
         )
-    study.keep("oscillate.json", {"config": fixed | {"ties_refuse": jury.ties}}, "other settings")
-    rated, cuts = Growing(study.folder / "stances.jsonl"), Growing(study.folder / "cuts.jsonl")
+    study.settle(fixed | {"ties_refuse": jury.ties})
+    rated, cuts = study.rows(STANCES), study.rows(CUT)
     tokenizer = thinker.tokenizer
 
     async def one(trace: dict[str, Any]) -> None:
@@ -442,7 +309,9 @@ async def oscillations(
             record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}
             settled = settle(said, len(chunks))
             turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
-            rated.add(trace["key"], record | {"stances": settled, "turns": turns})
+            rated.add(
+                trace["key"], record | {"stances": settled, "turns": turns}, *_leanings(study, trace, spans, ends, said, settled)
+            )
         for chunk in (end for *both, _ in rated.rows[trace["key"]]["turns"] for end in both):
             kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
             key = f"{trace['key']}|{len(kept)}|{config.answers}"
@@ -450,8 +319,25 @@ async def oscillations(
                 cut = ThinkingCut(tuple(kept), (trace["key"], "cut", len(kept)))
                 counts = await _measured(CutForks(study, thinker, jury), trace["prompt"], cut, config.answers)
                 if counts is not None:
-                    cuts.add(key, {"trace": trace["key"], "chunk": chunk} | counts)
+                    row = {"trace": trace["key"], "chunk": chunk} | counts
+                    cuts.add(key, row, *study.mark(trace, len(kept), "potential cut", OSCILLATE, counted(row)))
         tell(len(rated.rows))
 
     await asyncio.gather(*(one(trace) for trace in chosen))
     return rated, cuts
+
+
+def _leanings(
+    study: Study,
+    trace: dict[str, Any],
+    spans: Sequence[tuple[int, int]],
+    ends: np.ndarray,
+    said: Sequence[Sequence[int] | None],
+    settled: Sequence[int | None],
+) -> list[Record]:
+    """The stance of each chunk, at its last token: what was settled, and each judge's own (None where it gave none)."""
+    marks: list[Record] = []
+    for i, ((_, end), stance) in enumerate(zip(spans, settled, strict=True)):
+        value = {"stance": stance, "ratings": [one and one[i] for one in said]}
+        marks += study.mark(trace, tokens_up_to(ends, end), "stance", OSCILLATE, value)
+    return marks

@@ -29,7 +29,8 @@ from ramify.methods.early_decision.probe import (
     shuffled_labels,
     too_few,
 )
-from ramify.methods.early_decision.run import Study
+from ramify.methods.early_decision.record import Study
+from ramify.methods.early_decision.report import probe_verdict, valley_verdict
 from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
 from ramify.methods.early_decision.thinking import Thinker
 from ramify.stats.ranking import auroc
@@ -121,7 +122,7 @@ def capture(
 
 
 def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
-    """Probes at each place and layer with every control; written to ``probe.json``. Raises UserError where ``shuffles`` are too few."""
+    """Probes at each place and layer with every control; stored as the run's finding. Raises UserError where ``shuffles`` are too few."""
     if 0 < config.shuffles < SHUFFLES:
         raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
     found: list[dict[str, Any]] = []
@@ -156,12 +157,12 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
     for one, ps in zip(found, corrected(results), strict=True):
         for pool in one["pools"]:
             pool["p_corrected"] = ps.get(pool["pool"])
-    study.save("probe.json", found)
+    study.conclude("probe", probe_verdict(found)["verdict"], found, config.to_json())
     return {"probes": found}
 
 
 def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[str, Any]:
-    """J and a probe at every position, with the floor of the one and shuffled labels for the other; written to ``valley.json``."""
+    """J and a probe at every position, with the floor of the one and shuffled labels for the other; stored as the run's finding."""
     got = capture(study, thinker, "hop", (FINAL,), config.points, "float16")
     names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
     record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}
@@ -180,5 +181,5 @@ def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[s
             for name, value in logit_measures(scores, y, config.textbook).items():
                 probes.setdefault(name, []).append(value if np.isfinite(value) else None)
         record["probe"] = probes
-    study.save("valley.json", record)
+    study.conclude("valley", valley_verdict(record)["verdict"], record, config.to_json())
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +18,12 @@ from ramify.engine.named import find_drawn, find_model
 from ramify.methods import early_decision
 from ramify.methods.early_decision.guards import Guard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
+from ramify.methods.early_decision.record import RolloutConfig, Study
 from ramify.methods.early_decision.report import (
     ReportConfig,
     build,
     compare,
+    conclude,
     continuation_verdict,
     html,
     oscillation_verdict,
@@ -30,8 +33,6 @@ from ramify.methods.early_decision.report import (
 from ramify.methods.early_decision.run import (
     ContinueConfig,
     OscillateConfig,
-    RolloutConfig,
-    Study,
     adopt,
     continuations,
     oscillations,
@@ -42,6 +43,7 @@ from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.problems import read_problems
 from ramify.score.judge import Jury, names_code
+from ramify.trace.connect import holds_run
 from ramify.trace.lines import at_place, field, read_lines
 
 app = typer.Typer(
@@ -67,17 +69,21 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
 
 
 def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Thinker, Jury]:
-    study = Study.open(path)
-    code = [spec for spec in (f"judge:{study.config.model}", *study.config.label) if names_code(spec)]
-    if code and study.foreign and not trust:
-        named = ", ".join(spec.removeprefix("judge:") for spec in code)
+    """The study, open for writing, and what its settings name. Those of a foreign run are a third party's words (see ``--trust``)."""
+    with Study.open(path) as study:
+        config, source, foreign = study.config, study.source, study.run.foreign
+    risks = [f"model {config.model!r}"] if config.model != "builtin" else []
+    risks += [f"label {spec!r}" for spec in config.label if names_code(spec) or "judge:" in spec]
+    if foreign and risks and not trust:
         raise UserError(
-            f"{path} was made elsewhere, and its settings name code ({named}): where that is what you want, give --trust"
+            f"{path} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "
+            f"{', '.join(risks)}; where that is what you want, give --trust"
         )
-    thinker, _ = _thinker(study.config)
-    if study.source.get("weights") != thinker.sampler.identity.weights:
-        raise UserError(f"the traces of {path} are of other weights than '{study.config.model}' has now")
-    return study, thinker, _jury(study.config, ties)
+    thinker, _ = _thinker(config)
+    if source.get("weights") != thinker.sampler.identity.weights:
+        raise UserError(f"the traces of {path} are of other weights than '{config.model}' has now")
+    jury = _jury(config, ties)
+    return Study.open(path, write=True), thinker, jury
 
 
 def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
@@ -111,15 +117,18 @@ def run_(
     total = len(problems) * len(options.modes) * options.k
     source = {"model": thinker.sampler.identity.name, "weights": thinker.sampler.identity.weights, "voters": jury.names}
     if dry_run:  # a bill decides nothing
-        done = len(Study(out, options, problems, source).traces.rows) if (out / "study.json").is_file() else 0
+        done = 0
+        if holds_run(out):
+            with Study.begin(out, options, problems, source) as known:
+                done = len(known.traces)
         _show({"traces": total, "missing": total - done, "out": str(out)}, as_json)
         return
-    study = Study(out, options, problems, source)
-    if given:
-        asyncio.run(adopt(study, given, thinker.tokenizer, jury))  # type: ignore[arg-type]
-    else:
-        _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, jury, tell))
-    record = build(study)
+    with Study.begin(out, options, problems, source) as study:
+        if given:
+            asyncio.run(adopt(study, given, thinker.tokenizer, jury))  # type: ignore[arg-type]
+        else:
+            _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, jury, tell))
+        record, there = build(study), len(study.traces)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
     counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
@@ -127,7 +136,7 @@ def run_(
         status | {"out": str(out)}, as_json, table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}"
     )
     _warn(thinker, jury)
-    if not study.traces.rows:
+    if not there:
         raise RamifyError(f"no trace could be drawn: {thinker.first_failure or 'all voters failed'}")
 
 
@@ -159,7 +168,7 @@ def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
     options = load(early_decision.ProbeConfig, flags=ctx.args)
     study, thinker, _ = _opened(run, trust=trust)
-    with progress("probe", as_json=as_json, kept="nothing was written"):
+    with study, progress("probe", as_json=as_json, kept="nothing was written"):
         found = early_decision.probe_stage(study, thinker, options)
     verdict = probe_verdict(found["probes"])
     rows = [
@@ -175,7 +184,7 @@ def valley_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Jso
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
     options = load(early_decision.ValleyConfig, flags=ctx.args)
     study, thinker, _ = _opened(run, trust=trust)
-    with progress("valley", as_json=as_json, kept="nothing was written"):
+    with study, progress("valley", as_json=as_json, kept="nothing was written"):
         record = early_decision.valley_stage(study, thinker, options)
     verdict = valley_verdict(record)
     if record["reason"]:
@@ -193,12 +202,14 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: 
     """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
     options = load(ContinueConfig, flags=ctx.args)
     if dry_run:
-        _show(options.bill(Study.open(run)), as_json)
+        with Study.open(run) as study:
+            _show(options.bill(study), as_json)
         return
     study, thinker, jury = _opened(run, trust=trust)
-    total = options.bill(study)["prefixes"]
-    _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, jury, options, tell))
-    found = build(study)["continuation"]
+    with study:
+        total = options.bill(study)["prefixes"]
+        _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, jury, options, tell))
+        found = conclude(study, options.to_json())["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
     verdict = continuation_verdict(found or {"open_fall": None})
@@ -211,18 +222,20 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     options = load(OscillateConfig, flags=ctx.args)
     if dry_run:
-        _show(options.bill(Study.open(run)), as_json)
+        with Study.open(run) as study:
+            _show(options.bill(study), as_json)
         return
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
     study, thinker, jury = _opened(run, ties, trust)
-    total = options.bill(study)["traces"]
-    rated, _ = _work(
-        "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, jury, judges, options, tell)
-    )
-    found = build(study)["oscillation"]
-    unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
+    with study:
+        total = options.bill(study)["traces"]
+        rated, _ = _work(
+            "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, jury, judges, options, tell)
+        )
+        found = conclude(study, options.to_json())["oscillation"]
+        unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
     shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
     verdict = oscillation_verdict(found)
     emit({"oscillation": found, "unrated": unrated} | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
@@ -242,16 +255,17 @@ def report_(
 ) -> None:
     """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
     options = load(ReportConfig, flags=ctx.args)
-    study = Study.open(run)
-    record = build(study, options)
+    with Study.open(run) as study:
+        record = build(study, options)
     told = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())
     text = f"{told}{run / 'report.html'} and {run / 'report.json'} are written"
     if against is not None:
-        record["defence"] = compare(Study.open(against), study)
+        with Study.open(against) as base, Study.open(run) as study:
+            record["defence"] = compare(base, study)
         before, after = record["defence"]["base"], record["defence"]["treated"]
         rows = [[name, before[name], after[name]] for name in before]
         text = table(["figure", "base", "run"], rows) + f"\n\nthe defence {record['defence']['verdict']}; {text}"
-    study.save("report.json", record)
+    write_whole(run / "report.json", json.dumps(record, indent=1) + "\n")
     write_whole(run / "report.html", html(record))
     emit(record, as_json, text)
 

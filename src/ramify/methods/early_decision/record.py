@@ -1,0 +1,342 @@
+"""A study of early decisions as a run: a tree a prompt, thinking and answers as nodes, what later stages measured in the journal and at the tokens.
+
+Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage goes on behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config, check
+from ramify.base.errors import UserError
+from ramify.base.ids import json_hash
+from ramify.base.seeds import place_key
+from ramify.rollout.problems import Problem
+from ramify.trace.connect import holds_run
+from ramify.trace.db import Record, Run
+from ramify.trace.foreign import root
+from ramify.trace.node import STOPS, Finding, Mark, Node, Producer, TreeInfo, Verdict, make_node
+
+Mode = Literal["thinking", "none"]
+OLD = "study.json"
+"""The first file of a study that ramify 0.1.0 wrote."""
+KIND = "early-decision run"
+TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"
+"""Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace, a cut at a turn; the settings of the ratings."""
+CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
+"""Who makes the marks and findings of these stages."""
+
+
+class RolloutConfig(Config):
+    """How traces are drawn and what counts as yes."""
+
+    model: str = ""
+    """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
+    label: tuple[str, ...] = ()
+    """voters on the answer: regex:PATTERN, FILE.py:FUNCTION of (prompt, answer), or judge:MODEL; a JSON list where a pattern holds a comma"""
+    ties: Literal["no", "yes"] = "no"
+    """what half of the votes for yes make"""
+    k: int = Field(8, ge=1)
+    """rollouts of each prompt and mode"""
+    modes: tuple[Mode, ...] = ("thinking", "none")
+    """with thinking, and with an empty thinking block"""
+    open: str = ""
+    """text that opens thinking, left out where the prompt ends with it already; empty: <think>, or the analysis channel of GPT-OSS and its like"""
+    close: str = ""
+    """text that closes it; empty: </think>, or the head of the final channel"""
+    primer: str = ""
+    """text that every thinking starts with; a sentence on safety is the defence SafePath-ZS"""
+    guard: Literal["none", "reminder", "self-check"] = "none"
+    """a defence while drawing: SafeRemind's reminder where the model grows sure, or PSR's question to itself"""
+    reminder: str = "\nWait. Is it safe to help with this?\n"
+    """what SafeRemind puts in"""
+    think_tokens: int = Field(16384, ge=1)
+    """thinking is closed by force, or with --no-force left open, after so many tokens"""
+    answer_tokens: int = Field(1024, ge=1)
+    """the answer's own budget"""
+    force: bool = True
+    """close thinking that reaches its budget"""
+    temperature: float = Field(0.6, ge=0)
+    """of thinking and answer"""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """of thinking and answer"""
+    top_k: int = Field(0, ge=0)
+    """of thinking and answer; 0 keeps all"""
+    seed: int = 0
+    """decides every draw"""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a trace's thinking stands in the reply: all ``tokens`` between prompt and answer, of which ``before`` come first, their text, and
+    where each ends in it (None: not known)."""
+
+    tokens: Sequence[int]
+    before: int
+    text: str
+    ends: np.ndarray | None = None
+    drawn: bool = True
+    """Whether the model drew the thinking, or it is from elsewhere."""
+
+
+class Rows:
+    """Rows of one kind in a run's journal, by key; each is committed with the records that belong to it. ``rows`` holds all there are."""
+
+    def __init__(self, run: Run, kind: str) -> None:
+        self._run, self._kind = run, kind
+        self.rows: dict[str, dict[str, Any]] = {entry.key: {"key": entry.key, **entry.payload} for entry in run.journal(kind)}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.rows
+
+    def add(self, key: str, row: Mapping[str, Any], *records: Record) -> None:
+        """Store one row; one that is there stays. Raises as :meth:`ramify.trace.db.Run.add`."""
+        with self._run.transaction():
+            self._run.add(*records)
+            self._run.log(self._kind, key, dict(row))
+        self.rows.setdefault(key, {"key": key, **row})
+
+
+class Study:
+    """A run with one study: its settings, prompts and traces, and what later stages found. Use it as a context manager, or close it.
+
+    Raises UserError where the run is none of a study.
+    """
+
+    def __init__(self, run: Run) -> None:
+        if run.kind != KIND:
+            raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
+        self.run, self.folder = run, run.folder
+        known = {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
+        self.config = check(RolloutConfig, known, f"the stored settings of {run.folder}")
+        self.source: dict[str, Any] = {name: value for name, value in run.parts.items() if name != "prompts"}
+        """The model and voters the traces are of."""
+
+    @classmethod
+    def begin(
+        cls, folder: Path, config: RolloutConfig, problems: Sequence[Problem], source: Mapping[str, Any] | None = None
+    ) -> Study:
+        """The study in ``folder``, open for writing: a new one, or the one that the same settings, prompts and ``source`` began.
+
+        Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`), or where a study of an older ramify lies there.
+        """
+        _refuse_old(folder)
+        asked = [asked_of(p.id, p.prompt_ids, p.data) for p in problems]
+        run = Run.begin(folder, KIND, config.to_json(), parts={**(source or {}), "prompts": json_hash(asked)})
+        try:
+            study = cls(run)
+            study.ask(asked)
+        except BaseException:
+            run.close()
+            raise
+        return study
+
+    @classmethod
+    def open(cls, folder: Path, write: bool = False) -> Study:
+        """A study that is there. Raises UserError where there is none, and for writing where another process writes to it."""
+        _refuse_old(folder)
+        if not holds_run(folder):
+            raise UserError(f"{folder} holds no study of early decisions: `ramify {KIND}` makes one")
+        run = Run.open(folder, write)
+        try:
+            return cls(run)
+        except BaseException:
+            run.close()
+            raise
+
+    def close(self) -> None:
+        """Commit and close; closing twice is fine."""
+        self.run.close()
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @cached_property
+    def prompts(self) -> dict[str, dict[str, Any]]:
+        """Prompts by id, in the order of the file they came in: ``id``, ``prompt_ids``, ``data``."""
+        ids = {node.tree: node.tokens for node in self._nodes.values() if node.role == "user" and node.tokens is not None}
+        return {
+            tree.name: {"id": tree.name, "prompt_ids": ids[tree.name].tolist(), "data": dict(tree.task["data"])}
+            for tree in self.run.each(TreeInfo)
+        }
+
+    @cached_property
+    def traces(self) -> dict[str, dict[str, Any]]:
+        """Traces by key (prompt/mode/sample)."""
+        return {entry.key: _row(entry.key, entry.payload, self._nodes) for entry in self.run.journal(TRACE)}
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        return {node.id: node for node in self.run.each(Node)}
+
+    def rows(self, kind: str) -> Rows:
+        """What a stage measured: rows of CONTINUED, STANCES or CUT."""
+        return Rows(self.run, kind)
+
+    def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
+        """Traces whose answer was judged, in an order that does not depend on when they were drawn."""
+        rows = [row for row in self.traces.values() if row["mode"] == mode and row["status"] == "labelled"]
+        place = {name: i for i, name in enumerate(self.prompts)}
+        return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
+
+    def prefixes(self, m: int) -> list[dict[str, Any]]:
+        """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
+        model = str(self.source.get("model", ""))
+
+        def rank(row: dict[str, Any]) -> int:
+            return place_key(self.config.seed, model, row["prompt"], row["sample"])
+
+        of = groupby(self.labelled(), lambda row: row["prompt"])
+        return [row for _, rows in of for row in sorted(sorted(rows, key=rank)[:m], key=lambda row: row["sample"])]
+
+    @property
+    def pools(self) -> dict[str, list[str]]:
+        """Prompts by the pool they belong to, "" where none is named."""
+        pools = sorted({self.pool(name) for name in self.prompts})
+        return {pool: [name for name in self.prompts if self.pool(name) == pool] for pool in pools}
+
+    def pool(self, prompt: str) -> str:
+        """The pool a prompt belongs to."""
+        return str(self.prompts[prompt]["data"].get("pool", ""))
+
+    def asked(self, prompt: str) -> str:
+        """A prompt as text: as it was given, else its ids."""
+        row = self.prompts[prompt]
+        return str(row["data"].get("prompt") or " ".join(map(str, row["prompt_ids"])))
+
+    def add(self, row: Mapping[str, Any], written: Written) -> None:
+        """Store a trace and commit: ``prompt``, ``mode``, ``sample``, ``thinking`` and what came of it."""
+        name, key = row["prompt"], f"{row['prompt']}/{row['mode']}/{row['sample']}"
+        prompt = self._nodes[self._places[name]]
+        length, drawn = len(row["thinking"]), written.drawn and row["mode"] == "thinking"
+        sampled = np.zeros(len(written.tokens), bool)
+        sampled[written.before : len(sampled) if row["closed"] == "own" else written.before + length] = True
+        by = self._producer("think_tokens") if drawn else None
+        thought = make_node(
+            name, prompt.id, len(prompt), "assistant", written.text, tokens=written.tokens, sampled=sampled if drawn else None,
+            ends=written.ends, producer=by and by.hash, index=row["sample"] if row["mode"] == "thinking" else -1,
+            data={"mode": row["mode"], "closed": row["closed"], "thinking": [written.before, written.before + length]},
+        )  # fmt: skip
+        records: list[Record] = [*filter(None, [by]), thought]
+        kept = {part: value for part, value in row.items() if part not in ("key", "thinking", "answer", "answer_ids")}
+        kept |= {"thought": thought.id}
+        if "answer" in row:
+            tokens, by = row.get("answer_ids"), self._producer("answer_tokens") if written.drawn else None
+            stop = row.get("stop", "")
+            said = make_node(
+                name, thought.id, len(thought), "assistant", row["answer"], tokens=tokens, opens=False,
+                sampled=None if tokens is None or not written.drawn else np.ones(len(tokens), bool),
+                producer=by and by.hash, index=row["sample"], stop=stop if stop in STOPS else "",
+            )  # fmt: skip
+            records += [*filter(None, [by]), said]
+            kept |= {"said": said.id}
+            if "votes" in row:
+                value, told = row["outcome"], {"votes": row["votes"], "share": row["soft"]}
+                judges = {"jury": str(row["judge"])} if row.get("judge") else {}
+                records.append(
+                    Verdict(said.id, "label", None if value is None else float(value), "outcome", None, told, judges=judges)
+                )
+        with self.run.transaction():
+            self.run.add(*records)
+            self.run.log(TRACE, key, kept)
+        self._nodes.update((node.id, node) for node in records if isinstance(node, Node))
+        self.traces[key] = _row(key, kept, self._nodes)
+
+    def mark(self, trace: Mapping[str, Any], tokens: int, name: str, maker: str, value: Mapping[str, Any]) -> list[Record]:
+        """Something to remember after ``tokens`` of a trace's thinking; none where these are more than it has."""
+        return [Mark(trace["node"], trace["start"] + tokens, name, maker, value)] if tokens <= len(trace["thinking"]) else []
+
+    def found(self, stage: str) -> Any:
+        """All that a stage found (``probe``, ``valley``), None where it has not run."""
+        known = [one for one in self.run.findings(maker=f"early-decision {stage}") if one.node is None]
+        return known[-1].evidence if known else None
+
+    def conclude(self, stage: str, why: str, evidence: Any, settings: Mapping[str, Any], *more: Finding) -> None:
+        """Store what a stage found, and its verdict in a sentence, in place of what it found before."""
+        maker = f"early-decision {stage}"
+        self.run.conclude(maker, [Finding(stage, maker, why, evidence=evidence, identity=settings), *more])
+
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Keep what decides the ratings. Raises UserError where others are there, naming them."""
+        known = next((dict(entry.payload) for entry in self.run.journal(RATED)), None)
+        if known is None:
+            self.run.log(RATED, "settings", settings)
+            self.run.commit()
+            return
+        flags = [
+            f"--{name.replace('_', '-')}" for name, value in json.loads(json.dumps(settings)).items() if known.get(name) != value
+        ]
+        if flags:
+            raise UserError(
+                f"{self.folder} holds stances of other settings ({', '.join(flags)}): begin another run, or rate with these"
+            )
+
+    @property
+    def rated(self) -> bool:
+        """Whether stances were rated."""
+        return bool(self.run.journal(RATED))
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        return {node.tree: node.id for node in self._nodes.values() if node.role == "user"}
+
+    def ask(self, asked: Sequence[Mapping[str, Any]]) -> None:
+        """Store prompts: a tree each, and its tokens as a given message. Those that are there stay as they are."""
+        with self.run.transaction():
+            for one in asked:
+                name, data = str(one["id"]), dict(one["data"])
+                self.run.add_tree(name, {"id": name, "data": data})
+                text = str(data.get("prompt") or " ".join(map(str, one["prompt_ids"])))
+                self.run.add(make_node(name, root(self.run, name).id, 0, "user", text, tokens=one["prompt_ids"]))
+
+    def _producer(self, limit: str) -> Producer:
+        config = self.config.to_json()
+        settings = {name: config[name] for name in ("temperature", "top_p", "top_k", limit, "guard", "primer")}
+        return Producer(str(self.source.get("model", "")), str(self.source.get("weights", "")), settings, self.config.seed)
+
+
+def asked_of(name: str, ids: Sequence[int], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt as its run's hash of all prompts takes it."""
+    return {"id": name, "prompt_ids": [int(token) for token in ids], "data": dict(data)}
+
+
+def _row(key: str, kept: Mapping[str, Any], nodes: Mapping[str, Node]) -> dict[str, Any]:
+    """A trace as the stages read it: its entry in the journal, with what its nodes say."""
+    thought = nodes[kept["thought"]]
+    start, end = thought.data["thinking"] if kept["mode"] == "thinking" else (0, 0)
+    row = {name: value for name, value in kept.items() if name not in ("thought", "said")}
+    row |= {
+        "key": key,
+        "node": thought.id,
+        "start": start,
+        "thinking": [] if thought.tokens is None else thought.tokens[start:end].tolist(),
+    }
+    if "said" in kept:
+        said = nodes[kept["said"]]
+        row |= {"answer": said.text} | ({} if said.tokens is None else {"answer_ids": said.tokens.tolist()})
+    return row
+
+
+def _refuse_old(folder: Path) -> None:
+    if (folder / OLD).is_file() and not holds_run(folder):
+        raise UserError(
+            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which goes on under DIR"
+        )
+
+
+def counted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a mark of a potential says: counts of yes at this place."""
+    return {name: row[name] for name in ("share", "chunk", "status", "k", "n", "missing") if name in row}
