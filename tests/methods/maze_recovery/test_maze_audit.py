@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def test_one_detour_in_closed_form():
     assert found["efficiency"] == 1
     assert found["recovery_traces"]["k"] == 1
     assert (found["dead_ends"], found["off_way_states"], found["recovery_coverage"]) == (1, deep, 1.0)
-    assert found["dead_end_list"] == [{"task": "b0 leaf", "state": "b1 leaf", "visits": 1, "untried": None, "node": None}]
+    assert found["dead_end_list"] == [
+        {"task": "b0 leaf", "state": "b1 leaf", "visits": 1, "untried": None, "p": 1.0, "node": None}
+    ]
     first, second = found["per_trace"]
     assert (first["steps"], first["steps_in_loops"], first["dead_ends"]) == (2 * deep + 2 * K + 2, 2 * deep, 1)
     assert (second["loop_free"], second["recoveries"], second["mean_depth"]) == (True, 0, None)
@@ -187,3 +190,15 @@ def test_samples_of_one_prompt_are_no_states_to_measure_on():
     t = Traces(from_records([{"task_id": 1, "steps": [{"obs": "7*8?", "action": "56"}], "success": True}] * 3))
     assert len(t.graph.keys) < len(t.graph.visit_group)
     assert against_keys(t, [[Marked([(0, 2)], [Step("retract")])]] * 3) is None
+
+
+def test_a_dead_end_stands_out_where_attempts_elsewhere_succeed() -> None:
+    def attempts(way: str, success: bool) -> list[dict[str, Any]]:
+        steps = [{"state": "door", "action": way}, {"state": way, "action": "look"}]
+        return [{"task_id": "t", "steps": steps, "success": success} for _ in range(10)]
+
+    (end,) = audit_traces(attempts("cellar", False) + attempts("hall", True))["dead_end_list"]
+    assert (end["state"], end["visits"]) == ("cellar", 10)
+    assert end["p"] == pytest.approx(3 * 2 / math.comb(20, 10))  # three states, both sides
+    unlucky = audit_traces(attempts("cellar", False)[:1] + attempts("hall", True))["dead_end_list"]
+    assert unlucky[0]["p"] > 0.05

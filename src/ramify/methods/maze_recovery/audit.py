@@ -11,6 +11,7 @@ from ramify.base.errors import UserError
 from ramify.methods.maze_recovery.attempts import Key, Trace, Traces, from_records
 from ramify.methods.maze_recovery.loops import Recovery, ambiguous
 from ramify.stats.intervals import clustered_proportion
+from ramify.stats.tests import fisher
 from ramify.trace.graph import factorize, short
 from ramify.trace.keys import Canonicaliser, exact
 
@@ -144,13 +145,24 @@ def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
 
 
 def _dead_ends(t: Traces) -> list[dict[str, Any]]:
-    """The dead ends most often run into; ``untried`` is None where the traces do not say what could have been done there."""
+    """The dead ends most often run into; ``untried`` is None where the traces do not say what could have been done there.
+
+    ``p``: the chance (Fisher, times the states of all tasks) that as many attempts at the task fail by luck as went through it.
+    """
     graph = t.graph
     dead = np.flatnonzero(t.ways.dead)
+    known = np.array([trace.success is not None for trace in t.traces])
+    of_task = np.full(len(t.traces), -1)
+    of_task[t.number] = graph.visit_task
+    states = int((~graph.group_terminal).sum())
     order = dead[np.argsort(-graph.group_visits[dead], kind="stable")][:_TOP]
     found = []
     for group in order.tolist():
-        steps = [t.steps[row] for row in np.flatnonzero(graph.visit_group == group).tolist()]
+        rows = np.flatnonzero(graph.visit_group == group)
+        steps = [t.steps[row] for row in rows.tolist()]
+        through = np.isin(np.arange(len(t.traces)), t.number[rows])
+        others = t.success[known & ~through & (of_task == graph.group_task[group])]
+        p = fisher(int(t.success[known & through].sum()), int((known & through).sum()), int(others.sum()), len(others))
         options = {option for step in steps for option in step.options or ()}
         untried = sorted(options - {step.action for step in steps}) if options else None
         found.append(
@@ -159,6 +171,7 @@ def _dead_ends(t: Traces) -> list[dict[str, Any]]:
                 "state": short(graph.keys[group], 80),
                 "visits": len(steps),
                 "untried": untried,
+                "p": min(1.0, p * states),
                 "node": next((step.node for step in steps if step.node), None),
             }
         )

@@ -24,6 +24,9 @@ from ramify.trace.keys import scrub
 from ramify.trace.node import Finding
 from ramify.trace.sources import conclude
 
+LEVEL = 0.05
+"""Above this p a dead end may be bad luck, and is no finding."""
+
 
 class AuditOptions(Source):
     """What ``audit`` takes beside the source."""
@@ -127,18 +130,17 @@ def build(
 
 
 def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it: the verdict, dead ends, and states from which no way back is shown."""
+    """What an audit of the run ``run`` found, as the run keeps it: the verdict with all its numbers, and the dead ends that are no bad luck."""
     settings = options.model_dump(mode="json", exclude_defaults=True)
-    numbers = {name: value for name, value in found.items() if not isinstance(value, (list, str))}
+    numbers = {name: value for name, value in found.items() if name not in ("per_trace", "verdict")}
     made = [Finding("recoveries", AUDIT, found["verdict"], evidence=numbers, identity=settings)]
     for end in found.get("dead_end_list") or ():
+        if end["p"] > LEVEL:
+            continue
         untried = f"; untried there: {', '.join(end['untried'])}" if end["untried"] else ""
         why = f"no attempt that was in the state {end['state']} succeeded{untried}"
         do = f"ramify fork {run} {end['node'][:12]} samples other ways out of it" if end["node"] else ""
         made.append(Finding("dead end", AUDIT, why, end["node"], 0, do, end["visits"], "visits", end, settings))
-    for state in found.get("lacking") or ():
-        why = f"the way back from the state {state['state']} is shown {state['examples']} times"
-        made.append(Finding("no way back shown", AUDIT, why, None, 0, "", state["visits"], "visits", state, settings))
     return made
 
 
@@ -176,10 +178,10 @@ def _page(found: dict[str, Any]) -> str:
     text = table(["number", "value"], shown)
     if found.get("dead_end_list"):
         rows = [
-            [short(d["task"]), d["state"], d["visits"], d["untried"] and ", ".join(d["untried"]), d["node"]]
+            [short(d["task"]), d["state"], d["visits"], d["p"], d["untried"] and ", ".join(d["untried"]), d["node"]]
             for d in found["dead_end_list"]
         ]
-        text += "\n\n" + table(["task", "state", "visits", "untried", "node"], rows, "dead ends")
+        text += "\n\n" + table(["task", "state", "visits", "p", "untried", "node"], rows, "dead ends")
     if found.get("lacking"):
         text += "\n\n" + table(
             ["state", "visits", "examples"], [list(row.values()) for row in found["lacking"]], "no way back shown"
