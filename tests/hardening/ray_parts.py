@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from ramify.env.protocol import Observation
@@ -57,8 +59,15 @@ class Dying(Bad):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Hanging(Bad):
+    def misbehave(self, action: str) -> Any:
+        Path("hangs").touch()
+        while True:
+            time.sleep(0.1)
+
+
 def world(kind: type[Bad]) -> type[HouseholdWorld]:
     return type(f"{kind.__name__}World", (HouseholdWorld,), {"make": lambda self: kind(self.max_turns)})
 
 
-raising, garbage, printing, exiting, dying = map(world, (Raising, Garbage, Printing, Exiting, Dying))
+raising, garbage, printing, exiting, dying, hanging = map(world, (Raising, Garbage, Printing, Exiting, Dying, Hanging))

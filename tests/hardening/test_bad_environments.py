@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from ramify.cli.main import main
 from ramify.trace.db import Run
@@ -36,3 +41,36 @@ def test_its_attempts_fail_as_data(
         assert len(run.journal("attempt")) == 2  # those that failed are played again by `ramify resume`
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or not any(word in path.read_bytes() for word in (KEY.encode(), b"hunter2"))
+
+
+@pytest.mark.slow
+def test_one_that_hangs_ends_at_the_second_ctrl_c(tmp_path: Path) -> None:
+    """The first asks the loop, which the environment holds; the second does not ask."""
+    paths = os.pathsep.join([str(HERE), str(HERE.parent / "rollout")])
+    words = [
+        "--model",
+        "factory:worker_parts:walker",
+        "--env",
+        "factory:ray_parts:hanging",
+        "--panel",
+        "2",
+        "--attempts",
+        "2",
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ramify.cli.main", "rollout", *words],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert until((tmp_path / "hangs").exists)
+        process.send_signal(signal.SIGINT)
+        assert not until(lambda: process.poll() is not None, 1.0)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out
+    assert "interrupted" in out
+    assert "Traceback" not in out
