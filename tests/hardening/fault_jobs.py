@@ -124,8 +124,8 @@ class Checkpoint(Job):
 
         from ramify.engine.checkpoints import load_model, model_folder
 
-        self.start = model_folder("builtin")
-        self.model, _ = load_model(self.start)
+        self.begun_from = model_folder("builtin")
+        self.model, _ = load_model(self.begun_from)
         self.old = {name: value.clone() for name, value in self.model.module.state_dict().items()}
         self.new = {name: value + 1 for name, value in self.old.items()}
         self.torch = torch
@@ -134,7 +134,7 @@ class Checkpoint(Job):
         from ramify.engine.checkpoints import save_model
 
         self.model.module.load_state_dict(weights)
-        save_model(self.model, self.start, folder / "agent")
+        save_model(self.model, self.begun_from, folder / "agent")
 
     def prepare(self, folder: Path) -> None:
         self._save(self.old, folder)
