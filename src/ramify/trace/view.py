@@ -234,10 +234,9 @@ def opening_of(messages: Sequence[TokenMessage]) -> tuple[TokenMessage, ...]:
 def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
     """One step a reply; a reply that was forked inside is one."""
     steps: list[Step] = []
-    observed: tuple[TokenMessage, ...] = ()
     shown: list[TokenMessage] = []
     at = len(opening_of(messages))
-    observed = tuple(messages[at - 1 : at]) if at else ()
+    observed = tuple(messages[max(at - 1, 0) : at])
     for i in range(at, len(messages)):
         one = messages[i]
         if one.role != "assistant":
