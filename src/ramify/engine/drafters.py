@@ -105,14 +105,12 @@ class Drafter(nn.Module, ABC):
         """
 
     @classmethod
-    def reads(cls, folder: Path) -> bool:
-        """Whether ``folder`` holds a drafter (or what is to become one) that :meth:`load` reads."""
-        return False
+    def load(cls, folder: Path, module: nn.Module) -> Drafter | None:
+        """The drafter saved in ``folder``, attached to its target ``module``; None where the folder is not one of this kind.
 
-    @classmethod
-    def load(cls, folder: Path, module: nn.Module) -> Drafter:
-        """The drafter saved in ``folder``, attached to its target ``module``. Raises UserError where it is not one, or not the target's."""
-        raise NotImplementedError
+        Raises UserError where it is damaged, or not the target's.
+        """
+        return None
 
 
 def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
@@ -123,6 +121,7 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
     names = registry.names("drafter")
     for name in names:
         part = registry.get("drafter", name)
-        if isinstance(part, type) and issubclass(part, Drafter) and part.reads(folder):
-            return part.load(folder, module)
+        found = part.load(folder, module) if isinstance(part, type) and issubclass(part, Drafter) else None
+        if found is not None:
+            return found
     raise UserError(f"{folder} holds no drafter that a registered part reads (known: {', '.join(names)})")

@@ -158,18 +158,11 @@ class Qwen3Drafter(Drafter):
         self.eval()
 
     @classmethod
-    def reads(cls, folder: Path) -> bool:
-        """See :meth:`ramify.engine.drafters.Drafter.reads`."""
-        from ramify.methods.dspark.drafter_files import reads
+    def load(cls, folder: Path, module: nn.Module) -> Drafter | None:
+        """See :func:`ramify.methods.dspark.drafter_files.load_drafter`; None where ``folder`` holds neither a drafter nor its training."""
+        from ramify.methods.dspark.drafter_files import load_drafter, reads
 
-        return reads(folder)
-
-    @classmethod
-    def load(cls, folder: Path, module: nn.Module) -> Drafter:
-        """See :func:`ramify.methods.dspark.drafter_files.load_drafter`."""
-        from ramify.methods.dspark.drafter_files import load_drafter
-
-        return load_drafter(folder, module)
+        return load_drafter(folder, module) if reads(folder) else None
 
     def rotary(self, length: int, device: torch.device) -> Tensor:
         """cos and sin of the first positions, at least ``length``: [2, positions, E]."""
