@@ -12,6 +12,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.trace.db import Run
 from ramify_experiments.cases import Case, Repetition
 
 STEPS = ("The total is {n}.", "So we get {n}.", "Next, add {n} to both sides.", "That leaves {n}.")
@@ -113,6 +114,42 @@ def _way_back(rep: Repetition) -> bool:
     return found["found"] and (found["recoveries"], found["mean_depth"], ends) == (1, depth, [(str(task), side[-1])])
 
 
+def _coins(rep: Repetition) -> bool:
+    """Three tasks, 32 attempts each, by one of four rooms on each of two floors; success is a coin, whatever the rooms."""
+    return _dead_ends(rep, np.zeros(4, bool)) != set()
+
+
+def _trap(rep: Repetition) -> bool:
+    """As :func:`_coins`, but whoever enters one room of the upper floor fails, and elsewhere nine in ten succeed."""
+    return bool(_dead_ends(rep, np.arange(4) == 0) & {"floor 1, room 0"})
+
+
+def _dead_ends(rep: Repetition, trap: np.ndarray) -> set[str]:
+    """States that the run names as dead ends; ``trap`` says of the rooms of the upper floor which nobody gets out of."""
+    rng = generator(rep.seed, "dead ends")
+    rooms = rng.integers(0, 4, (96, 2))
+    won = (rng.random(96) < (0.9 if trap.any() else 0.5)) & ~trap[rooms[:, 1]]
+    rows = [
+        {
+            "task_id": n % 3,
+            "attempt_id": n,
+            "step": at,
+            "anchor": f"floor {at}, room {room}",
+            "action": "on",
+            "reward": at * int(won[n]),
+        }
+        for n, own in enumerate(rooms.tolist())
+        for at, room in enumerate(own)
+    ]
+    run = rep.folder / "run"
+    rep.verb("import", _write(rep.folder / "walks.jsonl", rows), "--run", run)
+    rep.verb("maze-recovery", "audit", run)
+    with Run.open(run) as opened:
+        return {
+            str(found.evidence["state"]) for found in opened.findings(maker="maze-recovery audit") if found.name == "dead end"
+        }
+
+
 def _stands_out(rep: Repetition, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[tuple[str, str, int | None]]]) -> bool:
     source, known = _texts(rep.folder, texts), _labels(rep.folder, labels)
     return bool(rep.verb("maze-recovery", "audit", source, "--detector", "lexicon", "--labels", known)["found"])
@@ -163,6 +200,24 @@ CASES = (
         "One of 24 attempts walks into a dead end and comes back; it counts as found with its depth and the dead end's name, and nothing else.",
         _way_back,
         wanted=0.95,
+        full=200,
+        quick=20,
+    ),
+    Case(
+        "rooms do not matter",
+        "nothing",
+        "Success is a coin, whatever rooms an attempt goes through; a finding is any dead end that the run names.",
+        _coins,
+        wanted=0.05,
+        full=200,
+        quick=20,
+    ),
+    Case(
+        "a room that nobody gets out of",
+        "planted",
+        "Whoever enters one of the eight rooms fails, and of the others nine in ten succeed; found where the run names it in any task.",
+        _trap,
+        wanted=0.8,
         full=200,
         quick=20,
     ),

@@ -1,6 +1,6 @@
 """Reproduction on two CPU cores: exact figures, sampled tabular training, a small network, and mazes on random grids (section 7(a)).
 
-Axis legend as in env/walks.py: N walkers, E moves in all, C contexts that a policy tells apart, V moves.
+Axis legend as in walks.py: N walkers, E moves in all, C contexts that a policy tells apart, V moves.
 """
 
 from __future__ import annotations
