@@ -183,7 +183,7 @@ class JinjaTemplate:
     """A Hugging Face chat template.
 
     :meth:`whole` renders a conversation as transformers' ``apply_chat_template`` does, so it may rewrite past messages (drop past
-    thinking, move the system message): :mod:`ramify.model.layout` makes tokens of it without encoding sampled text again.
+    thinking, move the system message): :mod:`ramify.model.rendered` makes tokens of it without encoding sampled text again.
 
     ``open``, ``close`` and ``render`` lay out one more message instead: its text is the difference of two renderings of a short
     stand-in conversation, without and with it. So the cost of a message does not grow with the conversation, and the template must add

@@ -77,7 +77,7 @@ class Workspace(ABC):
 
     @abstractmethod
     def grade(self) -> dict[str, Any]:
-        """What the run was, at its end (``env.levers.grade``)."""
+        """What the run was, at its end (``levers.grade``)."""
 
     @abstractmethod
     def success(self) -> bool:

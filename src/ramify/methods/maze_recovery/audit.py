@@ -31,7 +31,7 @@ def audit_traces(
 ) -> dict[str, Any]:
     """Audit traces by their states; every number of the result is explained on the method's page.
 
-    ``traces``: records (``score.attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load`` gave.
+    ``traces``: records (``attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load`` gave.
     ``keys`` makes state keys of states (``trace.keys``); ``family`` puts states of one kind together, by default equal keys, of whatever
     task; a family is covered with ``min_examples`` ways back. ``found`` says whether recoveries stand out, ``verdict`` in words. Raises
     UserError naming the trace and field that is wrong.

@@ -75,7 +75,7 @@ def build_sft(
 ) -> SftSet:
     """Build a set from the traces that succeeded; ``options`` are fields of :class:`BuildConfig`.
 
-    ``marks`` (``score.traces.detect``) say where replies take something back, for traces without states; ``measured`` how well they agree
+    ``marks`` (``traces.detect``) say where replies take something back, for traces without states; ``measured`` how well they agree
     with labels (``run.on_labels``), without which they mask nothing. ``template`` counts the tokens of texts. Raises UserError where
     nothing succeeded, nothing fits, the mode needs states, or masks would be set by marks that are not known to be precise.
     """

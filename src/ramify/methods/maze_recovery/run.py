@@ -93,7 +93,7 @@ def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str
 
 
 def on_labels(detector: Judge, labels: Path) -> dict[str, Any]:
-    """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (``score.traces.mask_precision``).
+    """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (:func:`ramify.methods.maze_recovery.traces.mask_precision`).
 
     Raises UserError naming the file and line that is wrong, NeedsError where the detector could mark none.
     """
