@@ -43,6 +43,18 @@ def test_a_start_that_cannot_be_is_one_sentence(
     assert len(said.splitlines()) == 1
 
 
+def test_a_run_of_another_verb_is_not_recorded_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["rollout", "--env", "household", "--attempts", "1", "--panel", "1", "--out", "runs/played"]) == 0
+    before = (tmp_path / "runs" / "played" / "run.sqlite").read_bytes()
+    capsys.readouterr()
+    assert main(["serve", "builtin", "--record", "played"]) == 2
+    assert capsys.readouterr().err == "ramify: runs/played was not made by `ramify serve --record`: choose another folder\n"
+    assert (tmp_path / "runs" / "played" / "run.sqlite").read_bytes() == before
+
+
 def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: Path) -> None:
     plain, _ = find_served("builtin", 4)
     local: Any = getattr(plain, "inner", None)

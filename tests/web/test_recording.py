@@ -298,6 +298,18 @@ def test_a_recorder_opened_again_goes_on_in_the_same_trees(tmp_path: Path) -> No
         assert len(run) == 7
 
 
+def test_a_recorder_refuses_a_run_of_another_verb_and_one_that_was_redacted(tmp_path: Path) -> None:
+    Run.create(tmp_path / "played", {"model": "builtin"}, kind="rollout").close()
+    with pytest.raises(UserError, match=r"was not made by `ramify serve --record`: choose another folder"):
+        Recorder(tmp_path / "played", {})
+    Recorder(tmp_path / "run", {"model": "one"}, hidden=True).close()
+    Recorder(tmp_path / "run", {"model": "two"}, hidden=True).close()
+    with Run.open(tmp_path / "run") as run:
+        assert run.config == {"serve": {"model": "two"}, "redact": True}
+    with pytest.raises(UserError, match="redact was True, is False"):
+        Recorder(tmp_path / "run", {"model": "two"})
+
+
 def test_two_servers_cannot_record_into_one_run(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", {})
     try:

@@ -17,19 +17,19 @@ from typing import Any
 from ramify.base.errors import RamifyError
 from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate
-from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.web.conversations import Conversations
 from ramify.web.exchange import Exchange
 
+KIND = "serve --record"
 _Job = tuple[Exchange, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class Recorder:
-    """Records into the run at ``folder``: a new one, or one that is there, which goes on. ``await recorder(exchange)``; then :meth:`close`.
+    """Records into the run at ``folder``: a new one, or a recording that is there, which continues. ``await recorder(exchange)``; then :meth:`close`.
 
-    ``template`` is the model's where it draws tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`). Raises UserError where ``folder`` cannot
-    hold a run, or another process writes to it.
+    ``template`` is the model's where it draws tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`), which is for a whole run or for nothing
+    of it; the model may change. Raises UserError where ``folder`` holds a run of another verb or cannot hold one, or another process writes to it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Recorder:
         self.folder = Path(folder)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        settings = redact({"serve": dict(config), "redact": hidden})
+        settings = redact({"serve": dict(config)})
         self._writer = threading.Thread(target=self._write, args=(settings, template, hidden), name="recorder", daemon=True)
         self._writer.start()
         failed = self._opened.get()
@@ -65,8 +65,7 @@ class Recorder:
     def _write(self, settings: Mapping[str, Any], template: ChatTemplate | None, hidden: bool) -> None:
         """The thread that owns the run: a run belongs to the thread that opened it."""
         try:
-            there = (self.folder / FILE).is_file()
-            run = Run.open(self.folder, write=True) if there else Run.create(self.folder, settings, kind="serve --record")
+            run = Run.begin(self.folder, KIND, {"redact": hidden}, settings)
             conversations = Conversations(run, template, hidden)
         except BaseException as error:
             self._opened.put(error)
