@@ -12,6 +12,8 @@ from ramify.base.errors import UserError
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.attempts import INDICES
+from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, RunCounts, UntilLost, potential
 from ramify.rollout.run import Agent, Attempt, Episodes
 from ramify.rollout.steps import Steps, StepTrace, step_trace
@@ -101,6 +103,21 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         again = asyncio.run(forks.count(trace, 0, 40, "scan"))
         assert again == before  # the same draws, found in the run
         assert asyncio.run(forks.count(trace, 0, 40, "confirm")) != before
+
+
+def test_a_purpose_has_samples_of_its_own(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made, attempt = played(run, False)
+        trace = step_trace(made, attempt)
+        node = trace.nodes[0]
+        for purpose in ("scan 2", "scan 9"):  # hashes of these are equal in their last three digits
+            count(Steps(made), trace, 20, purpose)
+        indices = [child.index for child in made.load("t").children(node) if child.index >= INDICES]
+        assert len(indices) == len(set(indices)) == 40
+
+        plain = asyncio.run(fork(made, "t", TASK, node, None, 4))  # takes no index of a purpose
+        assert max(child.index for child in made.load("t").children(node) if child.parent == node) < 2**53
+        assert sorted(a.index for a in plain.arm.attempts) == [attempt.index + 1 + i for i in range(4)]
 
 
 def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Path) -> None:

@@ -76,9 +76,16 @@ def drawn(node: Node) -> int:
     return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))
 
 
+#: Sample indices of one purpose; those below the first such number are the attempts' and of forks without a purpose.
+INDICES = 1_000_000
+
+
 def first_index(purpose: str) -> int:
-    """The first sample index of draws for one purpose: far from those of the attempts, and from those of other purposes."""
-    return 1_000_000 * (1 + place_key(0, purpose) % 1000)
+    """The first of the ``INDICES`` sample indices of one purpose: the purpose in full decides it, so no two share samples.
+
+    33 bits of its hash, so that indices stay below 2^53, which every JSON reader keeps exactly.
+    """
+    return INDICES * (1 + place_key(0, purpose) % 2**33)
 
 
 class Success:

@@ -248,7 +248,7 @@ class Summarize:
             text = await window.ask(asked, self.length)
         else:
             settings = Sampling(0.0, max_tokens=self.length)
-            text = (await reply(Sampler(self.model), self.template, asked, settings, 0))[0]
+            text = (await reply(Sampler(self.model), self.template, asked, settings, ("compact",)))[0]
         room = limit - sum(message.size for message in kept)
         summary = fitting(text.strip(), room, window)
         return opened(head, kept) if summary is None else [*head, summary, *kept]
@@ -271,7 +271,7 @@ async def reply(
     template: ChatTemplate | None,
     messages: Sequence[Message],
     settings: Sampling,
-    place: Place | int,
+    place: Place,
     index: int | None = None,
     purpose: str = "sample",
 ) -> tuple[str, Draw]:

@@ -91,7 +91,8 @@ class LlmSummarize:
         if self.model is None:
             said = await window.ask(asked, self.length)
         else:
-            said = (await reply(Sampler(self.model), self.template, asked, Sampling(0.0, max_tokens=self.length), 0))[0]
+            settings = Sampling(0.0, max_tokens=self.length)
+            said = (await reply(Sampler(self.model), self.template, asked, settings, ("compact",)))[0]
         said = said.strip()
         if not said:
             raise BoundaryError("compactor", f"'{self.name}' got an empty summary")

@@ -17,6 +17,7 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require
+from ramify.rollout.attempts import INDICES
 from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Attempt, Episodes
@@ -211,7 +212,7 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
     with suppress(BoundaryError):  # which is not about the edit
         taps = None if change.state is None else taps_of(change.state, len(tokens))
-        await Sampler(episodes.agent.model).one(Prefix(tokens), settings, 0, taps=taps)
+        await Sampler(episodes.agent.model).one(Prefix(tokens), settings, ("fork", "try"), taps=taps)
 
 
 @contextmanager
@@ -246,8 +247,9 @@ def _start(episodes: Episodes, tree: str, node_id: str, key: str) -> int:
 
 
 def _taken(episodes: Episodes, tree: str, node_id: str) -> int:
-    """The first sample index no child of a node has."""
-    return max((child.index for child in episodes.load(tree).children(node_id)), default=-1) + 1
+    """The first sample index no child of a node has, of those that belong to no purpose."""
+    children = episodes.load(tree).children(node_id)
+    return max((child.index for child in children if child.index < INDICES), default=-1) + 1
 
 
 def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[str, Any] | None) -> int:

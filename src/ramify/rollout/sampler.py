@@ -119,17 +119,17 @@ class Sampler:
         self,
         prefix: Prefix,
         settings: Sampling,
-        place: Place | int,
+        place: Place,
         index: int | None = None,
         purpose: str = "sample",
         taps: Any = None,
     ) -> Draw:
         """One continuation, also where the budget is spent: who plays an episode asks it before each turn.
 
-        ``place`` may be a key that was made elsewhere. ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in
-        then. Raises BoundaryError where the model failed, else as :meth:`sample`.
+        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises BoundaryError where the model
+        failed, else as :meth:`sample`.
         """
-        key = place if isinstance(place, int) else sample_key(self.seed, place, index)
+        key = sample_key(self.seed, place, index)
         try:
             if taps is not None:
                 return (await self._plain(prefix, settings, [key], purpose, taps))[0]
