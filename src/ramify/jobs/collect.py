@@ -86,7 +86,7 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
     """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
-    (see :func:`ramify.jobs.parts.check_trust`)."""
+    (see :func:`ramify.rollout.parts.check_trust`)."""
     with Run.open(path) as run:
         parts.check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}

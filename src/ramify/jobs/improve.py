@@ -234,7 +234,7 @@ def improve(
 def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyWorld | None = None) -> Improved:
     """Go on with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
-    Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.jobs.parts.check_trust`).
+    Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.rollout.parts.check_trust`).
     """
     with Run.open(Path(path)) as run:
         parts.check_trust(run, trust)

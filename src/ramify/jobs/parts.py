@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ramify.base import registry
-from ramify.base.errors import RamifyError, UserError
+from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import AnyTasks, Panel, World, panel_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
@@ -18,6 +17,7 @@ from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import AnySampling as AnySampling
 from ramify.rollout.parts import any_world as any_world
+from ramify.rollout.parts import check_trust as check_trust
 from ramify.rollout.parts import find_compactor as find_compactor
 from ramify.rollout.parts import find_model as find_model
 from ramify.rollout.parts import find_world as find_world
@@ -88,38 +88,6 @@ def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:
             kept = kept_template(run)
         given |= {"date": kept["date"]} if kept else {}
     return given or None
-
-
-def check_trust(run: Run, trust: bool) -> None:
-    """Whether the parts that a run's settings name may be made. Those of a foreign run are a third party's words: they could start a
-    program, import a module, or send a key to an address of their choice.
-
-    Raises UserError with the list of what would happen, unless ``trust``; parts of ramify's own that do none of that need none.
-    """
-    if trust or not run.foreign:
-        return
-    risks = [f"{name} {run.config[name]!r}" for name in _RISKY if _risky(name, run.config.get(name))]
-    if risks:
-        raise UserError(
-            f"{run.folder} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "
-            f"{', '.join(risks)}; where that is what you want, give --trust (trust=True)"
-        )
-
-
-_RISKY = ("model", "env", "compactor", "tasks", "backend")
-_HARMLESS = {"model": ("builtin",), "backend": ("local",), "tasks": ()}
-
-
-def _risky(name: str, value: Any) -> bool:
-    if not value:
-        return False
-    if name in _HARMLESS:
-        return value not in _HARMLESS[name] and not (name == "backend" and str(value).partition(":")[0] == "processes")
-    try:
-        home = registry.get(name, str(value)).__module__
-    except (RamifyError, AttributeError):
-        return True
-    return not str(home).startswith(("ramify.env.", "ramify.rollout."))
 
 
 def panels(world: World, tasks: AnyTasks | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:

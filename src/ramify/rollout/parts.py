@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ramify.base import registry
 from ramify.base.conformance import takes_text
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.plugins import own_part, own_path
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
@@ -19,6 +19,7 @@ from ramify.model.function import AnyModel, model_of
 from ramify.model.protocol import Sampling, sampling_of
 from ramify.rollout.agent import Agent
 from ramify.rollout.compact import Compactor
+from ramify.trace.db import Run
 
 AnySampling: TypeAlias = Sampling | Mapping[str, Any]
 """Sampling settings, or some of them by name; the others are then the model's own."""
@@ -79,6 +80,42 @@ def make_agent(
     if isinstance(found, HttpModel):
         found.check(settings)
     return Agent(found, template, settings, find_compactor(compactor) if isinstance(compactor, str) else compactor, window)
+
+
+def check_trust(run: Run, trust: bool) -> None:
+    """Whether the parts that a run's settings name may be made. Those of a foreign run are a third party's words: they could start a
+    program, import a module, or send a key to an address of their choice.
+
+    Raises UserError with the list of what would happen, unless ``trust``; parts of ramify's own that do none of that need none.
+    """
+    if trust or not run.foreign:
+        return
+    named = {name: run.config.get(name) for name in _RISKY}
+    each = [(name, one) for name, value in named.items() for one in (value if isinstance(value, list) else [value])]
+    risks = [f"{name} {one!r}" for name, one in each if _risky(name, one)]
+    if risks:
+        raise UserError(
+            f"{run.folder} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "
+            f"{', '.join(risks)}; where that is what you want, give --trust (trust=True)"
+        )
+
+
+_RISKY = ("model", "env", "compactor", "tasks", "backend", "label", "verifier")
+_TEXTS = ("regex", "equals", "exact", "number", "boxed")
+"""Judges that only compare texts."""
+_HARMLESS = {"model": ("builtin",), "backend": ("local", "processes"), "tasks": (), "label": _TEXTS, "verifier": _TEXTS}
+
+
+def _risky(name: str, value: Any) -> bool:
+    if not value:
+        return False
+    if name in _HARMLESS:
+        return str(value).partition(":")[0] not in _HARMLESS[name]
+    try:
+        home = registry.get(name, str(value)).__module__
+    except (RamifyError, AttributeError):
+        return True
+    return not str(home).startswith(("ramify.env.", "ramify.rollout."))
 
 
 def read_sampling(record: Mapping[str, Any]) -> Sampling:

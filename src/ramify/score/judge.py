@@ -545,14 +545,6 @@ def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
 # -- by name
 
 
-def names_code(spec: str) -> bool:
-    """Whether the judge of this name is code of somebody's own, or a model that is: run only where the user typed the name himself."""
-    kind, _, argument = spec.partition(":")
-    if kind == "jury":
-        return any(map(names_code, _members(argument)))
-    return own_path(argument if kind == "judge" else spec) is not None
-
-
 def _members(argument: str) -> list[str]:
     try:
         return list(map(str, json.loads(argument))) if argument.startswith("[") else [one.strip() for one in argument.split(",")]

@@ -41,8 +41,9 @@ from ramify.methods.early_decision.run import (
 from ramify.methods.early_decision.thinking import Marks, Thinker, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
+from ramify.rollout.parts import check_trust
 from ramify.rollout.problems import read_problems
-from ramify.score.judge import Jury, names_code
+from ramify.score.judge import Jury
 from ramify.trace.connect import holds_run
 from ramify.trace.lines import at_place, field, read_lines
 
@@ -71,14 +72,8 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
 def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Thinker, Jury]:
     """The study, open for writing, and what its settings name. Those of a foreign run are a third party's words (see ``--trust``)."""
     with Study.open(path) as study:
-        config, source, foreign = study.config, study.source, study.run.foreign
-    risks = [f"model {config.model!r}"] if config.model != "builtin" else []
-    risks += [f"label {spec!r}" for spec in config.label if names_code(spec) or "judge:" in spec]
-    if foreign and risks and not trust:
-        raise UserError(
-            f"{path} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "
-            f"{', '.join(risks)}; where that is what you want, give --trust"
-        )
+        config, source = study.config, study.source
+        check_trust(study.run, trust)
     thinker, _ = _thinker(config)
     if source.get("weights") != thinker.sampler.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{config.model}' has now")
