@@ -18,9 +18,9 @@ from ramify.base.registry import register
 from ramify.score.match import ExactMatch
 print("loading noise")
 
-@register("scorer", "stranger")
+@register("scorer", "stranger")  # what version 0.1.0 called a judge
 class Stranger(ExactMatch):
-    """A stranger's scorer."""
+    """A stranger's judge."""
     name = "stranger"
 '''
 BROKEN = {
@@ -84,9 +84,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plugin_is_listed_and_checked_and_broken_ones_are_not_fatal(site: Path) -> None:
-    listed = call(site, "list", "scorer", "--json")
+    listed = call(site, "list", "judge", "--json")
     assert (listed.returncode, "Traceback" in listed.stderr) == (0, False)
-    assert json.loads(listed.stdout)["names"]["stranger"] == "A stranger's scorer."
+    assert json.loads(listed.stdout)["names"]["stranger"] == "A stranger's judge."
     assert "loading noise" in listed.stderr
     more = run(site, SEVERAL, "list searcher --json", "list env --json", "check scorer stranger")
     searchers, envs, *_ = more.stdout.splitlines()
@@ -109,7 +109,7 @@ def test_the_doctor_names_every_broken_plugin_and_why(site: Path) -> None:
 
 
 def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
-    assert "stranger" not in json.loads(call(site, "list", "scorer", "--json", RAMIFY_PLUGINS="").stdout)["names"]
+    assert "stranger" not in json.loads(call(site, "list", "judge", "--json", RAMIFY_PLUGINS="").stdout)["names"]
     look = "import json; from ramify.cli import doctor; found = doctor.Findings(); doctor._plugins(found); print(json.dumps(found.rows))"
     (row,) = json.loads(run(site, look, RAMIFY_PLUGINS="").stdout)
     assert (row["status"], row["text"]) == ("ok", "turned off by RAMIFY_PLUGINS")
@@ -119,7 +119,7 @@ def test_two_plugins_with_one_name_keep_the_first(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / f"{name}_plugin.py").write_text(GOOD.replace("A stranger's", f"The {name}"))
         install(tmp_path, {name: f"{name}_plugin"}, name)
-    assert json.loads(call(tmp_path, "list", "scorer", "--json").stdout)["names"]["stranger"] == "The first scorer."
+    assert json.loads(call(tmp_path, "list", "judge", "--json").stdout)["names"]["stranger"] == "The first judge."
     done = run(tmp_path, "from ramify.base import plugins; print(*(failure.name for failure in plugins.load()))")
     assert done.stdout.split() == ["second"]
 
@@ -128,7 +128,7 @@ def test_a_plugin_that_hangs_is_named(tmp_path: Path) -> None:
     (tmp_path / "hanging_plugin.py").write_text("import sys, time\nwhile True: time.sleep(0.1)\n")
     install(tmp_path, {"hanging": "hanging_plugin"})
     environ = {key: value for key, value in os.environ.items() if key != "RAMIFY_PLUGINS"} | {"PYTHONPATH": str(tmp_path)}
-    words = [sys.executable, "-c", "from ramify.cli.main import main; main(['list', 'scorer'])"]
+    words = [sys.executable, "-c", "from ramify.cli.main import main; main(['list', 'judge'])"]
     with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -164,7 +164,7 @@ def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> 
     built = subprocess.run(pip, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
 
-    for kind, name in (("env", "lights"), ("scorer", "switches"), ("model", "lights-expert")):
+    for kind, name in (("env", "lights"), ("judge", "switches"), ("model", "lights-expert")):
         assert name in json.loads(call(target, "list", kind, "--json").stdout)["names"]
         done = call(target, "check", kind, name)
         assert done.returncode == 0, done.stdout + done.stderr

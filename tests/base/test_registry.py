@@ -32,11 +32,12 @@ def two() -> int:
 
 
 def test_register_and_get(parts: dict) -> None:
-    assert registry.register("scorer", "one")(one) is one
-    registry.register("scorer", "one")(one)
-    assert registry.get("scorer", "one") is one
-    with pytest.raises(UserError, match=r"scorer 'one' is registered twice: by .*one and by .*two"):
-        registry.register("scorer", "one")(two)
+    assert registry.register("judge", "one")(one) is one
+    registry.register("judge", "one")(one)
+    assert registry.get("judge", "one") is one
+    assert registry.get("scorer", "one") is one  # the kind's former name
+    with pytest.raises(UserError, match=r"judge 'one' is registered twice: by .*one and by .*two"):
+        registry.register("judge", "one")(two)
 
 
 def test_two_records_of_one_name_are_refused(parts: dict) -> None:
@@ -82,9 +83,9 @@ def test_methods_are_found_by_folder() -> None:
 PLUGIN = """
 from ramify.base.registry import register
 
-@register("scorer", "from-a-plugin")
-def scorer():
-    "A stranger's scorer."
+@register("judge", "from-a-plugin")
+def judge():
+    "A stranger's judge."
 """
 
 
@@ -102,12 +103,12 @@ def run_with_plugins(folder: Path, code: str, **env: str) -> str:
 
 
 def test_plugins_come_through_the_same_door_and_failures_are_kept(tmp_path: Path) -> None:
-    code = "from ramify.base import plugins, registry; print('from-a-plugin' in registry.names('scorer'), plugins.load())"
+    code = "from ramify.base import plugins, registry; print('from-a-plugin' in registry.names('judge'), plugins.load())"
     out = run_with_plugins(tmp_path, code)
     assert out.startswith("True [PluginFailure(name='broken'")
     assert "No module named 'no_such_module'" in out
 
 
 def test_plugins_are_off_when_the_variable_is_set_and_empty(tmp_path: Path) -> None:
-    code = "from ramify.base import plugins, registry; print('from-a-plugin' in registry.names('scorer'), plugins.load())"
+    code = "from ramify.base import plugins, registry; print('from-a-plugin' in registry.names('judge'), plugins.load())"
     assert run_with_plugins(tmp_path, code, RAMIFY_PLUGINS="") == "False []"

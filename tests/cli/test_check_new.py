@@ -20,7 +20,7 @@ from ramify.cli.new import LONGEST, check_name, skeleton
 from ramify.sandbox.process import ProcessSandbox
 
 KINDS = list(conformance.BATTERIES)
-QUICK = [("env", "chain"), ("scorer", "exact"), ("searcher", "greedy"), ("loss", "reference_kl"), ("compactor", "drop-oldest"),
+QUICK = [("env", "chain"), ("judge", "exact"), ("searcher", "greedy"), ("loss", "reference_kl"), ("compactor", "drop-oldest"),
          ("model", "scripted"), ("model", "builtin")]  # fmt: skip
 
 
@@ -52,13 +52,13 @@ class Cracked:
 def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -> None:
     (here / "mine_of_check.py").write_text(BROKEN)
     for name in ("mine_of_check.py:Loud", "mine_of_check:Loud", "mine_of_check:loud"):
-        done = verb("check", "scorer", name)
+        done = verb("check", "judge", name)
         assert done.code == 1
         assert "does not conform" in done.out
         assert "which is no Judgement" in done.out
-    assert "cannot be made without an argument" in verb.refused("check", "scorer", "mine_of_check:Needy")
-    assert "cannot be made without an argument: OSError: no disk" in verb.refused("check", "scorer", "mine_of_check:Cracked")
-    assert "did you mean 'Loud'?" in verb.refused("check", "scorer", "mine_of_check:Lout")
+    assert "cannot be made without an argument" in verb.refused("check", "judge", "mine_of_check:Needy")
+    assert "cannot be made without an argument: OSError: no disk" in verb.refused("check", "judge", "mine_of_check:Cracked")
+    assert "did you mean 'Loud'?" in verb.refused("check", "judge", "mine_of_check:Lout")
 
 
 def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
@@ -73,19 +73,19 @@ def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("scorers", "exact"), "did you mean 'scorer'?"),
+        (("judges", "exact"), "did you mean 'judge'?"),
         (("backend", "local"), "there are no checks for kind 'backend'"),
-        (("scorer", "exat"), "did you mean 'exact'?"),
+        (("judge", "exat"), "did you mean 'exact'?"),
         (("model", "bultin"), "did you mean 'builtin'?"),
         (("model", "hf:/no/such"), "there is no folder"),
         (("loss", "no_such_module_here:x"), "no module of that name"),
         (("env", "nowhere.py:X"), "there is no file nowhere.py"),
-        (("scorer", "broken_syntax:x"), "can be imported: SyntaxError"),
-        (("scorer", "exits:x"), "can be imported: SystemExit"),
-        (("scorer", "exits:"), "names no attribute"),
-        (("scorer", "exact:5"), "takes no argument, and was given '5'"),
+        (("judge", "broken_syntax:x"), "can be imported: SyntaxError"),
+        (("judge", "exits:x"), "can be imported: SystemExit"),
+        (("judge", "exits:"), "names no attribute"),
+        (("judge", "exact:5"), "takes no argument, and was given '5'"),
         (("env", "household:x"), "takes no argument, and was given 'x'"),
-        (("scorer", ""), "unknown scorer ''"),
+        (("judge", ""), "unknown judge ''"),
     ],
 )
 def test_wrong_names_are_one_sentence(verb, here: Path, args: tuple[str, str], sentence: str) -> None:
@@ -163,27 +163,27 @@ def test_skeletons_are_typed_and_their_own_tests_pass(here: Path) -> None:
         ("match", "is taken"),
         ("json", "is taken"),
         ("numpy", "is taken"),
-        ("exact", "the scorer 'exact' is there already"),
+        ("exact", "the judge 'exact' is there already"),
     ],
 )
 def test_names_that_cannot_be(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        check_name("scorer", name)
+        check_name("judge", name)
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_behind(verb, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "kept").write_text("x")
-    assert "exists already" in verb.refused("new", "scorer", "my-scorer", "--out", "mine")
-    assert "there is no folder" in verb.refused("new", "scorer", "my-scorer", "--out", "no/where")
+    assert "exists already" in verb.refused("new", "judge", "my-scorer", "--out", "mine")
+    assert "there is no folder" in verb.refused("new", "judge", "my-scorer", "--out", "no/where")
     (here / "link").symlink_to("nowhere")
-    assert "exists already" in verb.refused("new", "scorer", "my-scorer", "--out", "link")
+    assert "exists already" in verb.refused("new", "judge", "my-scorer", "--out", "link")
     assert "no checks for kind 'worlds'" in verb.refused("new", "worlds", "my-scorer")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    assert verb("new", "scorer", "my-scorer")[::2] == (1, "ramify: cannot make my-scorer: No space left on device\n")
+    assert verb("new", "judge", "my-scorer")[::2] == (1, "ramify: cannot make my-scorer: No space left on device\n")
     full = OSError(30, "Read-only file system", "/somewhere/.my-scorer-x")
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: (_ for _ in ()).throw(full))
-    assert verb.refused("new", "scorer", "my-scorer") == "cannot make my-scorer: Read-only file system"
+    assert verb.refused("new", "judge", "my-scorer") == "cannot make my-scorer: Read-only file system"
     assert sorted(path.name for path in here.iterdir()) == ["link", "mine"]
 
 

@@ -32,7 +32,7 @@ def assert_answers(text):
     assert "42" in text, f"no answer in {text!r}"
 
 def test_conforms(ramify):
-    ramify.assert_conforms("scorer", "exact")
+    ramify.assert_conforms("judge", "exact")
     assert_conforms("searcher", "greedy")
 
 def test_later_methods_offer_more(ramify):
@@ -76,10 +76,10 @@ def test_a_users_tests(tmp_path: Path, refused: bool) -> None:
 
 
 def test_a_failed_assertion_fails_the_test_with_its_sentence(tmp_path: Path) -> None:
-    (tmp_path / "test_more.py").write_text("def test_it(ramify):\n    ramify.assert_conforms('scorer', object())\n")
+    (tmp_path / "test_more.py").write_text("def test_it(ramify):\n    ramify.assert_conforms('judge', object())\n")
     done = user(tmp_path)
     assert done.returncode == 1
-    assert "this scorer does not conform" in done.stdout
+    assert "this judge does not conform" in done.stdout
     assert "1 failed, 4 passed" in done.stdout
 
 
@@ -97,14 +97,14 @@ def test_assertions_are_registered_with_a_line_of_help() -> None:
 
 
 def test_conforms_names_what_is_wrong() -> None:
-    assert_conforms("scorer", ExactMatch())
+    assert_conforms("judge", ExactMatch())
     assert_conforms("env", "chain", tasks=1)
     with pytest.raises(AssertionError, match=r"does not conform \(\d+ problems\): .*protocol: it lacks a name"):
         assert_conforms("compactor", ExactMatch())
     with pytest.raises(UserError, match="did you mean 'exact'"):
-        assert_conforms("scorer", "exat")
+        assert_conforms("judge", "exat")
     with pytest.raises(UserError, match="no checks for kind"):
-        assert_conforms("scorers", "exact")
+        assert_conforms("judges", "exact")
 
 
 def test_same_tree(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def value(judge: Any, text: str, answer: object = "42") -> Any:
 
 @pytest.mark.parametrize("name", ["exact", "number", "boxed"])
 def test_registered_judges_pass_the_battery(name: str) -> None:
-    assert check_judge(registry.get("scorer", name)()) == []
+    assert check_judge(registry.get("judge", name)()) == []
 
 
 @pytest.mark.parametrize("spec", ["regex:4.", "equals:42", "jury:exact,number,regex:nine", "factory:tests.score.test_judge:own"])

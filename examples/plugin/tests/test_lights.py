@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lights.judge import Switches
 from lights.model import Expert
-from lights.scorer import Switches
 from lights.world import LightsWorld
 
 from ramify.jobs.play import play
 
 
-@pytest.mark.parametrize(("kind", "part"), [("env", LightsWorld()), ("scorer", Switches()), ("model", Expert())])
+@pytest.mark.parametrize(("kind", "part"), [("env", LightsWorld()), ("judge", Switches()), ("model", Expert())])
 def test_the_parts_conform(ramify: Any, kind: str, part: Any) -> None:
     ramify.assert_conforms(kind, part)
 

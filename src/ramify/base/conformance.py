@@ -19,7 +19,7 @@ BATTERIES = {
     "model": "ramify.model.battery:check_model",
     "drafter": "ramify.engine.drafter_battery:check_drafter",
     "env": "ramify.env.battery:check_env",
-    "scorer": "ramify.score.battery:check_judge",
+    "judge": "ramify.score.battery:check_judge",
     "searcher": "ramify.search.battery:check_searcher",
     "loss": "ramify.train.battery:check_loss",
     "compactor": "ramify.rollout.battery:check_compactor",
@@ -34,6 +34,7 @@ AS_THEY_ARE = ("loss", "middleware")
 
 def known_kind(kind: str) -> str:
     """``kind``, where it has a battery. Raises UserError with the nearest that has."""
+    kind = registry.FORMER.get(kind, kind)
     if kind not in BATTERIES:
         raise UserError(f"there are no checks for kind '{kind}' ({nearest(kind, BATTERIES)})")
     return kind
@@ -73,7 +74,7 @@ def takes_text(make: Any) -> bool:
 
 def named(kind: str, name: str) -> Any:
     """The part registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
-    known_kind(kind)
+    kind = known_kind(kind)
     plain, colon, argument = name.partition(":")
     return make(kind, registry.get(kind, plain), argument if colon else None)
 

@@ -22,7 +22,7 @@ KINDS = {
     "env": "a world an agent acts in",
     "model": "something that continues a prefix",
     "drafter": "proposes a model's next tokens, which it verifies",
-    "scorer": "judges a path",
+    "judge": "says whether a text or a path is right, or how good it is",
     "searcher": "chooses what to expand",
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
@@ -35,8 +35,11 @@ KINDS = {
     "assertion": "what a test asserts of parts and runs",
 }
 
+#: Words of version 0.1.0, which are still taken -> the kind.
+FORMER = {"scorer": "judge"}
+
 #: Kinds of which classes or functions are registered; of the others any record.
-_CALLABLE = ("env", "model", "drafter", "scorer", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
+_CALLABLE = ("env", "model", "drafter", "judge", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -49,7 +52,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.textworld",
     ),
     "model": ("ramify.model", "ramify.engine"),
-    "scorer": ("ramify.score",),
+    "judge": ("ramify.score",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),
@@ -85,7 +88,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     Raises UserError on an unknown kind, on a part that is no class or function where the kind needs one, or when another part
     already has the name.
     """
-    _known_kind(kind)
+    kind = known_kind(kind)
     if not isinstance(name, str) or not name or ":" in name or name != name.strip():
         raise UserError(f"{name!r} is no name for a {kind}: a name is a text without ':' and without spaces around it")
     caller = str(sys._getframe(1).f_globals.get("__name__", ""))
@@ -109,7 +112,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 def get(kind: str, name: str) -> Any:
     """The part registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
-    _known_kind(kind)
+    kind = known_kind(kind)
     if kind == "method" and name in builtin_methods():
         return importlib.import_module("ramify.methods." + name.replace("-", "_"))
     for _ in _load(kind):
@@ -120,16 +123,19 @@ def get(kind: str, name: str) -> Any:
 
 def names(kind: str) -> list[str]:
     """Every known name of ``kind``, sorted."""
-    _known_kind(kind)
+    kind = known_kind(kind)
     for _ in _load(kind):
         pass
     found = {name for part_kind, name in _parts if part_kind == kind}
     return sorted(found | set(builtin_methods() if kind == "method" else ()))
 
 
-def _known_kind(kind: str) -> None:
+def known_kind(kind: str) -> str:
+    """The kind of that name, or of that former name. Raises UserError with the nearest."""
+    kind = FORMER.get(kind, kind)
     if kind not in KINDS:
         raise UserError(f"unknown kind of part '{kind}' ({nearest(kind, KINDS)})")
+    return kind
 
 
 def _load(kind: str) -> Iterator[None]:

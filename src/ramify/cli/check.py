@@ -24,9 +24,7 @@ MODELS = ("builtin", "hf", "chat", "completions", "factory")
 def check(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND", help="model, env, scorer, searcher, loss, compactor, sandbox, middleware, method, or run."
-        ),
+        typer.Argument(metavar="KIND", help="model, env, judge, searcher, loss, compactor, sandbox, middleware, method, or run."),
     ],
     name: Annotated[
         str,
@@ -56,7 +54,7 @@ def check(
     if kind == "run":
         checks, found = integrity.CHECKS, integrity.check_run(Path(name))
     else:
-        conformance.known_kind(kind)
+        kind = conformance.known_kind(kind)
         part, options = find_part(kind, name), {}
         total = len(conformance.checks(kind))
         with terminal.progress(f"check {kind} {name}", total, "checks", as_json or kind != "env") as bar:

@@ -23,6 +23,8 @@ def list_(
     """What there is. Without an argument: the kinds of parts and the methods."""
     from ramify.render import terminal
 
+    if what in registry.FORMER:
+        what = registry.FORMER[what]
     if what is None:
         methods = {slug: summary(slug) for slug in registry.builtin_methods()}
         text = terminal.table(["kind", "what it is"], list(registry.KINDS.items()))

@@ -25,7 +25,7 @@ LONGEST = 40
 @app.command()
 def new(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="model, drafter, env, scorer, searcher, loss, compactor, sandbox or middleware.")
+        str, typer.Argument(metavar="KIND", help="model, drafter, env, judge, searcher, loss, compactor, sandbox or middleware.")
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
@@ -34,7 +34,7 @@ def new(
     """Write a small package with one working part, its test and its plug-in entry."""
     from ramify.render import terminal
 
-    conformance.known_kind(kind)
+    kind = conformance.known_kind(kind)
     check_name(kind, name)
     folder = out or Path(name)
     if folder.exists() or folder.is_symlink():

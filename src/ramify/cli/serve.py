@@ -72,7 +72,7 @@ def serve(
         list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")
     ] = None,
     score: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Score replies with this scorer or monitor.")
+        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
     drain: Annotated[float, typer.Option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0,

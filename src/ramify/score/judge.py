@@ -604,9 +604,9 @@ def find_judge(
     if only is None:
         from ramify.base import conformance, registry
 
-        registered = registry.names("scorer")
+        registered = registry.names("judge")
         if kind in registered:
-            found: Judge = conformance.named("scorer", spec)
+            found: Judge = conformance.named("judge", spec)
             return found
         known += registered
     raise UserError(f"unknown {what} '{spec if len(spec) < 60 else kind}' ({nearest(kind, set(known))})")

@@ -71,7 +71,7 @@ class _Match(Each):
         raise NotImplementedError
 
 
-@register("scorer", "exact")
+@register("judge", "exact")
 class ExactMatch(_Match):
     """The text is the answer, up to case and whitespace."""
 
@@ -82,7 +82,7 @@ class ExactMatch(_Match):
         return plain(said) == plain(str(answer))
 
 
-@register("scorer", "number")
+@register("judge", "number")
 class NumberMatch(_Match):
     """The last number of the text equals the answer within ``tolerance`` (absolute)."""
 
@@ -107,7 +107,7 @@ class NumberMatch(_Match):
         return found is not None and abs(found - wanted) <= self.tolerance
 
 
-@register("scorer", "boxed")
+@register("judge", "boxed")
 class Boxed(_Match):
     r"""The content of the last ``\boxed{...}`` is the answer: as text, or as a number where both are one."""
 

@@ -35,7 +35,7 @@ class Scored(Middleware):
 
     def __init__(self, inner: Model, argument: str = "") -> None:
         super().__init__(inner, argument)
-        self.judge: Judge | None = find_judge(argument, what="scorer") if argument else None
+        self.judge: Judge | None = find_judge(argument, what="judge") if argument else None
         self._template = getattr(inner, "template", None)
 
     @property

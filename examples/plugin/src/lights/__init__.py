@@ -1,5 +1,5 @@
-"""A world of light switches, a scorer and a model for it: importing this package registers them."""
+"""A world of light switches, a judge and a model for it: importing this package registers them."""
 
-from lights import model, scorer, world
+from lights import judge, model, world
 
-__all__ = ["model", "scorer", "world"]
+__all__ = ["judge", "model", "world"]

@@ -119,7 +119,7 @@ def _stands(rule: str, text: str) -> bool:
     return bool(found) and survival(rule, rest).kind != "contradicted"
 
 
-@register("scorer", "rules")
+@register("judge", "rules")
 class RuleCheck(Each):
     """``rules:FILE``: 1 where no call of the last reply is forbidden by a rule of the file, 0 where one is; no value where a call cannot be read.
 

@@ -11,7 +11,7 @@ from ramify.score.judge import Each, Item, Judgement
 VERSION = 1
 
 
-@register("scorer", "switches")
+@register("judge", "switches")
 class Switches(Each):
     """The share of the agent's messages that press a switch."""
 
