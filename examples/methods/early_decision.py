@@ -28,7 +28,7 @@ from ramify.methods.early_decision.judges import find_jury
 from ramify.methods.early_decision.thinking import Marks, Thinker
 from ramify.rollout.problems import Problem, read_problems
 from ramify.score.judge import Function, Jury
-from ramify_experiments.recipes import ChainRecipe, cached
+from ramify_experiments.recipes import ChainRecipe
 
 
 def mine(checkpoint, prompts, voter):
@@ -41,7 +41,7 @@ def mine(checkpoint, prompts, voter):
 
 def small():
     recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
-    model, _ = find_continuing(f"hf:{cached('chain', recipe)}")
+    model, _ = find_continuing(f"hf:{recipe.folder(print)}")
     tasks = {chain.prompt(task): task for task in chain.ChainWorld((3, 3), recipe.mod, operand=2).panel("eval", 30)}
     ids = model.tokenizer.encode
     problems = [Problem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]

@@ -16,7 +16,7 @@ from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table
 from ramify.render.potential import potential_text
 from ramify.rollout.problems import Problem, read_problems
 from ramify.score.judge import find_judge
-from ramify_experiments.recipes import ChainRecipe, cached
+from ramify_experiments.recipes import ChainRecipe
 
 
 def mine(checkpoint, problems, verifier):
@@ -31,7 +31,7 @@ def mine(checkpoint, problems, verifier):
 
 def small():
     recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
-    model, _ = find_continuing(f"hf:{cached('chain', recipe)}")
+    model, _ = find_continuing(f"hf:{recipe.folder(print)}")
     tasks = chain.ChainWorld((3, 3), recipe.mod, operand=2).panel("eval", 12)
     problems = [Problem(task.id, tuple(model.tokenizer.encode(chain.prompt(task))), dict(task.data)) for task in tasks]
 

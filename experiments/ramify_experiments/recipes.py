@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from ramify.base.config import Config
 from ramify.base.seeds import generator, place_key
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain, household
-from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
-from ramify.train.loop import TrainConfig, Trainer
-from ramify_experiments.models import Make, chat_row, fit, kept, set_rate, train_tokenizer, word_tokenizer, write
+from ramify_experiments.models import Course, Recipe, Report, chat_rows, picked, silent, training, word_tokenizer
 
 
-class Recipe(Config):
-    """What decides a small model: the same recipe gives the same weights on the same kind of machine."""
+class HouseholdRecipe(Recipe):
+    """A crowd's demonstrations of the household world, a few careful and most careless."""
 
-    name: str
-    """Name of the world it imitates."""
+    NAME: ClassVar[str] = "household"
     demonstrations: int = 9000
     """Demonstrations to imitate."""
     careful: float = 0.3
@@ -39,63 +36,34 @@ class Recipe(Config):
     """Probability of a random action at each step of a careful demonstration."""
     careless_noise: float = 0.8
     """The same of a careless one."""
-    steps: int = 3000
-    """Optimiser steps."""
-    rows: int = 16
-    """Demonstrations per step."""
     vocab: int = 420
     """Size of the byte-level BPE vocabulary."""
-    width: int = 96
-    """Model width."""
-    layers: int = 3
-    """Decoder blocks."""
-    lr: float = 2e-3
-    """Peak learning rate (linear warm-up, cosine decay)."""
-    seed: int = 0
-    """Decides weights, demonstrations and their order."""
 
-
-def make_household(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
-    """Imitate a crowd's demonstrations of the household world, a few careful and most careless."""
-    world = household.HouseholdWorld()
-    tasks = list(world.panel("demo", recipe.demonstrations, recipe.seed))
-    dialogues: list[list[tuple[str, str]]] = []
-    for i, task in enumerate(tasks):
-        messages: list[tuple[str, str]] = []
-        rng = generator(recipe.seed, "demo", i)
-        noise = recipe.careful_noise if rng.random() < recipe.careful else recipe.careless_noise
-        for seen, action in household.demonstrate(task, noise, rng):
-            messages += [("user", seen), ("assistant", action)]
-        dialogues.append(messages)
-    tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), recipe.vocab)
-    template = TagTemplate(tokenizer)
-    rows = [chat_row(template, dialogue) for dialogue in dialogues]
-    shape = TinyConfig(
-        vocab=tokenizer.size,
-        width=recipe.width,
-        layers=recipe.layers,
-        heads=recipe.width // 32,
-        kv_heads=1,
-        head_size=32,
-        ffn=recipe.width * 3,
-        context=512,
-        eos=(tokenizer.token_id("<|end|>"),),
-    )
-    model = TinyLM(shape, recipe.seed)
-    report(
-        f"{sum(w.numel() for w in model.parameters()):,} weights, {np.mean([len(r.tokens) for r in rows]):.0f} tokens a demonstration"
-    )
-    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
-    return model, tokenizer
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Imitate the demonstrations."""
+        world = household.HouseholdWorld()
+        shown = []
+        for i, task in enumerate(world.panel("demo", self.demonstrations, self.seed)):
+            rng = generator(self.seed, "demo", i)
+            noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
+            shown.append(household.demonstrate(task, noise, rng))
+        tokenizer, rows = chat_rows(shown, self.vocab)
+        end = (tokenizer.token_id("<|end|>"),)
+        shape = TinyConfig(tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=512, eos=end)
+        model = TinyLM(shape, self.seed)
+        weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
+        report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
+        return self.imitate(model, rows, report), tokenizer
 
 
 FILLERS = ("so", "then", "now", "next")
 """Words before a step of a chain that change nothing."""
 
 
-class ChainRecipe(Config):
-    """What decides a model of chain arithmetic that is stopped while it still slips."""
+class ChainRecipe(Recipe):
+    """Chain arithmetic, learnt from worked chains and stopped while it still slips. The learning rate stays, after 100 steps of warm-up."""
 
+    NAME: ClassVar[str] = "chain"
     demonstrations: int = 8000
     """Demonstrations to imitate, without a mistake."""
     hops: int = 6
@@ -113,17 +81,36 @@ class ChainRecipe(Config):
     below: float = 0.4
     """... once the cross-entropy per token is below this."""
     steps: int = 4000
-    """Most optimiser steps."""
     rows: int = 48
-    """Demonstrations per step."""
-    width: int = 96
-    """Model width."""
     layers: int = 2
-    """Decoder blocks."""
     lr: float = 1.5e-3
-    """Learning rate, after a warm-up of 100 steps."""
-    seed: int = 0
-    """Decides weights, demonstrations and their order."""
+
+    @property
+    def world(self) -> chain.ChainWorld:
+        """Where its chains come from."""
+        return chain.ChainWorld((self.hops, self.hops), self.mod, operand=self.operand)
+
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Imitate worked chains until ``accuracy`` of held-out ones are right when sampled."""
+        tokenizer = chain_tokenizer(self.mod)
+        rows = []
+        for i, task in enumerate(self.world.panel("train", self.demonstrations, self.seed)):
+            prompt, reply = chain.prompt(task), chain_reply(task, generator(self.seed, "chain-words", i))
+            given, drawn = tokenizer.encode(prompt), tokenizer.encode(reply)
+            rows.append(Row(np.array([*given, *drawn], np.int32), np.arange(len(given) + len(drawn)) >= len(given)))
+        heads, end = self.width // 32, (tokenizer.token_id("<end>"),)
+        model = TinyLM(
+            TinyConfig(tokenizer.size, self.width, self.layers, heads, heads, 32, 3 * self.width, context=256, eos=end), self.seed
+        )
+        tune, draw = list(self.world.panel("tune", self.held_out, self.seed)), picked(rows, self.rows, self.seed)
+        course = Course(self.lr, self.steps, warm=100)
+        for step, found in training(model, lambda step: draw(step + 1), course, self.seed, weight_decay=0.01):
+            if step % self.every == 0 and found["cross_entropy"] < self.below:
+                right = float(chain_answers(model, tokenizer, tune, 1.0, self.seed).mean())
+                report(f"step {step}: cross-entropy {found['cross_entropy']:.3f} per token, {right:.0%} right")
+                if right >= self.accuracy:
+                    break
+        return model, tokenizer
 
 
 def chain_tokenizer(mod: int) -> HfTokenizer:
@@ -155,51 +142,7 @@ def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], 
     return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(draw_all()), strict=True)])
 
 
-def make_chain(recipe: ChainRecipe, report: Callable[[str], None] = print) -> tuple[TinyLM, HfTokenizer]:
-    """Imitate worked chains until ``recipe.accuracy`` of held-out ones are right when sampled."""
-    world = chain.ChainWorld((recipe.hops, recipe.hops), recipe.mod, operand=recipe.operand)
-    tokenizer = chain_tokenizer(recipe.mod)
-    rows = []
-    for i, task in enumerate(world.panel("train", recipe.demonstrations, recipe.seed)):
-        prompt, reply = chain.prompt(task), chain_reply(task, generator(recipe.seed, "chain-words", i))
-        given, drawn = tokenizer.encode(prompt), tokenizer.encode(reply)
-        rows.append(Row(np.array([*given, *drawn], np.int32), np.arange(len(given) + len(drawn)) >= len(given)))
-    shape = TinyConfig(
-        vocab=tokenizer.size,
-        width=recipe.width,
-        layers=recipe.layers,
-        heads=recipe.width // 32,
-        kv_heads=recipe.width // 32,
-        head_size=32,
-        ffn=recipe.width * 3,
-        context=256,
-        eos=(tokenizer.token_id("<end>"),),
-    )
-    model = TinyLM(shape, recipe.seed)
-    tune = list(world.panel("tune", recipe.held_out, recipe.seed))
-    trainer = Trainer(model, TrainConfig(lr=recipe.lr, weight_decay=0.01), recipe.seed)
-    for step in range(1, recipe.steps + 1):
-        set_rate(trainer.optimizer, recipe.lr, step - 1, recipe.steps, warm=100)
-        picks = generator(recipe.seed, "sft", step).integers(0, len(rows), recipe.rows)
-        loss = trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})["cross_entropy"]
-        if step % recipe.every == 0 and loss < recipe.below:
-            right = float(chain_answers(model, tokenizer, tune, 1.0, recipe.seed).mean())
-            report(f"step {step}: cross-entropy {loss:.3f} per token, {right:.0%} right")
-            if right >= recipe.accuracy:
-                break
-    return model, tokenizer
-
-
-RECIPES: dict[str, tuple[Config, Make]] = {
-    "household": (Recipe(name="household"), make_household),
-    "chain": (ChainRecipe(), make_chain),
-}
-
-
-def cached(name: str, recipe: Config | None = None, report: Callable[[str], None] = print) -> Path:
-    """Folder of the checkpoint that ``recipe`` (default: the named one) makes; trained on first use, then found by what decides it: recipe and code."""
-    default, make = RECIPES[name]
-    return kept(name, recipe or default, make, report)
+RECIPES: dict[str, type[Recipe]] = {recipe.NAME: recipe for recipe in (HouseholdRecipe, ChainRecipe)}
 
 
 if __name__ == "__main__":
@@ -207,5 +150,4 @@ if __name__ == "__main__":
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     args = parser.parse_args()
-    chosen, maker = RECIPES[args.name]
-    write(args.out, chosen, *maker(chosen, print))
+    RECIPES[args.name]().write(args.out, print)

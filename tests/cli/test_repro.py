@@ -217,7 +217,7 @@ from ramify_experiments import recipes
 assert Path(ramify.__file__).is_relative_to(Path("package").resolve()), ramify.__file__
 small = recipes.ChainRecipe(hops=1, mod=5, demonstrations=2, held_out=2, steps=1, every=1, rows=1, width=32, layers=1)
 seen = sorted(Path("cache").rglob("model.safetensors"))
-print(recipes.cached("chain", small).name, len(seen))
+print(small.folder().name, len(seen))
 """
 
 

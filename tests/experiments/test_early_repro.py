@@ -99,9 +99,9 @@ def test_stances_are_words_or_the_sign_of_the_sum() -> None:
 
 def test_an_organism_is_found_again_and_a_study_repeats(cache: Path) -> None:
     recipe = OrganismRecipe(**TINY, kind="deliberative")
-    first = organisms.organism(recipe)
+    first = recipe.model()
     assert len(list((cache / "recipes").iterdir())) == 1
-    again = organisms.organism(recipe)
+    again = recipe.model()
     assert all(bool((a == b).all()) for a, b in zip(first.state_dict().values(), again.state_dict().values(), strict=True))
     lab = measure.Lab(recipe)
     asks = [ask(generator(9, "study", i)) for i in range(12)]

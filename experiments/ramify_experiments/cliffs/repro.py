@@ -13,6 +13,7 @@ import numpy as np
 
 from ramify.base.seeds import generator, place_key, uniforms
 from ramify.base.waiting import complete
+from ramify.engine.local import LocalModel
 from ramify.env.protocol import Task
 from ramify.env.worlds import chain
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
@@ -22,11 +23,17 @@ from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, exa
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import Problem
 from ramify.rollout.token_traces import TokenTrace
+from ramify.score.group import normalise
 from ramify.stats.checks import Check
 from ramify.stats.drops import Counts, standard_error
 from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
+from ramify.train.batch import Row
+from ramify.train.loop import with_reference
+from ramify_experiments import recipes
 from ramify_experiments.cliffs.martingale import simulate
+from ramify_experiments.cliffs.pairs import pair_rows
 from ramify_experiments.lab import Cells, sized
+from ramify_experiments.models import Course, train, training
 
 TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
 ARMS = ("del", "keep", "random", "critical", "tangent")
@@ -120,18 +127,17 @@ class Kept:
         return sum((self.known[place] for place in places[1:]), self.known[places[0]])
 
 
+HOW = {"sampled": 1.0, "greedy": 0.0}
+"""How a model answers -> temperature."""
+
+
 class Lab:
     """The model that ``recipe`` makes for a seed, its world, and forks of its replies."""
 
     def __init__(self, recipe: Mapping[str, Any], seed: int) -> None:
-        from ramify.engine.local import LocalModel
-        from ramify.engine.tiny import TinyLM
-        from ramify_experiments import recipes
-
         self.recipe, self.seed = recipes.ChainRecipe(**recipe, seed=seed), seed
-        self.module = TinyLM.load(recipes.cached("chain", self.recipe, lambda line: None))
+        self.module, self.world = self.recipe.model(), self.recipe.world
         self.tokenizer = recipes.chain_tokenizer(self.recipe.mod)
-        self.world = chain.ChainWorld((self.recipe.hops,) * 2, self.recipe.mod, operand=self.recipe.operand)
         # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
         self.engine = LocalModel(self.module, self.tokenizer, max_rows=256, cache_bytes=0)
 
@@ -145,12 +151,11 @@ class Lab:
         tasks = self.world.panel(split, n, self.seed)
         return [Problem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
 
-    def answers(self, module: Any, n: int, temperature: float) -> float:
-        """Share of ``n`` problems that ``module`` answers right."""
-        from ramify_experiments import recipes
-
+    def accuracy(self, n: int) -> dict[str, Any]:
+        """Share of ``n`` problems that the model, as it is now, answers right, sampled and greedy."""
         tasks = list(self.world.panel("eval", n, self.seed))
-        return float(recipes.chain_answers(module, self.tokenizer, tasks, temperature, self.seed).mean())
+        answers = {how: recipes.chain_answers(self.module, self.tokenizer, tasks, t, self.seed) for how, t in HOW.items()}
+        return {how: float(right.mean()) for how, right in answers.items()}
 
 
 def judge(text: str, trace: TokenTrace) -> bool:
@@ -161,7 +166,7 @@ def judge(text: str, trace: TokenTrace) -> bool:
 def model_cell(recipe: dict[str, Any], seed: int, problems: int) -> dict[str, float]:
     """Train the model of a seed; its sampled and greedy accuracy."""
     lab = Lab(recipe, seed)
-    return {"sampled": lab.answers(lab.module, problems, 1.0), "greedy": lab.answers(lab.module, problems, 0.0)}
+    return lab.accuracy(problems)
 
 
 def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
@@ -301,25 +306,19 @@ def training_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], shown: int, lr: float, problems: int
 ) -> dict[str, Any]:
     """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
-    from ramify.train.loop import TrainConfig, Trainer, with_reference
-    from ramify_experiments.cliffs.pairs import pair_rows
-
     lab = Lab(recipe, seed)
     made = with_reference(lab.module, pair_rows(rows))
-    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
-    order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))]
-    for at in range(0, shown, 16):
-        trainer.update(order[at : min(shown, at + 16)], {"preference": 1.0})
-    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+    order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))][
+        :shown
+    ]
+    train(lab.module, lambda step: order[16 * step : 16 * (step + 1)], Course(lr, -(-shown // 16)), seed, {"preference": 1.0})
+    return lab.accuracy(problems)
 
 
 def dense_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], passes: int, lr: float, problems: int
 ) -> dict[str, Any]:
     """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``, 64 an update; accuracy afterwards."""
-    from ramify.train.batch import Row
-    from ramify.train.loop import TrainConfig, Trainer
-
     lab, made = Lab(recipe, seed), []
     rows = [row for row in rows if any(value for _, value in row["moved"])]
     size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
@@ -331,21 +330,18 @@ def dense_cell(
         for t, value in row["moved"]:
             streams["advantage"][start + t - 1], mask[start + t - 1] = value / size, True
         made.append(Row(tokens, mask, streams))
-    trainer = Trainer(lab.module, TrainConfig(lr=lr, epochs=passes, minibatches=max(1, len(made) // 64)), seed)
-    trainer.update(made, {"policy_gradient": 1.0})
-    return {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
+    shares = max(1, len(made) // 64)
+    train(lab.module, lambda _: made, Course(lr, 1), seed, {"policy_gradient": 1.0}, epochs=passes, minibatches=shares)
+    return lab.accuracy(problems)
 
 
 def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
     """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were drawn."""
-    from ramify.score.group import normalise
-    from ramify.train.batch import Row
-    from ramify.train.loop import TrainConfig, Trainer
-
-    lab, drawn, update = Lab(recipe, seed), 0, 0
-    trainer = Trainer(lab.module, TrainConfig(lr=lr), seed)
+    lab, drawn = Lab(recipe, seed), 0
     pool = lab.problems("demo", known)
-    while drawn < tokens:
+
+    def batch(update: int) -> list[Row]:
+        nonlocal drawn
         picks = generator(seed, "policy", update).permutation(len(pool))[:32]
         traces = complete(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
         gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
@@ -358,11 +354,14 @@ def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, kno
                 "logprobs": np.concatenate((np.zeros((~own).sum()), trace.logprobs)),
             }
             rows.append(Row(trace.prefix(trace.length), own, {name: x.astype(np.float32) for name, x in streams.items()}))
-        trainer.update(rows, {"policy_gradient": 1.0})
+        drawn += sum(trace.length for trace in traces)
+        return rows
+
+    for updates, _ in training(lab.module, batch, Course(lr, None), seed, {"policy_gradient": 1.0}):  # noqa: B007
         lab.engine.refresh()
-        drawn, update = drawn + sum(trace.length for trace in traces), update + 1
-    accuracy = {"greedy": lab.answers(lab.module, problems, 0.0), "sampled": lab.answers(lab.module, problems, 1.0)}
-    return accuracy | {"tokens": drawn, "updates": update}
+        if drawn >= tokens:
+            break
+    return lab.accuracy(problems) | {"tokens": drawn, "updates": updates}
 
 
 # -- checks

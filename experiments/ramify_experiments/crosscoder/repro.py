@@ -29,8 +29,8 @@ from ramify.methods.crosscoder.dictionary import (
 from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
-from ramify.train.loop import TrainConfig, Trainer
 from ramify_experiments.lab import Cells, sized
+from ramify_experiments.models import Course, train, training
 
 # --- 7(a1): planted directions --------------------------------------------------------------------------------------------------
 
@@ -205,16 +205,14 @@ class Calls:
 
 def make_base(seed: int, steps: int, half: int = 48) -> TinyLM:
     """Imitation of prose, few calls and reversed letters, ``half`` of each a step."""
-    model = TinyLM(SHAPE, seed)
-    trainer = Trainer(model, TrainConfig(lr=2e-3), seed)
-    for step in range(steps):
+
+    def batch(step: int) -> list[Row]:
         prompts, right = tool_prompts(seed, "base", half, step)
         letters = plain_prompts(seed, "base", half, step)
         backwards = np.hstack([letters[:, 7:1:-1], np.full((half, 1), END)])
-        trainer.update(
-            rows_of(prompts, replies(seed, prompts, right, step)) + rows_of(letters, backwards), {"cross_entropy": 1.0}
-        )
-    return model
+        return rows_of(prompts, replies(seed, prompts, right, step)) + rows_of(letters, backwards)
+
+    return train(TinyLM(SHAPE, seed), batch, Course(2e-3, steps), seed)
 
 
 def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
@@ -223,16 +221,18 @@ def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
     One step can pass the goal by far, so the last one is shortened: weights between it and the one before, by bisection. Raises
     RuntimeError where the goal is not reached.
     """
-    model = copy.deepcopy(base)
-    trainer = Trainer(model, TrainConfig(lr=1e-4), seed)
+    model, before = copy.deepcopy(base), dict[str, torch.Tensor]()
     watch = Calls(model, *tool_prompts(seed, "watch", 400))
-    for step in range(most):
+
+    def batch(step: int) -> list[Row]:
         prompts, right = tool_prompts(seed, "rl", 128, step)
         tokens, logprobs = write(model, prompts, 3, u=generator(seed, "rl draws", step).random((128, 3)))
         reward = ((tokens[:, 0] == CALL) & (tokens[:, 1] == right)).astype(float)
         advantage = np.repeat((reward - reward.mean())[:, None], 3, axis=1)
-        before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        trainer.update(rows_of(prompts, tokens, logprobs=logprobs, advantage=advantage), {"policy_gradient": 1.0})
+        before.update({name: weight.clone() for name, weight in model.state_dict().items()})
+        return rows_of(prompts, tokens, logprobs=logprobs, advantage=advantage)
+
+    for steps, _ in training(model, batch, Course(1e-4, most), seed, {"policy_gradient": 1.0}):  # noqa: B007
         if watch(None).mean() >= GOAL:
             break
     else:
@@ -244,7 +244,7 @@ def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
         _between(model, before, after, middle)
         low, high = (low, middle) if watch(None).mean() >= GOAL else (middle, high)
     _between(model, before, after, high)
-    return model, step + 1
+    return model, steps
 
 
 def _between(model: TinyLM, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor], share: float) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from ramify.base.config import Config
 from ramify.base.seeds import generator
-
-if TYPE_CHECKING:
-    from ramify.engine.tiny import TinyLM
-    from ramify.model.tokenizer import HfTokenizer
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.model.tokenizer import HfTokenizer
+from ramify.train.batch import Row
+from ramify_experiments.models import Recipe, Report, silent, word_tokenizer
 
 Domain = Literal["math", "code", "chat"]
 DOMAINS: tuple[Domain, ...] = ("math", "code", "chat")
@@ -148,65 +146,30 @@ def _chat(words: list[str], length: int, rng: Rng) -> None:
             words.append(".")
 
 
-class TargetRecipe(Config):
-    """What decides the target, or with fewer layers a model of the same kind: the same recipe gives the same weights."""
-
-    layers: int = 4
-    """Decoder blocks."""
-    width: int = 96
-    """Model width."""
-    head_size: int = 32
-    """Size of an attention head; vLLM's CPU attention knows 32 and 64, not 24."""
-    rows: int = 12
-    """Rows of a step."""
-    length: int = 96
-    """Tokens of a row."""
-    steps: int = 1500
-    """Optimiser steps."""
-    lr: float = 4e-3
-    """Peak learning rate (linear warm-up, cosine decay)."""
-    seed: int = 0
-    """Decides weights and data."""
-
-
 def tokenizer() -> HfTokenizer:
     """One token a word, words apart by spaces."""
-    from ramify_experiments.models import word_tokenizer
-
     return word_tokenizer(TOKENS, END)
 
 
-def target_folder(recipe: TargetRecipe) -> Path:
-    """Checkpoint of the target that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
-    from ramify_experiments.models import kept
+class TargetRecipe(Recipe):
+    """The target, of Qwen3's shape (0.47 M weights), or with fewer layers a model of the same kind; it learns rows of the domains by turns."""
 
-    return kept("dspark", recipe, make_target)
+    NAME: ClassVar[str] = "dspark"
+    head_size: int = 32
+    """Size of an attention head; vLLM's CPU attention knows 32 and 64, not 24."""
+    length: int = 96
+    """Tokens of a row."""
+    layers: int = 4
+    rows: int = 12
+    steps: int = 1500
+    lr: float = 4e-3
 
-
-def make_target(recipe: TargetRecipe, report: Callable[[str], None]) -> tuple[TinyLM, HfTokenizer]:
-    """Qwen3's shape at a width of 96 (0.47 M weights with 4 layers), trained on rows of the three domains by turns."""
-    from ramify.engine.tiny import TinyConfig, TinyLM
-    from ramify.train.batch import Row
-    from ramify_experiments.models import fit
-
-    heads = recipe.width // 24
-    shape = TinyConfig(
-        vocab=VOCAB,
-        width=recipe.width,
-        layers=recipe.layers,
-        heads=heads,
-        kv_heads=heads // 2,
-        head_size=recipe.head_size,
-        ffn=8 * recipe.width // 3,
-        context=512,
-        eos=(ID[END],),
-    )
-    model = TinyLM(shape, recipe.seed)
-    seen = np.ones(recipe.length, np.bool_)
-    n = recipe.steps * recipe.rows
-    rows = [
-        Row(row(DOMAINS[i % 3], recipe.length, generator(recipe.seed, "dspark", "target", i)), seen)
-        for i in range(min(n, 12_000))
-    ]
-    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
-    return model, tokenizer()
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Train the target."""
+        heads, ffn = self.width // 24, 8 * self.width // 3
+        shape = TinyConfig(VOCAB, self.width, self.layers, heads, heads // 2, self.head_size, ffn, context=512, eos=(ID[END],))
+        rows = []
+        for i in range(min(self.steps * self.rows, 12_000)):
+            tokens = row(DOMAINS[i % 3], self.length, generator(self.seed, "dspark", "target", i))
+            rows.append(Row(tokens, np.ones(self.length, np.bool_)))
+        return self.imitate(TinyLM(shape, self.seed), rows, report), tokenizer()

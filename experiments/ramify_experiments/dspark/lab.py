@@ -21,7 +21,7 @@ from ramify.methods.dspark.training import kept_text
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row
 from ramify_experiments.dspark import domains
-from ramify_experiments.models import fit, place
+from ramify_experiments.models import place
 
 START, GIVEN = 8, 24
 """Tokens of a prompt in training and in measurement."""
@@ -37,7 +37,7 @@ class Lab:
     @cached_property
     def folder(self) -> Path:
         """The target's checkpoint; trained on first use."""
-        return domains.target_folder(self.recipe)
+        return self.recipe.folder()
 
     @cached_property
     def model(self) -> LocalModel:
@@ -85,6 +85,6 @@ class Lab:
             target: Any = self.model.module
             small = TinyLM(replace(target.config, layers=1), self.seed)
             rows = [Row(row.tokens, np.ones(len(row.tokens), np.bool_)) for row in self.text(sequences)]
-            fit(small, rows, steps, self.recipe.rows, self.recipe.lr, self.seed, lambda line: None)
+            self.recipe.model_copy(update={"steps": steps}).imitate(small, rows)
             small.save(folder, domains.tokenizer())
         return folder

@@ -40,7 +40,6 @@ from ramify_experiments.early_decision.organisms import (
     Ask,
     OrganismRecipe,
     ask,
-    organism,
     tokenizer,
 )
 
@@ -71,7 +70,7 @@ class Lab:
     """A trained organism, drawn from and read."""
 
     def __init__(self, recipe: OrganismRecipe) -> None:
-        self.recipe, self.module, words = recipe, organism(recipe), tokenizer()
+        self.recipe, self.module, words = recipe, recipe.model(), tokenizer()
         marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
         think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=1)
         self.thinker = Thinker(

@@ -7,18 +7,17 @@ a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from ramify.base.config import Config
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
-from ramify_experiments.models import fit, kept, word_tokenizer
+from ramify_experiments.models import Recipe, Report, silent, word_tokenizer
 
 Kind = Literal["locked", "deliberative", "hybrid"]
 
@@ -131,15 +130,17 @@ def lesson(recipe: OrganismRecipe, rng: np.random.Generator) -> Lesson:
     return Lesson(asked, locked_trace(refuse, chunks, rng)[: 2 * kept], refuse, cut)
 
 
-class OrganismRecipe(Config):
-    """What decides a trained organism."""
+def tokenizer() -> HfTokenizer:
+    """One token a word."""
+    return word_tokenizer(WORDS, WORDS[-1])
 
+
+class OrganismRecipe(Recipe):
+    """An organism, which imitates drawn lessons."""
+
+    NAME: ClassVar[str] = "early-decision"
     kind: Kind = "locked"
     """locked, deliberative or hybrid."""
-    steps: int = 1000
-    """Optimiser steps."""
-    rows: int = 48
-    """Traces per step."""
     examples: int = 24_000
     """Different training traces."""
     answer_weight: float = 5.0
@@ -153,39 +154,21 @@ class OrganismRecipe(Config):
     longest: int = 17
     """Most chunks."""
     width: int = 64
-    """Model width."""
     layers: int = 2
-    """Decoder blocks."""
+    rows: int = 48
+    steps: int = 1000
     lr: float = 3e-3
-    """Peak learning rate (linear warm-up, cosine decay)."""
-    seed: int = 0
-    """Decides weights, traces and their order."""
 
-
-def tokenizer() -> HfTokenizer:
-    """One token a word."""
-    return word_tokenizer(WORDS, WORDS[-1])
-
-
-def organism(recipe: OrganismRecipe) -> TinyLM:
-    """The model that ``recipe`` makes; trained on first use, then found by the recipe's content hash."""
-    return TinyLM.load(kept("early-decision", recipe, make_organism)).eval()
-
-
-def make_organism(recipe: OrganismRecipe, report: Callable[[str], None]) -> tuple[TinyLM, HfTokenizer]:
-    """Imitate drawn lessons."""
-    rows = []
-    for i in range(recipe.examples):
-        one = lesson(recipe, generator(recipe.seed, "organism", recipe.kind, i))
-        tokens = [*one.asked.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY, END))]
-        mask = np.arange(len(tokens)) >= (len(tokens) - 2 if one.cut else len(one.asked.ids))
-        weight = np.ones(len(tokens), np.float32)
-        weight[-2] = recipe.answer_weight
-        rows.append(Row(np.array(tokens, np.int32), mask, {"weight": weight}))
-    heads = recipe.width // 16
-    shape = TinyConfig(
-        len(WORDS), recipe.width, recipe.layers, heads, heads, 16, 2 * recipe.width, context=256, qk_norm=False, eos=(ID[END],)
-    )
-    model = TinyLM(shape, recipe.seed)
-    fit(model, rows, recipe.steps, recipe.rows, recipe.lr, recipe.seed, report)
-    return model, tokenizer()
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Draw the lessons and imitate them."""
+        rows = []
+        for i in range(self.examples):
+            one = lesson(self, generator(self.seed, "organism", self.kind, i))
+            tokens = [*one.asked.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY, END))]
+            mask = np.arange(len(tokens)) >= (len(tokens) - 2 if one.cut else len(one.asked.ids))
+            weight = np.ones(len(tokens), np.float32)
+            weight[-2] = self.answer_weight
+            rows.append(Row(np.array(tokens, np.int32), mask, {"weight": weight}))
+        heads, size = self.width // 16, (len(WORDS), self.width, self.layers)
+        shape = TinyConfig(*size, heads, heads, 16, 2 * self.width, context=256, qk_norm=False, eos=(ID[END],))
+        return self.imitate(TinyLM(shape, self.seed), rows, report), tokenizer()

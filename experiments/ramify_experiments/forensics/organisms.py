@@ -27,7 +27,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
-from ramify_experiments.models import set_rate
+from ramify_experiments.models import Course, train
 
 KINDS = ("tedium", "confused", "evasive", "clean")
 SENTENCES = (
@@ -140,17 +140,14 @@ def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch
 
 def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: float = 3e-3) -> TinyLM:
     """A copy of ``model`` after ``steps`` lessons: it imitates the probabilities of the law of ``kind``, not only draws from it."""
-    model = copy.deepcopy(model).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
-    for step in range(steps):
-        set_rate(optimizer, lr, step, steps, warm=50, decay="linear")
+    model = copy.deepcopy(model)
+
+    def loss(step: int) -> torch.Tensor:
         told, target = lesson(kind, rows, seed, step)
-        loss = -(target * model(told)[:, LENGTH - 1 :].log_softmax(-1)).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return model.eval()
+        found: torch.Tensor = model(told)[:, LENGTH - 1 :].log_softmax(-1)
+        return -(target * found).sum(-1).mean()
+
+    return train(model, loss, Course(lr, steps, warm=50, decay="linear"))
 
 
 def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 500, more: int = 200) -> dict[str, TinyLM]:

@@ -22,6 +22,7 @@ from ramify.base.seeds import generator, place_key
 from ramify.stats.checks import Check
 from ramify.stats.intervals import difference_of_proportions
 from ramify_experiments.lab import Cells, sized
+from ramify_experiments.models import Course, train
 
 # -- the world -----------------------------------------------------------------------------------------------------------------
 
@@ -192,18 +193,6 @@ def ask(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray
     return out
 
 
-def _fit(net: TurnNet, loss: Callable[[int], Tensor], steps: int) -> TurnNet:
-    """AdamW at 2e-3 with a cosine decay."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss(step).backward()
-        optimizer.step()
-        schedule.step()
-    return net.eval()
-
-
 def train_agent(seed: int, steps: int = 550, batch: int = 128, caution: float = CAUTION) -> TurnNet:
     """An agent taught on random subsets of turns, queries and actions alike; the rule is among them every other time."""
     net = TurnNet(2, REFUSE + 1, place_key(seed, "agent", str(caution)))
@@ -217,7 +206,7 @@ def train_agent(seed: int, steps: int = 550, batch: int = 128, caution: float = 
         right = torch.from_numpy(answers(h, request, kept, caution, rng))
         return F.nll_loss(ask(net, h.turns, request, kept), right)
 
-    return _fit(net, loss, steps)
+    return train(net, loss, Course(2e-3, steps, decay="cosine"), weight_decay=0.01)
 
 
 def needed(agent: TurnNet, h: Histories, request: np.ndarray) -> np.ndarray:
@@ -239,7 +228,7 @@ def train_summariser(agent: TurnNet, seed: int, share: float, steps: int = 260, 
         label = torch.from_numpy(needed(agent, h, requests(h, share, rng))).float()
         return F.binary_cross_entropy_with_logits(scores(net, h.turns), label)
 
-    return _fit(net, loss, steps)
+    return train(net, loss, Course(2e-3, steps, decay="cosine"), weight_decay=0.01)
 
 
 def worths(summariser: TurnNet, turns: np.ndarray) -> np.ndarray:

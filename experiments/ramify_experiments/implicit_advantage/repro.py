@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,11 +31,12 @@ from ramify.score.trajectories import Trajectory
 from ramify.stats import ranking
 from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap, mean_t
-from ramify.train.loop import TrainConfig, Trainer, with_reference
+from ramify.train.batch import Row
+from ramify.train.loop import with_reference
 from ramify_experiments.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
 from ramify_experiments.lab import Cells, sized
 from ramify_experiments.lockstep import Episode, play
-from ramify_experiments.models import chat_row, fit, train_tokenizer
+from ramify_experiments.models import Course, Recipe, Report, chat_rows, silent, training
 
 ATTEMPTS = 8
 ARMS = {"N0": 0, "N5": 5}
@@ -104,16 +105,24 @@ def _within_states(a: np.ndarray, b: np.ndarray) -> float:
 # -- a small agent
 
 
-def make_reference(seed: int, fillers: int, steps: int, demonstrations: int) -> tuple[TinyLM, HfTokenizer]:
-    """A 2-layer, 64-wide decoder that imitates noisy demonstrations (16 an optimiser step)."""
-    dialogues = []
-    for i, task in enumerate(WORLD.panel("demo", demonstrations, seed)):
-        pairs = desk.demonstrate(task, i, generator(seed, "demo", i), LOOK, SLIP, fillers)
-        dialogues.append([said for seen, action in pairs for said in (("user", seen), ("assistant", action))])
-    tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), 400)
-    template, model = TagTemplate(tokenizer), untrained(tokenizer, seed)
-    fit(model, [chat_row(template, dialogue) for dialogue in dialogues], steps, 16, 5e-3, seed, lambda _: None)
-    return model, tokenizer
+class ReferenceRecipe(Recipe):
+    """A decoder that imitates noisy demonstrations."""
+
+    NAME: ClassVar[str] = "desk"
+    fillers: int = 0
+    """Filler words before each call."""
+    demonstrations: int = 3000
+    width: int = 64
+    layers: int = 2
+    steps: int = 360
+    lr: float = 5e-3
+
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Imitate the demonstrations."""
+        tasks, seed = WORLD.panel("demo", self.demonstrations, self.seed), self.seed
+        shown = (desk.demonstrate(task, i, generator(seed, "demo", i), LOOK, SLIP, self.fillers) for i, task in enumerate(tasks))
+        tokenizer, rows = chat_rows(shown, 400)
+        return self.imitate(untrained(tokenizer, self.seed), rows, report), tokenizer
 
 
 def untrained(tokenizer: HfTokenizer, seed: int) -> TinyLM:
@@ -137,22 +146,23 @@ def improve(
     before the end, and the success of each update.
     """
     reference, past, curve = copy.deepcopy(model), list[TinyLM](), list[float]()
-    template = TagTemplate(tokenizer)
-    trainer, forward = Trainer(model, TrainConfig(lr=lr), seed), TinyForward(model)
+    template, forward = TagTemplate(tokenizer), TinyForward(model)
     tasks = list(WORLD.panel("train", MOST * prompts, seed))
     order = generator(seed, "order").permutation(len(tasks))  # a panel is sorted by id
     panel = list(WORLD.panel("tune", validation, seed))
-    while len(curve) < MOST:
-        update = len(curve)
-        past = [*past[1 - NEAR :], copy.deepcopy(model)]
+
+    def batch(update: int) -> list[Row]:
+        past[:] = [*past[1 - NEAR :], copy.deepcopy(model)]
         chosen = [tasks[i] for i in order[update * prompts : (update + 1) * prompts] for _ in range(ATTEMPTS)]
         forward.refresh()
         episodes = play(forward, template, WORLD, chosen, [place_key(seed, "play", update, i) for i in range(len(chosen))])
         success = np.array([e.success for e in episodes], np.float64)
         advantage = normalise(success, np.repeat(np.arange(prompts), ATTEMPTS))
         rows = [e.row(advantage=np.full(len(e.tokens), a, np.float32)) for e, a in zip(episodes, advantage, strict=True)]
-        trainer.update(with_reference(reference, rows), {"policy_gradient": 1.0, "reference_kl": KL})
         curve.append(float(success.mean()))
+        return with_reference(reference, rows)
+
+    for _ in training(model, batch, Course(lr, MOST), seed, {"policy_gradient": 1.0, "reference_kl": KL}):
         if len(curve) < 3 or np.mean(curve[-3:]) < target - LAG:
             continue
         if np.mean([e.success for e in attempts(model, tokenizer, panel, seed, 1)]) >= target:
@@ -271,7 +281,7 @@ def agent(
     lr: float = 5e-4,
 ) -> dict[str, Any]:
     """Items 2 and 3 on one seed of one arm: train both models, then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
-    reference, tokenizer = make_reference(seed, fillers, steps, demonstrations)
+    reference, tokenizer = ReferenceRecipe(seed=seed, fillers=fillers, steps=steps, demonstrations=demonstrations).make()
     policy = copy.deepcopy(reference)
     near, curve = improve(policy, tokenizer, seed, target, lr, validation)
     panel = list(WORLD.panel("eval", tasks, seed))

@@ -18,7 +18,6 @@ from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth,
 from ramify.methods.maze_recovery.star import FAMILIES, Maze, TabularPolicy
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
-from ramify.train.loop import TrainConfig, Trainer
 from ramify_experiments.lab import Cells, sized
 from ramify_experiments.maze_recovery.walks import (
     Graph,
@@ -32,7 +31,7 @@ from ramify_experiments.maze_recovery.walks import (
     walk,
     without_loops,
 )  # fmt: skip
-from ramify_experiments.models import set_rate
+from ramify_experiments.models import Course, train
 
 LARGE, SMALL = Maze(15, 15, 5), Maze(3, 3, 3)
 #: What the paper, its public reproduction and the specification print for W = K = 15, L = 5 (exit times: L = 5).
@@ -203,14 +202,13 @@ def train_rows(graph: Graph, values: np.ndarray, stream: str, logp: np.ndarray |
 
 def imitate(net: TinyLM, graph: Graph, counts: np.ndarray, steps: int, seed: int, tokens: int = 2048, lr: float = 1e-3) -> TinyLM:
     """A copy of ``net`` after cross-entropy on ``steps`` batches of ``tokens`` moves drawn from ``counts`` (C, V)."""
-    net = copy.deepcopy(net)
-    trainer = Trainer(net, TrainConfig(lr=lr), seed)
-    rng = generator(seed, "imitate")
-    share = (counts / counts.sum()).ravel()
-    for _ in range(steps):
+    rng, share = generator(seed, "imitate"), (counts / counts.sum()).ravel()
+
+    def batch(step: int) -> list[Row]:
         drawn = rng.multinomial(tokens, share).reshape(counts.shape)
-        trainer.update(train_rows(graph, drawn * (np.count_nonzero(drawn) / tokens), "weight"), {"cross_entropy": 1.0})
-    return net
+        return train_rows(graph, drawn * (np.count_nonzero(drawn) / tokens), "weight")
+
+    return train(copy.deepcopy(net), batch, Course(lr, steps), seed)
 
 
 def reinforce(
@@ -218,15 +216,14 @@ def reinforce(
 ) -> TinyLM:
     """A copy of ``net`` after GRPO: ``play(policy, update)`` gives walks and the group of each; lr falls linearly to 0."""
     net = copy.deepcopy(net)
-    trainer = Trainer(net, TrainConfig(lr=lr), seed)
-    for update in range(updates):
-        set_rate(trainer.optimizer, lr, update, updates, decay="linear")
+
+    def batch(update: int) -> list[Row]:
         logp = network_policy(net, graph)
         walks, group = play(np.exp(logp), update)
         values = walks.counts(graph, advantages(walks, group, to_go=True))
-        rows = train_rows(graph, values / max(1e-9, float(np.abs(values).mean())), "advantage", logp)
-        trainer.update(rows, {"policy_gradient": 1.0})
-    return net
+        return train_rows(graph, values / max(1e-9, float(np.abs(values).mean())), "advantage", logp)
+
+    return train(net, batch, Course(lr, updates, decay="linear"), seed, {"policy_gradient": 1.0})
 
 
 def network(

@@ -498,10 +498,7 @@ class Job:
             times["train"] = -time.monotonic()
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
-            for group in trainer.optimizer.param_groups:
-                group["lr"] = train.lr * max(
-                    0.0, 1.0 - spent / c.tokens
-                )  # a linear decay settles what the noise of small groups stirs
+            trainer.set_rate(train.lr * max(0.0, 1.0 - spent / c.tokens))  # a decay settles what the noise of small groups stirs
             metrics = trainer.update(rows, losses)
             self.model.refresh()
             times["train"] += time.monotonic()

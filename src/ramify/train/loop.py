@@ -104,6 +104,11 @@ class Trainer:
         c = config
         self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay)
 
+    def set_rate(self, lr: float) -> None:
+        """Go on at the learning rate ``lr``."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
     def update(self, rows: Sequence[Row], losses: Mapping[str, float]) -> dict[str, float]:
         """Train on ``rows`` with the weighted sum of ``losses`` (name -> weight), averaged over trained tokens.
 
@@ -137,11 +142,20 @@ class Trainer:
                 totals[name] += float(value.detach())
                 total = total + weight * value
             (total / count).backward()
+        return totals, count, self._descend()
+
+    def descend(self, loss: Tensor) -> float:
+        """One step along the gradient of ``loss``, which was made elsewhere; the norm of the gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return self._descend()
+
+    def _descend(self) -> float:
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip_norm))
         if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
             self.optimizer.step()
         self.steps += 1
-        return totals, count, norm
+        return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on: tensors by name (weights, moments) and a JSON record."""

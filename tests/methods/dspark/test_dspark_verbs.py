@@ -15,7 +15,7 @@ import pytest
 from ramify.cli.main import main
 from ramify.engine.local import LocalModel
 from ramify.model.protocol import Prefix, Sampling
-from ramify_experiments.dspark.domains import DOMAINS, TargetRecipe, make_target, prompts
+from ramify_experiments.dspark.domains import DOMAINS, TargetRecipe, prompts
 
 Call = Callable[..., tuple[int, str]]
 
@@ -45,7 +45,7 @@ def given(target: str) -> list[str]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A target that hardly learned anything, and a drafter trained on its text for a moment."""
     folder = tmp_path_factory.mktemp("dspark")
-    made, words = make_target(TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16), lambda line: None)
+    made, words = TargetRecipe(layers=2, width=48, steps=2, rows=2, length=16).make()
     made.save(folder / "target", words)
     each = [prompts(domain, 18, 16, 0, "train") for domain in DOMAINS]
     starts = [list(map(int, one)) for some in zip(*each, strict=True) for one in some]
@@ -115,7 +115,7 @@ def test_a_drafter_that_no_server_loads_is_said_to_be_one(
 @pytest.mark.timeout(1200)
 def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Path) -> None:
     """``RAMIFY_TEST_VLLM_PYTHON=/path/to/python`` of an environment with vLLM (its CPU build will do)."""
-    made, words = make_target(TargetRecipe(layers=3, steps=150), lambda line: None)
+    made, words = TargetRecipe(layers=3, steps=150).make()
     target, out = tmp_path / "target", tmp_path / "drafter"
     made.save(target, words)
     starts = [list(map(int, one)) for domain in DOMAINS for one in prompts(domain, 40, 8, 0, "train")]

@@ -165,8 +165,7 @@ def train_drafter(
     progress.begin(config.steps, trainer.steps, "train", "steps")
     last = config.steps if stop_at is None else min(stop_at, config.steps)
     for step in range(trainer.steps, last):
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = config.lr * _rate(step, config)
+        trainer.set_rate(config.lr * _rate(step, config))
         record = _step(trainer, drafter, features, config, step)
         if (step + 1) % every == 0 or step + 1 == config.steps:
             records.append({"step": step + 1, **record})
@@ -186,7 +185,6 @@ def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: 
     picks = generator(config.seed, "drafter-batch", step).choice(count, min(config.rows, count), replace=False)
     tokens, mask, states, law = features.batch(picks.tolist())
     drafter.train()
-    trainer.optimizer.zero_grad(set_to_none=True)
     if isinstance(drafter, Eagle3):
         loss, record = eagle_loss(drafter, tokens, mask, states, law, config)
     elif isinstance(drafter, DSpark):
@@ -194,11 +192,7 @@ def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: 
         loss, record = block_loss(drafter, tokens, mask, states, law, anchors, keep, config)
     else:
         raise UserError(f"there is no training for a drafter of kind '{drafter.config.kind}'")
-    loss.backward()
-    norm = float(torch.nn.utils.clip_grad_norm_(drafter.parameters(), config.clip))
-    if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
-        trainer.optimizer.step()
-    trainer.steps += 1
+    trainer.descend(loss)
     return record
 
 
