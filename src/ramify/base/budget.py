@@ -33,6 +33,8 @@ class Budget:
                 if not limit >= 0:
                     raise UserError(f"the budget of {unit} must be a number of at least 0, not {limit}")
                 self._limits[unit] = float(limit)
+        above: tuple[str, ...] = () if parent is None else parent._limited
+        self._limited: tuple[str, ...] = tuple(unit for unit in UNITS if unit in self._limits or unit in above)
         self._spent = dict.fromkeys(UNITS, 0.0)
         self._parent = parent
         self._clock = clock
@@ -72,7 +74,7 @@ class Budget:
     @property
     def spent_out(self) -> str:
         """The first unit with nothing left, or "": poll this before starting more work."""
-        return next((unit for unit in UNITS if self.remaining(unit) <= 0), "")
+        return next((unit for unit in self._limited if self.remaining(unit) <= 0), "")
 
     def require(self) -> None:
         """Raise BudgetSpentError when some unit is spent."""

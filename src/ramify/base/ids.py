@@ -13,14 +13,15 @@ def stable_hash(*parts: str | bytes | int | None) -> str:
     """Hash ``parts`` to a 24-digit hexadecimal id. Parts are length-prefixed and typed, so ("ab","c") differs from ("a","bc")."""
     digest = hashlib.blake2b(digest_size=ID_CHARS // 2)
     for part in parts:
-        if part is None:
+        if isinstance(part, str):
+            raw = part.encode("utf-8", "surrogatepass")
+            digest.update(b"s%d:%b" % (len(raw), raw))
+        elif part is None:
             digest.update(b"n;")
         elif isinstance(part, int):
             digest.update(b"i%d;" % part)
         else:
-            raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-            digest.update((b"s%d:" if isinstance(part, str) else b"b%d:") % len(raw))
-            digest.update(raw)
+            digest.update(b"b%d:%b" % (len(part), part))
     return digest.hexdigest()
 
 

@@ -274,7 +274,8 @@ class Episodes:
         return await self._answered(env, place, node)
 
     async def _step(self, env: Env, place: Position, node: Node) -> Observation:
-        action = replace(node.message, text=(place.begun or "") + node.text).written()
+        message = replace(node.message, text=place.begun + node.text) if place.begun else node.message
+        action = message.written()
         return await self.stage.step(env, action)
 
     async def _answered(self, env: Env, place: Position, node: Node) -> Turn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def context_from_json(parts: list[Any]) -> Context:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the hash is computed once, not for every node
 class Producer:
     """Who drew a node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
 
@@ -199,7 +200,7 @@ class Producer:
         edit = None if self.edit is None else dict(self.edit)
         return {"model": self.model, "weights": self.weights, "settings": dict(self.settings), "seed": self.seed, "edit": edit}
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Stable hash of the producer."""
         return stable_hash("producer", canonical_json(self.to_json()))
