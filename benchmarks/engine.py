@@ -5,7 +5,7 @@
 A 1.05 M-parameter decoder, CPU, prompt 32, 96 new tokens. The loops run the module over a static cache with exactly as many rows as the
 batch, all in step, and return tokens only; "loop" calls the module's own layers, "fused loop" is tuned as far as a static batch allows.
 The engine also returns log-probabilities and entropies, can admit or drop a row at every token, and gives each row the same bits in any
-batch, for which it runs a tile of 4 rows even where only one is wanted. Peers are run turn about with the engine, and the figure is the median of the pair ratios
+batch, for which it runs 4 rows even where only one is wanted. Peers are run turn about with the engine, and the figure is the median of the pair ratios
 (engine speed / peer speed) with its quartiles. The fork table counts forward rows, padding included; it involves no clock.
 """
 

@@ -158,7 +158,7 @@ def main() -> None:
         columns = ["model", "batch", "ramify tok/s", "generate tok/s", "vLLM CPU tok/s", "ramify / generate", "ramify / vLLM"]
         note = (
             "Medians with quartiles over rounds in which the three took turns on the same prompts. Above 1 ramify is the faster one. ramify gives every row the "
-            "same bits in any batch, for which small batches run in tiles of 4 rows; the others do not promise that."
+            "same bits in any batch, for which batches are filled up to a multiple of 4 rows; the others do not promise that."
         )
         save("throughput", "Generation on a CPU", columns, rows, note)
 

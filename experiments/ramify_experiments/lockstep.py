@@ -1,4 +1,4 @@
-"""Many short episodes at once on one small model: every row of a tile is an episode, given tokens and drawn ones alike.
+"""Many short episodes at once on one small model: every row of a batch is an episode, given tokens and drawn ones alike.
 
 What `rollout` does with trees, stores and failures, this does not: it is for experiments that need a hundred thousand episodes of a small
 world in minutes. Draws are keyed by the episode's key and the token's position, so an episode does not depend on its neighbours
@@ -17,8 +17,8 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import uniforms
-from ramify.engine.cache import Arena
-from ramify.engine.forward import TILE, Forward, Tile, padded
+from ramify.engine.cache import KVCache
+from ramify.engine.forward import UNIT, Forward, ForwardBatch, padded
 from ramify.env.protocol import Env, Task, World, close
 from ramify.model.chat import ChatTemplate
 from ramify.train.batch import Row
@@ -45,7 +45,7 @@ class Episode:
 
 
 class _Live:
-    """An episode under way: the first ``computed`` tokens are in the arena."""
+    """An episode under way: the first ``computed`` tokens are in the cache."""
 
     def __init__(self, env: Env, task: Task, key: int, template: ChatTemplate, max_reply: int) -> None:
         self.env, self.template, self.max_reply = env, template, max_reply
@@ -116,16 +116,16 @@ def play(
 
 
 def _run(forward: Forward, live: list[_Live]) -> None:
-    arena = Arena(forward.layers, forward.kv_size, forward.device)
-    arena.reserve(padded(len(live)), 64)
+    cache = KVCache(forward.layers, forward.kv_size, forward.device)
+    cache.reserve(padded(len(live)), 64)
     while live:
         where = [one.computed for one in live]
         longest = max(where)
         if longest >= forward.context:
             raise UserError(f"an episode is longer than the model's context of {forward.context} tokens")
-        arena.reserve(padded(len(live)), longest + 1 + TILE)
-        tile = Tile(arena, forward.kv_heads, [one.episode.tokens[one.computed] for one in live], where)
-        hidden = forward.hidden(tile)
+        cache.reserve(padded(len(live)), longest + 1 + UNIT)
+        batch = ForwardBatch(cache, forward.kv_heads, [one.episode.tokens[one.computed] for one in live], where)
+        hidden = forward.hidden(batch)
         ready = []
         for slot, one in enumerate(live):
             one.computed += 1
@@ -143,5 +143,5 @@ def _run(forward: Forward, live: list[_Live]) -> None:
             close(live[slot].env)
             last = live.pop()
             if slot < len(live):
-                arena.copy(len(live), slot, slot + 1, last.computed)
+                cache.copy(len(live), slot, slot + 1, last.computed)
                 live[slot] = last

@@ -53,6 +53,6 @@ class Kernels(TorchDispatchMode):
 
 
 def needs_tiles(exactness: Exactness) -> None:
-    """Skip a test of what rows in one tile cost or share, where this machine's kernels make rows run alone."""
+    """Skip a test of what rows in one batch cost or share, where this machine's kernels make rows run alone."""
     if exactness is not Exactness.TOGETHER:
         pytest.skip(exactness.caution or "rows run together on one thread here")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
@@ -36,15 +36,15 @@ class Shadow(Qwen3Drafter):
         self.noise = torch.randn((config.vocab, config.vocab), generator=torch.Generator().manual_seed(5))
         self.absorbed = 0
 
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """Keep the token after each position in the first number of its draft keys: it then goes wherever the row goes."""
-        arena.kv[first, slots, positions, 0] = following.float()
+        cache.kv[first, slots, positions, 0] = following.float()
         self.absorbed += len(slots)
 
     def draft(
-        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+        self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
-        rows = [arena.kv[first, s, : int(p), 0].long().tolist() for s, p in zip(slots, positions, strict=True)]
+        rows = [cache.kv[first, s, : int(p), 0].long().tolist() for s, p in zip(slots, positions, strict=True)]
         made, confidence = [], []
         for k in range(depth):
             window = min(8, *(len(row) for row in rows), 8)

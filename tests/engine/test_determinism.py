@@ -85,7 +85,7 @@ def test_a_draw_does_not_depend_on_its_batch_mates(
         results = asyncio.run(run())
         for (i, s, keys), draws in zip(requests, results, strict=True):
             assert [bits(d) for d in draws] == [alone(i, s, key) for key in keys]
-    assert model._scheduler.store.bytes <= max(budget, 0)
+    assert model._scheduler.cache.prefixes.bytes <= max(budget, 0)
 
 
 def test_going_on_from_a_draw_equals_drawing_through() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ramify.engine import local
-from ramify.engine.forward import Exactness, Tile, TinyForward, exactness, probe
+from ramify.engine.forward import Exactness, ForwardBatch, TinyForward, exactness, probe
 from ramify.engine.local import LocalModel
 from ramify.jobs.play import play
 from ramify.model.protocol import Draw, Prefix, Sampling
@@ -81,8 +81,8 @@ def test_drafts_are_verified_with_the_bits_of_plain_draws() -> None:
 class Careless(TinyForward):
     """Its output layer takes the rows that are wanted and no more: 1, 2 or 3 of them where so few draw."""
 
-    def hidden(self, tile: Tile, tap: Any = None) -> torch.Tensor:
-        return super().hidden(tile, tap)[: tile.used]
+    def hidden(self, batch: ForwardBatch, tap: Any = None) -> torch.Tensor:
+        return super().hidden(batch, tap)[: batch.used]
 
 
 def test_the_probe_finds_a_product_of_few_rows_and_rows_then_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:

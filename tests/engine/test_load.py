@@ -45,17 +45,16 @@ async def ask(model: LocalModel, owner: str, length: int, keys: Sequence[int], n
 
 
 def watch(model: LocalModel) -> list[tuple[int, int]]:
-    """(active rows, bytes of the arena) after each step from now on."""
+    """(active rows, bytes of the cache) after each step from now on."""
     seen: list[tuple[int, int]] = []
-    step, memory = model._batch.step, model._scheduler.memory
+    step, cache = model._core.step, model._scheduler.cache
 
     def watched() -> bool:
         finished = step()
-        arena = memory._arena
-        seen.append((len(model._scheduler.rows), 0 if arena is None else arena.kv.nbytes))
+        seen.append((len(model._scheduler.running), cache.kv.nbytes))
         return finished
 
-    model._batch.step = watched  # type: ignore[method-assign]
+    model._core.step = watched  # type: ignore[method-assign]
     return seen
 
 
@@ -84,9 +83,9 @@ def test_load_changes_no_bit(
     options: dict[str, Any] = {}
     if speculate:
         options = {"drafter": Shadow(module(), block=3), "schedule": "fixed:3"}
-    arena_bytes = None if places is None else places * PLACE * (3 if speculate else 2) // 2
+    kv_bytes = None if places is None else places * PLACE * (3 if speculate else 2) // 2
     model = LocalModel(
-        module(), max_rows=max_rows, cache_bytes=cache_bytes, arena_bytes=arena_bytes, quantum=quantum, eos=(), **options
+        module(), max_rows=max_rows, cache_bytes=cache_bytes, kv_bytes=kv_bytes, quantum=quantum, eos=(), **options
     )
     seen = watch(model)
 
@@ -98,13 +97,13 @@ def test_load_changes_no_bit(
     for (_, length, keys, new), draws in zip(requests, asyncio.run(run()), strict=True):
         assert [bits(d) for d in draws] == [alone(length, key, new) for key in keys]
     assert not model._scheduler.busy
-    assert model._scheduler.waiting == 0
-    assert model._scheduler.store.bytes <= cache_bytes
-    assert arena_bytes is None or max((size for _, size in seen), default=0) <= arena_bytes
+    assert model._scheduler.waiting.count == 0
+    assert model._scheduler.cache.prefixes.bytes <= cache_bytes
+    assert kv_bytes is None or max((size for _, size in seen), default=0) <= kv_bytes
 
 
 def test_rows_that_do_not_fit_wait_and_nothing_is_run_twice() -> None:
-    model = LocalModel(module(), arena_bytes=512 * PLACE, cache_bytes=1 << 24, eos=())
+    model = LocalModel(module(), kv_bytes=512 * PLACE, cache_bytes=1 << 24, eos=())
     seen = watch(model)
 
     async def run() -> list[list[Draw]]:
@@ -118,7 +117,7 @@ def test_rows_that_do_not_fit_wait_and_nothing_is_run_twice() -> None:
     assert stats.preempted > 0
     assert stats.again_tokens == 0
     assert stats.forward_rows - stats.padded_rows <= 20 + 8 * 60  # the shared prefix once, every drawn token once
-    poor = LocalModel(module(), arena_bytes=512 * PLACE, cache_bytes=0, eos=())
+    poor = LocalModel(module(), kv_bytes=512 * PLACE, cache_bytes=0, eos=())
     found = asyncio.run(poor.sample(Prefix(tokens(20)), 8, Sampling(max_tokens=60), range(8)))
     assert [bits(d) for d in found] == [bits(d[0]) for d in draws]
     assert poor.stats.again_tokens > 0  # what was evicted, and that alone
@@ -127,15 +126,15 @@ def test_rows_that_do_not_fit_wait_and_nothing_is_run_twice() -> None:
 
 
 def test_one_row_alone_may_take_what_there_is() -> None:
-    model = LocalModel(module(), arena_bytes=512 * PLACE, eos=())
+    model = LocalModel(module(), kv_bytes=512 * PLACE, eos=())
     assert model.context == 128 - 4
     found = draw(model, tokens(100), [1, 2], max_tokens=100)
     assert [(d.stop, len(d.tokens)) for d in found if d.tokens is not None] == [("length", 24)] * 2
     with pytest.raises(BoundaryError, match="do not fit the context of 124"):
         draw(model, tokens(124), [1])
     assert len(asyncio.run(model.logprobs([tokens(200)]))[0].logprobs) == 200
-    with pytest.raises(UserError, match="arena_bytes is 1000; the smallest arena of 'local' has 65536"):
-        LocalModel(module(), arena_bytes=1000)
+    with pytest.raises(UserError, match="kv_bytes is 1000; the smallest cache of 'local' has 65536"):
+        LocalModel(module(), kv_bytes=1000)
 
 
 @pytest.mark.parametrize("greedy_draws", [1, 1000])
@@ -237,7 +236,7 @@ def test_cancelling_frees_rows_memory_and_places_at_once(active: bool) -> None:
         quantum=2,
         drafter=drafter,
         schedule="fixed:3",
-        arena_bytes=1024 * 3 * PLACE // 2,
+        kv_bytes=1024 * 3 * PLACE // 2,
         cache_bytes=0,
         eos=(),
     )
@@ -248,7 +247,7 @@ def test_cancelling_frees_rows_memory_and_places_at_once(active: bool) -> None:
         if active:
             while not model.stats.preempted:
                 await asyncio.sleep(0)
-            assert any(group.parked for queue in model._scheduler.queues.values() for group in queue)
+            assert any(group.preempted for queue in model._scheduler.waiting.queues.values() for group in queue)
         else:
             await asyncio.sleep(0)
         kept = asyncio.create_task(ask(model, "c", 9, [5], 60))
@@ -257,16 +256,16 @@ def test_cancelling_frees_rows_memory_and_places_at_once(active: bool) -> None:
             task.cancel()
         await asyncio.gather(*doomed, return_exceptions=True)
         scheduler = model._scheduler
-        assert {row.job.owner for row in scheduler.rows} <= {"c"}
-        assert set(scheduler.queues) <= {"c"}
-        assert scheduler.waiting <= 1
+        assert {seq.request.client for seq in scheduler.running} <= {"c"}
+        assert set(scheduler.waiting.queues) <= {"c"}
+        assert scheduler.waiting.count <= 1
         return await kept
 
     (found,) = asyncio.run(run())
     assert found.tokens is not None
     assert bits(found) == alone(9, 5, 60)
     assert seen
-    assert model._scheduler.memory.bytes == 0  # nothing to keep, nothing kept
+    assert model._scheduler.cache.bytes == 0  # nothing to keep, nothing kept
     assert not model._scheduler._active
     assert not model._scheduler._served
 

@@ -113,10 +113,10 @@ def test_a_small_cache_stays_within_its_budget() -> None:
     model = LocalModel(tiny(), cache_bytes=30_000)
     for i in range(20):
         draw(model, tokens(30, seed=i), [0], max_tokens=20)
-        assert 0 < model._scheduler.store.bytes <= 30_000
+        assert 0 < model._scheduler.cache.prefixes.bytes <= 30_000
     none = LocalModel(tiny(), cache_bytes=0)
     draw(none, tokens(30), [0], max_tokens=5)
-    assert len(none._scheduler.store) == 0
+    assert len(none._scheduler.cache.prefixes) == 0
 
 
 def test_stops() -> None:
@@ -182,12 +182,12 @@ def test_cancelling_frees_rows_and_leaves_others_alone() -> None:
     async def run() -> Any:
         doomed = asyncio.create_task(model.sample(Prefix(tokens(4)), 9, Sampling(max_tokens=200), list(range(9))))
         kept = asyncio.create_task(model.sample(Prefix(tokens(9)), 1, Sampling(max_tokens=60), [5]))
-        while len(model._scheduler.rows) < 4:
+        while len(model._scheduler.running) < 4:
             await asyncio.sleep(0)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        assert len(model._scheduler.rows) <= 1
+        assert len(model._scheduler.running) <= 1
         return (await kept)[0]
 
     found = asyncio.run(run())
@@ -203,7 +203,7 @@ def test_cancelling_moves_later_rows_of_an_arena_that_grew() -> None:
     async def run() -> Any:
         doomed = asyncio.create_task(model.sample(Prefix(tokens(4)), 5, Sampling(max_tokens=200), list(range(5))))
         kept = asyncio.create_task(model.sample(Prefix(tokens(9)), 1, Sampling(max_tokens=80), [5]))
-        while len(model._scheduler.rows) < 6:  # more than an arena begins with: it grew while it was stepped
+        while len(model._scheduler.running) < 6:  # more than a KV cache begins with: it grew while it was stepped
             await asyncio.sleep(0)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -348,7 +348,7 @@ def test_a_step_that_is_broken_off_leaves_no_draw_waiting() -> None:
     def step() -> bool:
         raise KeyboardInterrupt
 
-    model._batch.step = step  # type: ignore[method-assign]
+    model._core.step = step  # type: ignore[method-assign]
     with asyncio.Runner() as runner:
         waiting = runner.get_loop().create_task(model.sample(Prefix(tokens(4)), 2, Sampling(max_tokens=4), [1, 2]))
         with pytest.raises(KeyboardInterrupt):

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache, PrefixCache
 from ramify.engine.local import LocalModel
-from ramify.engine.prefixes import PrefixStore
 from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
 from ramify.model.protocol import Prefix, Sampling
@@ -28,8 +27,8 @@ class Watched(Shadow):
         super().__init__(*args, **options)
         self.features: set[bytes] = set()
 
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
-        super().absorb(arena, first, slots, positions, features, following)
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+        super().absorb(cache, first, slots, positions, features, following)
         self.features |= {row.numpy().tobytes() for row in features}
 
 
@@ -98,7 +97,7 @@ def test_a_prefix_is_completed_by_the_first_row_that_needs_its_features():
 
 
 def test_a_block_with_fewer_layers_is_replaced_by_one_with_more():
-    store = PrefixStore(1 << 20)
+    store = PrefixCache(1 << 20)
     ids = np.arange(32, dtype=np.int32)
 
     def put(layers: int) -> None:

@@ -154,7 +154,7 @@ def find_served(
         folder = checkpoints.model_folder(spec)
         options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
         options |= {"device": device, "dtype": dtype}
-        local = LocalModel.load(folder, max_rows=max_rows, arena_bytes=kv_memory << 20 or None, **options)
+        local = LocalModel.load(folder, max_rows=max_rows, kv_bytes=kv_memory << 20 or None, **options)
         return Layout(local, checkpoints.chat_template(folder, given)), (
             lambda: {f"engine_{name}": value for name, value in local.gauges.items()}
         )

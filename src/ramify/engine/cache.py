@@ -1,91 +1,174 @@
-"""Where keys and values of the rows being drawn live. (What outlives its row is in :mod:`ramify.engine.prefixes`.)
+"""The KV cache: keys and values of the sequences that run, one slot each, and of the prefixes they leave behind, shared block by block.
 
-Axis legend: L layers, R rows, S positions, C numbers a position keeps in one layer (keys then values of all key/value heads).
+A slot is a row of one tensor, as long as the longest sequence needs; :class:`PrefixCache` keeps what outlives its slot.
+
+Axis legend: L layers, R slots, S positions, C numbers a position keeps in one layer (keys then values of all key/value heads).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-ROWS, POSITIONS = 4, 64
-"""What an arena begins with."""
+SLOTS, POSITIONS = 4, 64
+"""What a cache begins with."""
+BLOCK = 16
+"""Tokens of a block of the prefix cache."""
 
 
 class Views(NamedTuple):
-    """Views of the arena, layer by layer."""
+    """Views of the cache, layer by layer."""
 
     flat: tuple[Tensor, ...]
     """[R * S, C]."""
     keys: tuple[Tensor, ...]
-    """[rows, G, positions, E]."""
+    """[slots, G, positions, E]."""
     values: tuple[Tensor, ...]
     masks: Tensor
     """[S, positions]: row S - 1 - p is the additive mask of position p, a view of 2 S numbers."""
 
 
-class Arena:
-    """Keys and values of the active rows, one tensor [L, R, S, C]. Rows and positions grow by doubling; contents survive.
+class KVCache:
+    """Keys and values of running sequences, one tensor ``kv`` [L, R, S, C]. Slots and positions grow by doubling; contents survive.
 
-    ``most`` bounds R x S. Where both cannot grow within it, rows that are no longer asked for are given up for positions, and the other
-    way round; while contents move, old and new memory exist together.
+    ``most`` bounds R x S. Where both cannot grow within it, slots that are no longer asked for are given up for positions, and the other
+    way round; while contents move, old and new memory exist together. ``spare`` positions past every sequence are kept free for what a
+    forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers of positions that have
+    features there, else the first ``bare`` (by default all layers either way).
     """
 
     def __init__(
-        self, layers: int, size: int, device: torch.device, most: int | None = None, dtype: torch.dtype = torch.float32
+        self,
+        layers: int,
+        size: int,
+        device: torch.device,
+        most: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        spare: int = 0,
+        prefix_bytes: int = 0,
+        bare: int | None = None,
+        stored: int | None = None,
     ) -> None:
-        self.kv = torch.zeros((layers, ROWS, POSITIONS, size), device=device, dtype=dtype)
-        self.most = most
+        self.kv = torch.zeros((layers, 0, 0, size), device=device, dtype=dtype)
+        self.most, self.spare = most, spare
+        self.prefixes = PrefixCache(prefix_bytes)
+        self._bare, self._stored = bare or layers, stored or layers
         self._views: dict[tuple[int, int], Views] = {}
 
     @property
-    def rows(self) -> int:
-        """Rows there is room for."""
+    def slots(self) -> int:
+        """Slots there is room for."""
         return self.kv.shape[1]
 
     @property
     def capacity(self) -> int:
-        """Positions there is room for."""
+        """Positions there is room for in each slot."""
         return self.kv.shape[2]
 
-    def reserve(self, rows: int, positions: int) -> None:
-        """Make room. New memory is zero: a masked position must be finite."""
-        R, S = doubled(self.rows, rows), doubled(self.capacity, positions)
+    @property
+    def bytes(self) -> int:
+        """Memory of the slots and the prefixes."""
+        return self.prefixes.bytes + self.kv.nbytes
+
+    @property
+    def longest(self) -> int | None:
+        """Longest sequence that one slot may hold; None: no bound."""
+        if self.most is None:
+            return None
+        S = POSITIONS
+        while _within(SLOTS, 2 * S, self.most):
+            S *= 2
+        return S - self.spare if _within(SLOTS, S, self.most) else 0
+
+    def fits(self, slots: int, length: int) -> bool:
+        """Whether there may be so many slots for sequences of at most ``length`` tokens."""
+        return _within(slots, length + self.spare, self.most)
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for so many sequences of at most ``length`` tokens. New memory is zero: a masked position must be finite."""
+        positions = length + self.spare
+        if slots <= self.slots and positions <= self.capacity:
+            return
+        R, S = doubled(self.slots or SLOTS, slots), doubled(self.capacity or POSITIONS, positions)
         if self.most is not None and self.most < R * S:
-            R, S = doubled(ROWS, rows), doubled(POSITIONS, positions)
-        if (self.rows, self.capacity) != (R, S):
-            old = self.kv
-            self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device, dtype=old.dtype)
-            r, s = min(R, old.shape[1]), min(S, old.shape[2])
-            self.kv[:, :r, :s] = old[:, :r, :s]
-            self._views.clear()
+            R, S = doubled(SLOTS, slots), doubled(POSITIONS, positions)
+        old = self.kv
+        self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device, dtype=old.dtype)
+        r, s = min(R, old.shape[1]), min(S, old.shape[2])
+        self.kv[:, :r, :s] = old[:, :r, :s]
+        self._views.clear()
 
     def views(self, kv_heads: int, first: int, count: int, positions: int) -> Views:
-        """What a tile attends to: the first ``positions`` of ``count`` rows from ``first``."""
+        """What a forward batch attends to: the first ``positions`` of ``count`` slots from ``first``."""
         if first == 0 and (count, positions) in self._views:
             return self._views[count, positions]
         seen = self.kv[:, first : first + count, :positions]
         keys, values = seen.unflatten(3, (2, kv_heads, -1)).permute(3, 0, 1, 4, 2, 5)
         zeros = torch.zeros(self.capacity, device=self.kv.device, dtype=self.kv.dtype)
-        steps = torch.cat((zeros, zeros - float("inf"))).unfold(0, positions, 1)  # entry C-1-p: zero up to position p
+        steps = torch.cat((zeros, zeros - float("inf"))).unfold(0, positions, 1)  # entry S-1-p: zero up to position p
         views = Views(self.kv.flatten(1, 2).unbind(0), keys.unbind(0), values.unbind(0), steps)
         if first == 0:
             self._views[count, positions] = views
         return views
 
     def copy(self, source: int, start: int, stop: int, length: int) -> None:
-        """Copy the first ``length`` positions of row ``source`` into rows ``start`` to ``stop``."""
-        self.kv[:, start:stop, :length] = self.kv[:, source : source + 1, :length]
+        """Copy the first ``length`` positions of slot ``source`` into slots ``start`` to ``stop``."""
+        if (source, source + 1) != (start, stop):
+            self.kv[:, start:stop, :length] = self.kv[:, source : source + 1, :length]
 
-    def write(self, row: int, start: int, kv: Tensor) -> None:
-        """Put ``kv`` [first layers, P, C] at the positions of ``row`` from ``start``."""
-        self.kv[: len(kv), row, start : start + kv.shape[1]] = kv
+    # -- prefixes
 
-    def read(self, row: int, start: int, stop: int, layers: int | None = None) -> Tensor:
-        """A copy of positions ``start`` to ``stop`` of ``row`` in the first ``layers``, [layers, stop - start, C]."""
-        return self.kv[:layers, row, start:stop].clone()
+    def match(self, tokens: np.ndarray, limit: int) -> list[Tensor]:
+        """What is known of the first ``limit`` of ``tokens``, piece by piece, each [its layers, n, C]."""
+        return self.prefixes.match(tokens, limit)
+
+    def load(self, slot: int, pieces: Sequence[Tensor]) -> int:
+        """Put what :meth:`match` found at the front of a slot; returns how many positions have all ``stored`` layers."""
+        whole = next((i for i, piece in enumerate(pieces) if len(piece) < self._stored), len(pieces))
+        ends = []
+        start = 0
+        for some, layers in ((pieces[:whole], self._stored), (pieces[whole:], self._bare)):
+            if some:
+                kv = torch.cat([piece[:layers] for piece in some], dim=1)
+                self.kv[:layers, slot, start : start + kv.shape[1]] = kv
+                start += kv.shape[1]
+            ends.append(start)
+        return ends[0]
+
+    def store(self, slot: int, tokens: Sequence[int], whole: int) -> None:
+        """Keep the keys and values of ``tokens``, which a slot holds from its front; the first ``whole`` have all ``stored`` layers."""
+        if not self.slots or self.prefixes.budget <= 0:
+            return
+
+        def layers(stop: int) -> int:
+            return self._stored if stop <= whole else self._bare
+
+        self.prefixes.insert(
+            np.array(tokens, np.int32), lambda start, stop: self.kv[: layers(stop), slot, start:stop].clone(), layers
+        )
+
+    # -- memory
+
+    def rest(self) -> None:
+        """Nothing runs or waits: one long sequence must not hold its memory for good."""
+        if self.kv.nbytes > self.prefixes.budget:
+            self._free()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.prefixes.clear()
+        self._free()
+
+    def _free(self) -> None:
+        self.kv = self.kv.new_zeros((self.kv.shape[0], 0, 0, self.kv.shape[3]))
+        self._views.clear()
 
 
 def doubled(start: int, least: int) -> int:
@@ -95,6 +178,120 @@ def doubled(start: int, least: int) -> int:
     return start
 
 
-def fits(rows: int, positions: int, most: int | None) -> bool:
-    """Whether an arena of at most ``most`` places holds so many rows and positions."""
-    return most is None or doubled(ROWS, rows) * doubled(POSITIONS, positions) <= most
+def _within(slots: int, positions: int, most: int | None) -> bool:
+    return most is None or doubled(SLOTS, slots) * doubled(POSITIONS, positions) <= most
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Up to 16 tokens after their parent's, with their keys and values [L, tokens, C]; may hold the first layers only."""
+
+    tokens: tuple[int, ...]
+    kv: Tensor
+    parent: Block | None
+    children: dict[int, list[Block]] = field(default_factory=dict)
+    """By first token."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the keys and values."""
+        return self.kv.numel() * self.kv.element_size()
+
+
+class PrefixCache:
+    """A tree of blocks under a byte budget. What one sequence computed is found again by any that starts the same way.
+
+    Least recently used blocks go first; a walk touches children before parents, so a parent never goes before its child. A block with
+    the first layers only is completed by a sequence that has more of them for the same tokens.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.bytes = 0
+        self._root = Block((), torch.empty(0), None)
+        self._recent: OrderedDict[int, Block] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._root.children.clear()
+        self._recent.clear()
+        self.bytes = 0
+
+    def match(self, tokens: np.ndarray, limit: int) -> list[Tensor]:
+        """Keys and values of the longest known prefix of ``tokens[:limit]``, piece by piece, each [its L, n, C]."""
+        ids = tokens[:limit].tolist()
+        pieces: list[Tensor] = []
+        walk: list[Block] = []
+        node, at = self._root, 0
+        while at < len(ids):
+            best, length = None, 0
+            for child in node.children.get(ids[at], ()):
+                same = _common(child.tokens, ids, at)
+                if same > length:
+                    best, length = child, same
+            if best is None:
+                break
+            pieces.append(best.kv[:, :length])
+            walk.append(best)
+            at += length
+            if length < BLOCK:
+                break
+            node = best
+        self._touch(walk)
+        return pieces
+
+    def insert(self, tokens: np.ndarray, read: Callable[[int, int], Tensor], layers: Callable[[int], int]) -> None:
+        """Keep the keys and values of a sequence's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch, of ``layers(stop)``."""
+        if self.budget <= 0:
+            return
+        ids = tokens.tolist()
+        walk: list[Block] = []
+        node = self._root
+        for at in range(0, len(ids), BLOCK):
+            chunk = tuple(ids[at : at + BLOCK])
+            siblings = node.children.setdefault(chunk[0], [])
+            found = next((b for b in siblings if b.tokens[: len(chunk)] == chunk), None)
+            if found is None:
+                for shorter in [b for b in siblings if chunk[: len(b.tokens)] == b.tokens]:
+                    self._drop(shorter)
+                found = Block(chunk, read(at, at + len(chunk)), node)
+                siblings = node.children.setdefault(chunk[0], [])
+                siblings.append(found)
+                self._recent[id(found)] = found
+                self.bytes += found.nbytes
+            elif len(found.kv) < layers(at + len(found.tokens)) and found.tokens == chunk:
+                self.bytes -= found.nbytes
+                found.kv = read(at, at + len(chunk))
+                self.bytes += found.nbytes
+            walk.append(found)
+            node = found
+        self._touch(walk)
+        while self.bytes > self.budget:
+            self._drop(next(iter(self._recent.values())))
+
+    def _touch(self, walk: list[Block]) -> None:
+        for block in reversed(walk):
+            self._recent.move_to_end(id(block))
+
+    def _drop(self, block: Block) -> None:
+        for children in list(block.children.values()):
+            for child in list(children):
+                self._drop(child)
+        if block.parent is not None:
+            siblings = block.parent.children[block.tokens[0]]
+            siblings.remove(block)
+            if not siblings:
+                del block.parent.children[block.tokens[0]]
+        del self._recent[id(block)]
+        self.bytes -= block.nbytes
+
+
+def _common(block: tuple[int, ...], ids: list[int], at: int) -> int:
+    """How many tokens of ``block`` agree with ``ids`` from ``at``."""
+    stretch = ids[at : at + len(block)]
+    if tuple(stretch) == block:
+        return len(block)
+    return next((i for i, (a, b) in enumerate(zip(block, stretch, strict=False)) if a != b), len(stretch))

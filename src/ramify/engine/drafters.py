@@ -1,6 +1,6 @@
 """What the engine needs of a drafter: a small network that proposes the next tokens of a target model, which verifies them in one pass.
 
-A drafter reads hidden states of some target layers (features) and keeps keys and values of its own in the same arena as the target, as
+A drafter reads hidden states of some target layers (features) and keeps keys and values of its own in the same cache as the target, as
 extra layers after the target's. Drafters are parts: ``register("drafter", NAME)``; those of DSpark's paper are in
 :mod:`ramify.methods.dspark.drafters`.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ramify.base import registry
 from ramify.base.errors import UserError
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 
 Pick = Callable[[int, Tensor], Tensor]
 """The engine's draw at slot k: logits [R, V] to tokens int64 [R]. It knows settings and uniforms, and keeps the laws it drew from."""
@@ -40,7 +40,7 @@ class Shape(Protocol):
 
     @property
     def kv_size(self) -> int:
-        """Numbers a position keeps in one arena layer, the target's."""
+        """Numbers a position keeps in one cache layer, the target's."""
         ...
 
     @property
@@ -79,29 +79,29 @@ class Drafter(nn.Module, ABC):
     @property
     @abstractmethod
     def layers(self) -> int:
-        """Arena layers the drafter needs."""
+        """KVCache layers the drafter needs."""
 
     @abstractmethod
     def attach(self, embedding: Tensor, head: Tensor) -> None:
         """Take the target's embedding and output matrix, both [V, D]. Raises UserError where the shapes are not the drafter's."""
 
     @abstractmethod
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
-        """Write the draft keys and values of N context tokens into layers ``first`` and up of ``arena``, which must have room.
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+        """Write the draft keys and values of N context tokens into layers ``first`` and up of ``cache``, which must have room.
 
-        ``slots`` int64 [N] are arena rows, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers there;
+        ``slots`` int64 [N] are cache slots, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers there;
         ``following`` int64 [N] the token after each position. Tokens of a row may come in any portions, in order.
         """
 
     @abstractmethod
     def draft(
-        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+        self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
         """Draft ``depth`` tokens (1 to block) for each of R rows.
 
-        ``slots`` int64 [R] are arena rows, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
+        ``slots`` int64 [R] are cache slots, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
         (at least 1; every earlier one was absorbed). ``pick(k, logits)`` draws token k (from 0). Positions from the anchor's up to
-        anchor + block + 3 of the draft layers are scratch, for which the arena must have room; nothing else is written.
+        anchor + block + 3 of the draft layers are scratch, for which the cache must have room; nothing else is written.
         """
 
     @classmethod

@@ -1,11 +1,11 @@
-"""One forward pass over a tile of tokens, each a row of its own with its own position and its own cached keys.
+"""One forward pass over a batch of tokens, each a row of its own with its own position and its own cached keys.
 
-Every token, prompt, drawn or drafted, takes the same path: linear layers on a tile whose row count is a multiple of 4, attention over the
+Every token, prompt, drawn or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4, attention over the
 row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat 1, 2 and 3 rows in ways of
-their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever else is in the tile, so keys and
+their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever else is in the batch, so keys and
 values do not depend on how or when a position was computed. :func:`exactness` looks whether that holds here, and what to do where it does not.
 
-Axis legend: M tile rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
+Axis legend: M batch rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.stack import Stack, replace, twice
 from ramify.engine.tiny import Tap, TinyLM
 
-TILE = 4
+UNIT = 4
 """Row counts are multiples of this."""
 CHUNK = 64
-"""Most prompt tokens of one row in a tile."""
+"""Most prompt tokens of one row in a batch."""
 SPAN = 32
 """Attention looks at a multiple of this many positions; those past a row's own are masked."""
 
 SMALL = 1 << 24
-"""Multiplications of a tile (rows x weights) up to which one thread is fastest: half a millisecond of one core."""
+"""Multiplications of a batch (rows x weights) up to which one thread is fastest: half a millisecond of one core."""
 
 
-def padded(rows: int, unit: int = TILE) -> int:
+def padded(rows: int, unit: int = UNIT) -> int:
     """``rows`` rounded up to a multiple of ``unit``."""
     return -(-rows // unit) * unit
 
 
 @contextmanager
 def threads_for(work: int) -> Iterator[None]:
-    """One thread for a tile of so few multiplications (0: in any case) that a second would cost more than it brings."""
+    """One thread for a batch of so few multiplications (0: in any case) that a second would cost more than it brings."""
     threads = torch.get_num_threads()
     if threads == 1 or work > SMALL:
         yield
@@ -54,38 +54,38 @@ def threads_for(work: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Tile:
-    """Tokens to run and where their keys and values go: entry m is ``tokens[m]`` at ``positions[m]`` of arena row ``rows[m]``.
+class ForwardBatch:
+    """Tokens to run and where their keys and values go: entry m is ``tokens[m]`` at ``positions[m]`` of cache slot ``rows[m]``.
 
     ``rows`` ascend and name a row as often as it has entries; None: entry m belongs to row m (decoding); one number: all entries are that
-    row's (prompt). An entry attends to its row up to its own position, or up to ``sees[m]``. The tile is filled up to a multiple of 4
-    with token 0, stored just past the last entry, where nothing has been computed yet: the arena must have room for that.
+    row's (prompt). An entry attends to its row up to its own position, or up to ``sees[m]``. The batch is filled up to a multiple of 4
+    with token 0, stored just past the last entry, where nothing has been computed yet: the cache must have room for that.
 
     Attention runs on a rectangle of R rows with c queries each, c the most entries any row has. The bits are those of c = 1: with the
     kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks). The query heads of
-    one key/value head ask together, and are filled up to a multiple of 4 as the tile is.
+    one key/value head ask together, and are filled up to a multiple of 4 as the batch is.
     """
 
     def __init__(
         self,
-        arena: Arena,
+        cache: KVCache,
         kv_heads: int,
         tokens: Sequence[int],
         positions: Sequence[int],
         rows: int | Sequence[int] | None = None,
         sees: Sequence[int] | None = None,
     ) -> None:
-        used, capacity, device = len(tokens), arena.capacity, arena.kv.device
+        used, capacity, device = len(tokens), cache.capacity, cache.kv.device
         self.used = used
         self.size = M = padded(used)
         owners: Sequence[int] = range(used) if rows is None else [rows] * used if isinstance(rows, int) else rows
         past = owners[-1] * capacity + positions[-1] + 1
-        slots = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
+        places = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
         spare = [0] * (M - used)
         seen = positions if sees is None else sees
         masks = [capacity - 1 - p for p in seen]
-        table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + M - used)], [*masks, *spare]])
-        self.tokens, self.positions, self.slots, mask = torch.from_numpy(table).to(device).unbind(0)
+        table = np.array([[*tokens, *spare], [*positions, *spare], [*places, *range(past, past + M - used)], [*masks, *spare]])
+        self.tokens, self.positions, self.slot_mapping, mask = torch.from_numpy(table).to(device).unbind(0)
         mask = mask.narrow(0, 0, used)
         self._gather: Tensor | None = None
         self._place: Tensor | None = None
@@ -95,7 +95,7 @@ class Tile:
             mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
         R, c = self._shape
         S = min(padded(max(seen) + 1, SPAN), capacity)
-        self._flat, self._keys, self._values, steps = arena.views(kv_heads, owners[0], R, S)
+        self._flat, self._keys, self._values, steps = cache.views(kv_heads, owners[0], R, S)
         self._mask = steps.index_select(0, mask).view(R, 1, c, S)
 
     def _arrange(self, row: np.ndarray, mask: Tensor, empty: int) -> Tensor:
@@ -112,7 +112,7 @@ class Tile:
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
-        self._flat[layer].index_copy_(0, self.slots, kv)
+        self._flat[layer].index_copy_(0, self.slot_mapping, kv)
         keys, values = self._keys[layer], self._values[layer]
         (R, c), G, E = self._shape, keys.shape[1], q.shape[2]
         if self._gather is not None:
@@ -120,7 +120,7 @@ class Tile:
         elif self.used < self.size:
             q = q.narrow(0, 0, self.used)
         together = q.shape[1] // G * c
-        if c == 1 and together % TILE == 0:
+        if c == 1 and together % UNIT == 0:
             asked = q.view(R, G, together, E)
         else:
             if self._asked is None:
@@ -152,8 +152,8 @@ class Forward(Protocol):
     dtype: torch.dtype
     """Of the weights, and so of the cache."""
 
-    def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
-        """Run a tile; last hidden state [M, D]. ``tap`` as in :meth:`TinyLM.hidden`, with [M, D]."""
+    def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
+        """Run a batch; last hidden state [M, D]. ``tap`` as in :meth:`TinyLM.hidden`, with [M, D]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -187,16 +187,16 @@ class TinyForward:
     def refresh(self) -> None:
         """Fuse the weights anew."""
         with torch.inference_mode():
-            self._stack = Stack(self.module.model.layers, self.c, self.device, TILE)  # padding may run past the context
+            self._stack = Stack(self.module.model.layers, self.c, self.device, UNIT)  # padding may run past the context
             self._last = twice(self.module.model.norm.weight)
 
-    def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
+    def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
         """See :class:`Forward`."""
-        buffers = self._stack.buffers(tile.size)
-        buffers.x.copy_(F.embedding(tile.tokens, self.module.model.embed_tokens.weight))
+        buffers = self._stack.buffers(batch.size)
+        buffers.x.copy_(F.embedding(batch.tokens, self.module.model.embed_tokens.weight))
         if tap is not None:
             replace(buffers.x, tap(0, buffers.x))
-        self._stack.run(tile, buffers, tap=tap)
+        self._stack.run(batch, buffers, tap=tap)
         return self._stack.rms(buffers, self._last)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -212,13 +212,13 @@ class Exactness(StrEnum):
     """How rows have to run on this machine so that a row's bits do not depend on the rows beside it."""
 
     TOGETHER = "together"
-    """In one tile, on as many threads as there are."""
+    """In one batch, on as many threads as there are."""
     ONE_THREAD = "one thread"
-    """In one tile, on one thread."""
+    """In one batch, on one thread."""
     ALONE = "alone"
-    """Each token in a tile of its own, on one thread: every product then always has the same shape."""
+    """Each token in a batch of its own, on one thread: every product then always has the same shape."""
     UNPROVEN = "unproven"
-    """They run together, and their bits may depend on it: an accelerator, or kernels for which not even a tile of one row repeats itself."""
+    """They run together, and their bits may depend on it: an accelerator, or kernels for which not even a batch of one row repeats itself."""
 
     @property
     def caution(self) -> str:
@@ -246,64 +246,64 @@ def exactness(forward: Forward) -> Exactness:
 
 
 def probe(forward: Forward, alone: bool = False) -> bool:
-    """Whether this machine keeps a row's bits apart from its tile, at the number of threads set: rows computed in several ways on the real
-    weights, against one token at a time in the smallest tile on one thread.
+    """Whether this machine keeps a row's bits apart from its batch, at the number of threads set: rows computed in several ways on the real
+    weights, against one token at a time in the smallest batch on one thread.
 
-    A short row as one prompt tile; token by token as the sixth row of a full tile, beside a row far longer than itself; several tokens at a
-    time beside rows with other numbers of tokens; and the end of a prompt tile of the largest size. ``alone``: all of them with every token
-    in a tile of its own.
+    A short row as one prompt batch; token by token as the sixth row of a full batch, beside a row far longer than itself; several tokens at a
+    time beside rows with other numbers of tokens; and the end of a prompt batch of the largest size. ``alone``: all of them with every token
+    in a batch of its own.
     """
     generator = torch.Generator().manual_seed(0)
     long = min(forward.context, CHUNK)
     ids = torch.randint(forward.vocab, (long,), generator=generator).tolist()
     short, far = min(8, long), min(forward.context, 600) - 1
-    arenas = [Arena(forward.layers, forward.kv_size, forward.device) for _ in range(5)]
+    caches = [KVCache(forward.layers, forward.kv_size, forward.device) for _ in range(5)]
 
-    def run(arena: Arena, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
+    def run(cache: KVCache, tokens: Sequence[int], positions: Sequence[int], rows: int | Sequence[int] | None = None) -> Tensor:
         size = 1 if alone else len(tokens)
         owners = [rows] * len(tokens) if isinstance(rows, int) else range(len(tokens)) if rows is None else rows
         found = []
         for at in range(0, len(tokens), size):
             part = slice(at, at + size)
-            tile = Tile(arena, forward.kv_heads, tokens[part], positions[part], owners[at] if alone else rows)
-            found.append(forward.logits(forward.hidden(tile))[: tile.used])
+            batch = ForwardBatch(cache, forward.kv_heads, tokens[part], positions[part], owners[at] if alone else rows)
+            found.append(forward.logits(forward.hidden(batch))[: batch.used])
         return torch.cat(found)
 
-    def one_by_one(arena: Arena, start: int, stop: int) -> Tensor:
+    def one_by_one(cache: KVCache, start: int, stop: int) -> Tensor:
         with threads_for(0):
-            return torch.cat([run(arena, [ids[t]], [t]) for t in range(start, stop)])
+            return torch.cat([run(cache, [ids[t]], [t]) for t in range(start, stop)])
 
     def others(count: int, below: int) -> list[int]:
         return torch.randint(below, (count,), generator=generator).tolist()
 
     with torch.inference_mode():
-        for arena in arenas[2:4]:
-            arena.reserve(12, far + 1 + TILE)
-            arena.kv[:, 6].normal_()
-        for arena in (arenas[0], arenas[4]):
-            arena.reserve(1, long + TILE)
+        for cache in caches[2:4]:
+            cache.reserve(12, far + 1 + UNIT)
+            cache.kv[:, 6].normal_()
+        for cache in (caches[0], caches[1], caches[4]):
+            cache.reserve(1, long + UNIT)
         crowd, ragged = [], []
-        single = one_by_one(arenas[1], 0, short)
+        single = one_by_one(caches[1], 0, short)
         for t in range(short):
             tokens, positions = others(12, forward.vocab), others(12, far)
             tokens[5], positions[5], positions[6] = ids[t], t, far
-            crowd.append(run(arenas[2], tokens, positions)[5:6])
+            crowd.append(run(caches[2], tokens, positions)[5:6])
         for start, stop in ((0, 1), (1, 4), (4, 8)):
             if part := ids[:short][start:stop]:
                 tokens = [*others(2, forward.vocab), *part, *others(1, forward.vocab)]
                 rows, where = [4, 4, *[5] * len(part), 6], [7, 8, *range(start, start + len(part)), far]
-                ragged.append(run(arenas[3], tokens, where, rows)[2:-1])
-        prompt = run(arenas[4], ids[:short], range(short), 0)
+                ragged.append(run(caches[3], tokens, where, rows)[2:-1])
+        prompt = run(caches[4], ids[:short], range(short), 0)
         results = [single, prompt, torch.cat(crowd), torch.cat(ragged)]
-        kept = [arena.kv[:, row, :short] for arena, row in zip(arenas[1:], (0, 5, 5, 0), strict=True)]
+        kept = [cache.kv[:, row, :short] for cache, row in zip(caches[1:], (0, 5, 5, 0), strict=True)]
         if not all(torch.equal(single, r) for r in results) or not all(torch.equal(kept[0], k) for k in kept):
             return False
-        whole = run(arenas[0], ids, range(long), 0)
-        arenas[4].kv[:, 0, :long] = arenas[0].kv[:, 0, :long]
-        end = one_by_one(arenas[4], long - short, long)
+        whole = run(caches[0], ids, range(long), 0)
+        caches[4].kv[:, 0, :long] = caches[0].kv[:, 0, :long]
+        end = one_by_one(caches[4], long - short, long)
         return (
             torch.equal(whole[:short], single)
-            and torch.equal(arenas[0].kv[:, 0, :short], kept[0])
+            and torch.equal(caches[0].kv[:, 0, :short], kept[0])
             and torch.equal(whole[long - short :], end)
-            and torch.equal(arenas[0].kv[:, 0, :long], arenas[4].kv[:, 0, :long])
+            and torch.equal(caches[0].kv[:, 0, :long], caches[4].kv[:, 0, :long])
         )

@@ -1,7 +1,7 @@
 """Any transformers decoder that uses the library's attention interface, run on the engine's own cache.
 
-The module sees a tile as one row of M tokens with given positions; its attention calls land here, store keys and values in the arena
-and attend as every other model of the engine does. Outside a tile (training, scoring) the module behaves as with ``sdpa``.
+The module sees a batch as one row of M tokens with given positions; its attention calls land here, store keys and values in the cache
+and attend as every other model of the engine does. Outside a batch (training, scoring) the module behaves as with ``sdpa``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.cache import Arena
-from ramify.engine.forward import Tile
+from ramify.engine.cache import KVCache
+from ramify.engine.forward import ForwardBatch, padded
 from ramify.engine.tiny import Tap
 
 _NAME = "ramify"
-_tile: ContextVar[Tile | None] = ContextVar("ramify_tile", default=None)
+_batch: ContextVar[ForwardBatch | None] = ContextVar("ramify_forward_batch", default=None)
 
 
 def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, None]:
     """The attention function transformers calls: q [B, H, T, E], k and v [B, G, T, E]; returns [B, T, H, E]."""
-    tile = _tile.get()
-    if tile is None:
+    batch = _batch.get()
+    if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         mixed: tuple[Tensor, None] = sdpa_attention_forward(module, q, k, v, mask, **options)
@@ -40,15 +40,15 @@ def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
     kv = torch.cat((k[0].transpose(0, 1), v[0].transpose(0, 1)), dim=1).flatten(1)
     scale = options.get("scaling")
     layer: Any = module.layer_idx
-    mixed_rows = tile.attend(layer, q[0].transpose(0, 1), kv, q.shape[-1] ** -0.5 if scale is None else scale)
-    if tile.used < tile.size:
-        mixed_rows = torch.cat((mixed_rows, mixed_rows.new_zeros((tile.size - tile.used, mixed_rows.shape[1]))))
+    mixed_rows = batch.attend(layer, q[0].transpose(0, 1), kv, q.shape[-1] ** -0.5 if scale is None else scale)
+    if batch.used < batch.size:
+        mixed_rows = torch.cat((mixed_rows, mixed_rows.new_zeros((batch.size - batch.used, mixed_rows.shape[1]))))
     return mixed_rows.view(1, q.shape[2], q.shape[1], q.shape[3]), None
 
 
 def _mask(*args: Any, **options: Any) -> Any:
-    """The mask function: none inside a tile, that of ``sdpa`` elsewhere."""
-    if _tile.get() is not None:
+    """The mask function: none inside a batch, that of ``sdpa`` elsewhere."""
+    if _batch.get() is not None:
         return None
     from transformers.masking_utils import sdpa_mask
 
@@ -156,13 +156,13 @@ class HfForward:
         """Nothing is copied from the module, so nothing to do."""
         return
 
-    def hidden(self, tile: Tile, tap: Tap | None = None) -> Tensor:
+    def hidden(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
         """See :class:`ramify.engine.forward.Forward`."""
-        token = _tile.set(tile)
+        token = _batch.set(batch)
         try:
-            return self._run(tile.tokens[None], tile.positions[None], tap)[0]
+            return self._run(batch.tokens[None], batch.positions[None], tap)[0]
         finally:
-            _tile.reset(token)
+            _batch.reset(token)
 
     def full(self, tokens: Tensor, tap: Tap | None = None) -> Tensor:
         """See :class:`ramify.engine.forward.Forward`."""
@@ -208,19 +208,20 @@ class HfForward:
     def _see(self, layer: int, hidden: Tensor) -> Tensor:
         if self._tap is None:
             return hidden
-        if _tile.get() is None:
+        if _batch.get() is None:
             return self._tap(layer, hidden)
         return self._tap(layer, hidden[0])[None]
 
     def _check(self, kind: str) -> None:
-        """Compare a tile with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
+        """Compare a batch with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
         ids = [i % self.vocab for i in range(min(12, self.context))]
         tokens = torch.tensor(ids, device=self.device)
-        arena = Arena(self.layers, self.kv_size, self.device, dtype=self.dtype)
+        cache = KVCache(self.layers, self.kv_size, self.device, dtype=self.dtype)
+        cache.reserve(1, padded(len(ids)))
         near = 1e-3 if self.dtype == torch.float32 else 5e-2
         with torch.inference_mode(), quiet():
             try:
-                ours = self.logits(self.hidden(Tile(arena, self.kv_heads, ids, range(len(ids)), 0)))[: len(ids)]
+                ours = self.logits(self.hidden(ForwardBatch(cache, self.kv_heads, ids, range(len(ids)), 0)))[: len(ids)]
             except (RuntimeError, TypeError, AttributeError, IndexError) as error:
                 raise NeedsError(f"the engine cannot run '{kind}': {str(error).splitlines()[0]}") from error
             theirs = self.module(input_ids=tokens[None], use_cache=False).logits[0]

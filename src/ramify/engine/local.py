@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as GenericSequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -24,18 +25,18 @@ from torch import Tensor, nn
 
 from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
 from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
-from ramify.engine.batch import Batch
+from ramify.engine.cache import KVCache
+from ramify.engine.core import EngineCore
 from ramify.engine.drafters import Drafter, load_drafter
-from ramify.engine.forward import TILE, Exactness, Forward, TinyForward, exactness
+from ramify.engine.forward import UNIT, Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
-from ramify.engine.memory import Memory
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
-from ramify.engine.rows import Job, Row, Stats
 from ramify.engine.sampling import adjusted, check, plain
+from ramify.engine.scheduler import Scheduler
 from ramify.engine.schedules import schedule_of
-from ramify.engine.seats import Seats
+from ramify.engine.sequence import Request, Sequence, Stats
 from ramify.engine.speculate import SpecStats, Speculator
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
@@ -60,7 +61,7 @@ class _Bounds:
     quantum: int
     max_waiting: int | None
     cache_bytes: int | None
-    arena_bytes: int | None
+    kv_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ class LocalModel:
     """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
 
     ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
-    32,768 tokens, at most 1 GiB); ``arena_bytes`` that of the rows that run (None: no bound but ``max_rows`` and the context), for
+    32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_rows`` and the context), for
     which rows wait again where it is short; ``max_waiting`` the draws that may wait beside them: more raise BusyError. Rows are shared
     fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
 
@@ -96,10 +97,10 @@ class LocalModel:
         template: ChatTemplate | None = None,
         folder: Path | None = None,
         name: str = "local",
-        eos: Sequence[int] | None = None,
+        eos: GenericSequence[int] | None = None,
         max_rows: int = 64,
         cache_bytes: int | None = None,
-        arena_bytes: int | None = None,
+        kv_bytes: int | None = None,
         max_waiting: int | None = None,
         quantum: int = QUANTUM,
         drafter: Drafter | Path | str | None = None,
@@ -119,7 +120,7 @@ class LocalModel:
         if not self._exact and drafter is not None:
             raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {self.placed['dtype']}")
         self.eos = tuple(_eos_of(module) if eos is None else eos)
-        self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, arena_bytes)
+        self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, kv_bytes)
         self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
         """How rows run on this machine."""
         self._weights = ""
@@ -143,18 +144,26 @@ class LocalModel:
         layers = forward.layers + (speculator.layers if speculator else 0)
         position = forward.dtype.itemsize * layers * forward.kv_size  # bytes
         cache_bytes = min(1 << 30, 32_768 * position) if bounds.cache_bytes is None else bounds.cache_bytes
-        most = None if bounds.arena_bytes is None else bounds.arena_bytes // position
-        spare = TILE + (speculator.block if speculator else 0)
+        most = None if bounds.kv_bytes is None else bounds.kv_bytes // position
+        spare = UNIT + (speculator.block if speculator else 0)
         stored = speculator.stored if speculator else None
-        memory = Memory(
-            layers, forward.kv_size, forward.device, cache_bytes, spare, most, forward.layers, stored, dtype=forward.dtype
+        cache = KVCache(
+            layers,
+            forward.kv_size,
+            forward.device,
+            most,
+            forward.dtype,
+            spare=spare,
+            prefix_bytes=cache_bytes,
+            bare=forward.layers,
+            stored=stored,
         )
-        if memory.longest == 0:
-            raise UserError(f"arena_bytes is {bounds.arena_bytes}; the smallest arena of '{self.name}' has {256 * position}")
+        if cache.longest == 0:
+            raise UserError(f"kv_bytes is {bounds.kv_bytes}; the smallest cache of '{self.name}' has {256 * position}")
         self._speculator = speculator
         self._driver: asyncio.Task[None] | None = None
-        self._scheduler = Seats(memory, forward.context, bounds.max_rows, bounds.quantum, bounds.max_waiting, speculator)
-        self._batch = Batch(self._scheduler, forward, self.tokenizer, self.eos, self.exactness)
+        self._scheduler = Scheduler(cache, forward.context, bounds.max_rows, bounds.quantum, bounds.max_waiting, speculator)
+        self._core = EngineCore(self._scheduler, forward, self.tokenizer, self.eos, self.exactness)
 
     def speculating(self, speculator: Speculator) -> LocalModel:
         """The same model with rows and a cache of its own, and ``speculator`` to draft for them."""
@@ -251,11 +260,13 @@ class LocalModel:
 
     # -- drawing
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int]) -> list[Draw]:
         """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input, BoundaryError("engine") on a failure."""
         return [tapped.draw for tapped in await self._draw(prefix, n, settings, keys, None)]
 
-    async def sample_tapped(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps) -> list[Tapped]:
+    async def sample_tapped(
+        self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int], taps: Taps
+    ) -> list[Tapped]:
         """As :meth:`sample`, with hidden states read and patched. Taps without edits change no bit of what is drawn."""
         taps.check(self.forward.layers, self.forward.width)
         return await self._draw(prefix, n, settings, keys, taps)
@@ -266,38 +277,41 @@ class LocalModel:
         async def start(report: Report) -> Draw:
             done = 0
 
-            def told(row: Row) -> None:
+            def progress(seq: Sequence) -> None:
                 nonlocal done
-                report(row.drawn[done:], row.logprobs[done:], row.model_logprobs[done:])
-                done = len(row.logprobs)
+                report(seq.sampled[done:], seq.logprobs[done:], seq.model_logprobs[done:])
+                done = len(seq.logprobs)
 
-            (row,) = await self._rows(prefix, 1, settings, [key], None, told)
-            usage = {"prompt_tokens": len(row.group.prefix), "completion_tokens": len(row.drawn), "cached_tokens": row.found}
-            return replace(self._draw_of(row), data={"usage": usage})
+            (seq,) = await self._sequences(prefix, 1, settings, [key], None, progress)
+            usage = {"prompt_tokens": len(seq.group.prefix), "completion_tokens": len(seq.sampled), "cached_tokens": seq.cached}
+            return replace(self._draw_of(seq), data={"usage": usage})
 
         return reported(start, self.tokenizer)
 
     @property
     def gauges(self) -> dict[str, float | list[float]]:
         """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`; a list counts by position."""
-        seats, spec = self._scheduler, self.speculation
-        found = {"rows": len(seats.rows), "rows_waiting": seats.waiting, "memory_bytes": seats.memory.bytes, **asdict(self.stats)}
+        scheduler, spec = self._scheduler, self.speculation
+        waiting, used = scheduler.waiting.count, scheduler.cache.bytes
+        found = {"rows": len(scheduler.running), "rows_waiting": waiting, "memory_bytes": used, **asdict(self.stats)}
         if spec is not None:
             found |= {**asdict(spec), "tau": spec.tau, "budget": spec.budget}
         return found
 
-    async def _draw(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int], taps: Taps | None) -> list[Tapped]:
-        return [Tapped(self._draw_of(row), row.states) for row in await self._rows(prefix, n, settings, keys, taps)]
+    async def _draw(
+        self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int], taps: Taps | None
+    ) -> list[Tapped]:
+        return [Tapped(self._draw_of(seq), seq.states) for seq in await self._sequences(prefix, n, settings, keys, taps)]
 
-    async def _rows(
+    async def _sequences(
         self,
         prefix: Prefix,
         n: int,
         settings: Sampling,
-        keys: Sequence[int],
+        keys: GenericSequence[int],
         taps: Taps | None,
-        told: Callable[[Row], None] | None = None,
-    ) -> list[Row]:
+        progress: Callable[[Sequence], None] | None = None,
+    ) -> list[Sequence]:
         tokens = self._checked(prefix.tokens, room=1)
         check(settings, self.forward.vocab)
         if n < 1 or len(keys) != n:
@@ -305,28 +319,28 @@ class LocalModel:
         if settings.stop_texts and self.tokenizer is None:
             raise UserError(f"stop_texts need a tokenizer, which '{self.name}' has not")
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        results: dict[int, Row] = {}
+        results: dict[int, Sequence] = {}
 
-        def done(job: Job, outcome: Row | Exception) -> None:
+        def done(request: Request, outcome: Sequence | Exception) -> None:
             if isinstance(outcome, Exception):
                 if not waiting.done():
                     waiting.set_exception(outcome)
                 return
-            results[id(job)] = outcome
+            results[request.number] = outcome
             if len(results) == n and not waiting.done():
                 waiting.set_result(None)
 
-        jobs = [Job(key, settings, done, told, CLIENT.get()) for key in keys]
-        self._scheduler.add(tokens, jobs, taps)
+        requests = [Request(key, settings, done, progress, CLIENT.get()) for key in keys]
+        self._scheduler.add(tokens, requests, taps)
         self._wake()
         try:
             await waiting
         except BaseException:
-            for job in jobs:
-                job.cancelled = True
+            for request in requests:
+                request.cancelled = True
             self._scheduler.drop_cancelled()
             raise
-        return [results[id(job)] for job in jobs]
+        return [results[request.number] for request in requests]
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not asyncio.get_running_loop():
@@ -338,11 +352,11 @@ class LocalModel:
         since, steps = time.monotonic(), 0
         while self._scheduler.busy:
             try:
-                finished = self._batch.step()
+                finished = self._core.step()
             except BaseException as error:  # the boundary: whatever broke becomes every waiting draw's failure
                 failure = error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}" or type(error).__name__)
-                for job in self._scheduler.reset():
-                    job.done(job, failure)
+                for request in self._scheduler.reset():
+                    request.done(request, failure)
                 if isinstance(error, Exception):
                     return
                 raise  # Ctrl-C is for the loop, too
@@ -351,28 +365,28 @@ class LocalModel:
                 await asyncio.sleep(0)
                 since, steps = time.monotonic(), 0
 
-    def _draw_of(self, row: Row) -> Draw:
-        tokens = np.array(row.drawn, dtype=np.int32)
-        model = np.array(row.model_logprobs, dtype=np.float32)
-        settings = row.job.settings
-        same = plain(settings, first=True)
-        text, ends = ("", None) if self.tokenizer is None else (self.tokenizer.decode(row.drawn), self.tokenizer.ends(row.drawn))
+    def _draw_of(self, seq: Sequence) -> Draw:
+        sampled = seq.sampled
+        tokens = np.array(sampled, dtype=np.int32)
+        model = np.array(seq.model_logprobs, dtype=np.float32)
+        same = plain(seq.request.settings, first=True)
+        text, ends = ("", None) if self.tokenizer is None else (self.tokenizer.decode(sampled), self.tokenizer.ends(sampled))
         return Draw(
             text=text,
-            stop=row.stop,
+            stop=seq.stop,
             tokens=tokens,
-            logprobs=model if same else np.array(row.logprobs, dtype=np.float32),
+            logprobs=model if same else np.array(seq.logprobs, dtype=np.float32),
             model_logprobs=model,
-            entropy=np.array(row.entropy, dtype=np.float32),
+            entropy=np.array(seq.entropy, dtype=np.float32),
             ends=ends,
-            cached=row.found,
+            cached=seq.cached,
         )
 
     # -- scoring
 
     async def logprobs(
         self,
-        tokens: Sequence[np.ndarray],
+        tokens: GenericSequence[np.ndarray],
         top_k: int = 0,
         taps: Taps | None = None,
         settings: Sampling | None = None,
@@ -400,7 +414,7 @@ class LocalModel:
             await asyncio.sleep(0)
         return [scores[i] for i in range(len(rows))]
 
-    async def chosen_logprobs(self, tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
+    async def chosen_logprobs(self, tokens: GenericSequence[np.ndarray]) -> list[np.ndarray]:
         """Log-probs of given rows' own tokens and nothing else, float32 (T,) each: the cheapest score there is."""
         return [scores.logprobs for scores in await self.logprobs(tokens, entropy=False)]
 
@@ -463,7 +477,7 @@ class LocalModel:
         outside = row[(row < 0) | (row >= self.forward.vocab)]
         if len(outside):
             raise UserError(f"token {int(outside[0])} is out of range; '{self.name}' knows 0 to {self.forward.vocab - 1}")
-        longest = self.context if room else self.forward.context  # what is only scored takes nothing of the arena
+        longest = self.context if room else self.forward.context  # what is only scored takes nothing of the cache
         if len(row) + room > longest:
             why = f" ({bound})" if (bound := getattr(self.forward, "bound", "")) else ""
             raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'{why}")
@@ -496,7 +510,7 @@ def _eos_of(module: nn.Module) -> tuple[int, ...]:
     return eos_tokens(module)
 
 
-def batches_of(lengths: Sequence[int], tokens: int = SCORE_TOKENS) -> list[list[int]]:
+def batches_of(lengths: GenericSequence[int], tokens: int = SCORE_TOKENS) -> list[list[int]]:
     """Row numbers by falling length, in batches of at most ``tokens`` padded tokens (one row at least)."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -507,7 +521,7 @@ def batches_of(lengths: Sequence[int], tokens: int = SCORE_TOKENS) -> list[list[
     return batches
 
 
-def _by_row(scores: dict[str, np.ndarray], lengths: Sequence[int]) -> list[TokenScores]:
+def _by_row(scores: dict[str, np.ndarray], lengths: GenericSequence[int]) -> list[TokenScores]:
     """Arrays over all scored tokens cut into rows, entry 0 of each, which has nothing before it, set to 0."""
     ends = np.cumsum(lengths)
     starts = np.cumsum([0, *(length - 1 for length in lengths[:-1])])

@@ -1,6 +1,6 @@
 """What whole cycles of speculation cost on one machine, as schedules ask it; saved beside the drafter, measured by `ramify dspark profile`.
 
-A cycle is everything from one tile to the next: absorbing and drafting, the target's pass, verification, taking tokens in and going
+A cycle is everything from one batch to the next: absorbing and drafting, the target's pass, verification, taking tokens in and going
 back over rejected ones. A table that leaves a part out promises gains that are not there.
 """
 

@@ -1,27 +1,30 @@
-"""Speculation inside the engine's loop: draft, decide how much to verify, verify, keep what the drafter needs for the next round.
+"""Speculation inside the engine's step: draft, decide how much to verify, verify, keep what the drafter needs for the next round.
 
 A step of a speculating engine is::
 
-    depth = speculator.depth(rows)                          # rows about to draw a token; 0: this step drafts nothing
-    drafts = speculator.propose(arena, rows, slots, depth)  # [] = none for this row
-    tile: for each row its anchor (the last token, not run yet) and its drafts, at consecutive positions
-    tap = speculator.watch(arena, tile)                     # what the tile runs under; where the step drafts
-    emitted = speculator.verify(logits, rows, drafts)       # logits of the entries of these rows, row by row; where any draft is
-    ... append emitted tokens one by one until one ends the row; ``kept[i]`` of them stay ...
-    speculator.settle(rows, drafts, emitted, kept)
+    round = speculator.begin(sequences)                    # those about to sample a token; round.depth 0: this step drafts nothing
+    round = speculator.propose(cache, running, slots, round)
+    batch: for each sequence its anchor (the last token, not run yet) and its drafts, at consecutive positions
+    tap = speculator.watch(cache, batch)                   # what the batch runs under; where the step drafts
+    emitted, round = speculator.verify(logits, sequences, round)  # where any draft is
+    ... append emitted tokens one by one until one ends the sequence; ``kept[i]`` of them stay ...
+    speculator.settle(sequences, round, kept)
 
-Features (outputs of the target layers that the drafter reads) lie in the arena by position, in layers between the target's and the
+Between these calls all that is known of a step is in its :class:`Round`, which nobody changes.
+
+Features (outputs of the target layers that the drafter reads) lie in the cache by position, in layers between the target's and the
 drafter's: they are copied, shared and overwritten with the keys and values beside them, and cost the drafter nothing until it drafts.
-A step without drafts keeps none, and costs what it costs without a drafter; when drafting goes on, what it computed runs again, once.
+A step without drafts keeps none, and costs what it costs without a drafter; when drafting resumes, what it computed runs again, once.
 
-Axis legend: R rows, M tile rows, D width, m target layers read by the drafter, V vocabulary.
+Axis legend: R sequences, P of them with drafts, K drafted tokens of each, M rows of a forward batch, D width, m target layers read by the
+drafter, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence as GenericSequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +33,7 @@ from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key, uniforms
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.referee import Referee
 from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
 from ramify.engine.schedules import Greedy, Schedule
@@ -39,8 +42,8 @@ from ramify.engine.verify import coupled, rejection
 
 if TYPE_CHECKING:
     from ramify.engine.drafters import Drafter
-    from ramify.engine.forward import Tile
-    from ramify.engine.rows import Row
+    from ramify.engine.forward import ForwardBatch
+    from ramify.engine.sequence import Sequence
 
 PURPOSES = ("draft", "accept")
 """What a round needs uniforms for besides the tokens themselves."""
@@ -49,20 +52,58 @@ STRIDE = 256
 
 
 @dataclass(slots=True)
-class Kept:
-    """What the speculator knows of one row."""
+class DraftState:
+    """What the speculator knows of one sequence."""
 
     keys: tuple[int, ...]
-    """Of its uniforms, one for each of ``PURPOSES``, where the law needs them."""
+    """Of its uniforms, one for each of ``PURPOSES``, where verification needs them."""
     featured: int = 0
-    """Leading positions whose features are in the arena."""
+    """Leading positions whose features are in the cache."""
     absorbed: int = 0
     """Of them those whose draft-layer keys and values are, too."""
+
+    def ran(self, start: int, count: int) -> None:
+        """The features of ``count`` positions from ``start`` are in the cache; they count where those before them are, too."""
+        if self.featured == start:
+            self.featured += count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """The drafts of one step, from their proposal to what became of them. Each stage returns a new one."""
+
+    load: int = 0
+    """Sequences that could be drafted for."""
+    depth: int = 0
+    """Tokens to draft for each; 0: none."""
+    drafts: tuple[list[int], ...] = ()
+    """By sequence, the tokens to verify; empty: none."""
+    places: tuple[int, ...] = ()
+    """By sequence, its row of ``q``, ``chances`` and ``confidence``; -1: it has none."""
+    q: Tensor | None = None
+    """Weights that the drafts were sampled from, [P, K, V], where verification needs them."""
+    chances: np.ndarray | None = None
+    """Uniforms of the acceptances, [P, K], where verification needs them."""
+    confidence: np.ndarray | None = None
+    """Of each drafted token, given those before it, [P, K]."""
+    accepted: tuple[int, ...] = ()
+    """By sequence, how many drafts verification accepted."""
+    began: float = 0.0
+    since: float = 0.0
+    """When the step began and when its last stage ended, in seconds of ``time.perf_counter``."""
+
+    def of(self, slots: GenericSequence[int]) -> Round:
+        """The round of the sequences in ``slots``; those that came after the proposal have no drafts."""
+        n = len(self.drafts)
+        if n == len(slots) and all(slot == i for i, slot in enumerate(slots)):
+            return self
+        drafts = tuple(self.drafts[slot] if slot < n else [] for slot in slots)
+        return replace(self, drafts=drafts, places=tuple(self.places[slot] if slot < n else -1 for slot in slots))
 
 
 @dataclass(slots=True)
 class SpecStats:
-    """Counts since the start. A round is one row's drafts and their verification."""
+    """Counts since the start. A round here is one sequence's drafts and their verification."""
 
     rounds: int = 0
     plain: int = 0
@@ -79,7 +120,7 @@ class SpecStats:
     """By position: rounds in which the draft was proposed and all before it were accepted."""
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
-    """Absorbing and drafting; then the target's tile, the verification, and taking the tokens in."""
+    """Absorbing and drafting; then the target's batch, the verification, and taking the tokens in."""
     target_seconds: float = 0.0
     verify_seconds: float = 0.0
     host_seconds: float = 0.0
@@ -101,9 +142,9 @@ class SpecStats:
 
 
 class Speculator:
-    """Drafts for the rows of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
+    """Drafts for the sequences of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
 
-    Under ``rejection`` rows whose settings say ``seeded`` are verified by ``coupled`` all the same.
+    Under ``rejection`` sequences whose settings say ``seeded`` are verified by ``coupled`` all the same.
     """
 
     def __init__(
@@ -118,39 +159,28 @@ class Speculator:
         self._features = first, first + len(c.target_layers) * self._cells
         self._watched = [layer + 1 for layer in c.target_layers]
         self.stored = self.first = self._features[1]
-        """The drafter's first layer of the arena; those before it, of the target and of features, are kept with a prefix."""
+        """The drafter's first layer of the cache; those before it, of the target and of features, are kept with a prefix."""
         self.layers = self.stored - first + drafter.layers
-        """Layers to add to the arena; they start at ``first``."""
+        """Layers to add to the cache; they start at ``first``."""
         self.drafting = True
         """Whether the last step that could draft did."""
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
-        self._weights: list[Tensor] = []
-        self._accept = np.empty((0, 0))
-        self._drafted: dict[int, int] = {}
-        self._places: list[int] = []
         self._room: dict[int, Tensor] = {}
-        self._begun = self._now = 0.0
-        self._referee, self._load = Referee(), 0
+        self._referee = Referee()
 
-    def admit_row(self, key: int) -> Kept:
-        """The state of a new row."""
-        return Kept(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
+    def admit(self, key: int) -> DraftState:
+        """The state of a sequence that gets a slot."""
+        return DraftState(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
 
-    def fork(self, source: Kept, key: int) -> Kept:
-        """The state of a row that starts as a copy of another."""
-        state = self.admit_row(key)
-        state.featured, state.absorbed = source.featured, source.absorbed
-        return state
-
-    def watch(self, arena: Arena, tile: Tile) -> Tap:
-        """Puts the features of a tile's entries into the arena while the target runs."""
+    def watch(self, cache: KVCache, batch: ForwardBatch) -> Tap:
+        """Puts the features of a batch's entries into the cache while the target runs."""
         start, stop = self._features
-        if tile.size not in self._room:
-            size = self._cells * arena.kv.shape[3]
-            self._room[tile.size] = torch.zeros((len(self._watched), tile.size, size), device=arena.kv.device)
-        room = self._room[tile.size]
+        if batch.size not in self._room:
+            size = self._cells * cache.kv.shape[3]
+            self._room[batch.size] = torch.zeros((len(self._watched), batch.size, size), device=cache.kv.device)
+        room = self._room[batch.size]
         places = dict(zip(self._watched, room[..., : self.width].unbind(0), strict=True))
         last = self._watched[-1]
 
@@ -159,181 +189,190 @@ class Speculator:
                 places[layer].copy_(x)
                 if layer == last:
                     cells = room if self._cells == 1 else room.unflatten(2, (self._cells, -1)).transpose(1, 2).flatten(0, 1)
-                    arena.kv[start:stop].flatten(1, 2).index_copy_(1, tile.slots, cells)
+                    cache.kv[start:stop].flatten(1, 2).index_copy_(1, batch.slot_mapping, cells)
             return x
 
         return tap
 
-    def absorb(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int]) -> None:
-        """Give the drafter all it does not know yet of what these rows have computed, in one call.
+    def absorb(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int]) -> None:
+        """Give the drafter all it does not know yet of what these sequences have computed, in one call.
 
-        A position whose next token is not known (the last of a prompt before its first draw) waits for it.
+        A position whose next token is not known (the last of a prompt before its first sampled token) waits for it.
         """
         where: list[int] = []
         positions: list[int] = []
         following: list[int] = []
-        for row, slot in zip(rows, slots, strict=True):
-            state = _state(row)
-            stop = min(row.computed, len(row.tokens) - 1)
+        for seq, slot in zip(sequences, slots, strict=True):
+            state = _state(seq)
+            stop = min(seq.computed, len(seq.tokens) - 1)
             where += [slot] * (stop - state.absorbed)
             positions += range(state.absorbed, stop)
-            following += row.tokens[state.absorbed + 1 : stop + 1]
+            following += seq.tokens[state.absorbed + 1 : stop + 1]
             state.absorbed = stop
         if where:
-            numbers = torch.tensor([where, positions, following], device=arena.kv.device)
+            numbers = torch.tensor([where, positions, following], device=cache.kv.device)
             start, stop = self._features
-            cells = arena.kv[start:stop].flatten(1, 2).index_select(1, numbers[0] * arena.capacity + numbers[1])
+            cells = cache.kv[start:stop].flatten(1, 2).index_select(1, numbers[0] * cache.capacity + numbers[1])
             features = cells.unflatten(0, (-1, self._cells)).permute(2, 0, 1, 3).flatten(2)[..., : self.width].flatten(1)
-            self.drafter.absorb(arena, self.first, numbers[0], numbers[1], features, numbers[2])
+            self.drafter.absorb(cache, self.first, numbers[0], numbers[1], features, numbers[2])
 
-    def depth(self, rows: Sequence[Row]) -> int:
-        """How many tokens to draft this step for rows about to draw; 0: none.
+    def absorb_before_fork(self, cache: KVCache, seq: Sequence, slot: int) -> None:
+        """Absorb once what every copy of a sequence would absorb again, where drafts are made."""
+        if self.drafting and _state(seq).featured == seq.computed:
+            self.absorb(cache, [seq], [slot])
 
-        Every row has one token pending (its anchor). Rows under taps and rows that will be forked at this token should not be given.
+    def begin(self, sequences: GenericSequence[Sequence]) -> Round:
+        """Decide how many tokens to draft this step for sequences about to sample.
+
+        Every one has one token pending (its anchor). Sequences under taps and those that fork at this token should not be given.
         """
-        self._begun, self._load = time.perf_counter(), len(rows)
-        if not rows:
-            return 0
-        depth = self.schedule.depth(len(rows))
-        if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(len(rows)):
+        began, load = time.perf_counter(), len(sequences)
+        depth = self.schedule.depth(load) if load else 0
+        if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(load):
             depth = 0
-        self.drafting = depth > 0
-        return depth
+        if load:
+            self.drafting = depth > 0
+        return Round(load, depth, began=began, since=began)
 
-    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:
-        """Drafts to verify, one list a row (empty: none), at most ``depth`` each; the arena needs room for a block past every row.
+    def propose(self, cache: KVCache, running: GenericSequence[Sequence], slots: GenericSequence[int], round_: Round) -> Round:
+        """Drafts for the sequences in ``slots``, at most ``round_.depth`` each; the cache needs room for a block past every sequence.
 
-        The features of all that the rows have computed must be there.
+        The features of all that these sequences have computed must be there.
         """
-        drafts: list[list[int]] = [[] for _ in rows]
-        begun = self._begun = self._now = time.perf_counter()
-        limits = np.array([len(row.uniforms) - len(row.logprobs) - 1 for row in rows])
-        able = np.flatnonzero(limits > 0).tolist()
+        began = time.perf_counter()
+        limits = np.array([len(running[slot].uniforms) - len(running[slot].logprobs) - 1 for slot in slots])
+        able = np.array(slots)[limits > 0].tolist()
+        drafts: list[list[int]] = [[] for _ in running]
+        places = [-1] * len(running)
+        made = round_
         if able:
-            depth = min(depth, int(limits.max()))
-            chosen, places = [rows[i] for i in able], [slots[i] for i in able]
-            self.absorb(arena, chosen, places)
-            tokens, confidence = self._draft(arena, chosen, places, depth)
-            lengths = np.zeros(len(rows), np.int64)
-            lengths[able] = self.schedule.admit(confidence, np.minimum(limits[able], depth))
-            self._drafted = {id(row): j for j, row in enumerate(chosen)}
-            for j, i in enumerate(able):
-                drafts[i] = tokens[j][: lengths[i]]
+            limits = limits[limits > 0]
+            depth = min(round_.depth, int(limits.max()))
+            sequences = [running[slot] for slot in able]
+            self.absorb(cache, sequences, able)
+            made = self._draft(cache, sequences, able, depth)
+            assert made.confidence is not None
+            lengths = self.schedule.admit(made.confidence, np.minimum(limits, depth))
+            for place, (slot, draft) in enumerate(zip(able, made.drafts, strict=True)):
+                drafts[slot], places[slot] = draft[: lengths[place]], place
             self.stats.drafted += depth * len(able)
-        self._now = time.perf_counter()
-        self.stats.draft_seconds += self._now - begun
-        return drafts
+        now = time.perf_counter()
+        self.stats.draft_seconds += now - began
+        return replace(
+            made, load=round_.load, depth=round_.depth, drafts=tuple(drafts), places=tuple(places), began=began, since=now
+        )
 
-    def _draft(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> tuple[list[list[int]], np.ndarray]:
-        """Tokens [R][depth] and confidences [R, depth]; keeps the weights drawn from where the law needs them."""
-        device = arena.kv.device
-        settings = [row.job.settings for row in rows]
-        begins = [not row.logprobs for row in rows]
-        u = torch.from_numpy(self._uniforms(rows, depth)).to(device).unbind(1)
-        never = [False] * len(rows)
+    def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
+        """What the drafter makes of each sequence: a round with all ``depth`` drafts of each."""
+        device = cache.kv.device
+        settings = [seq.request.settings for seq in sequences]
+        begins = [not seq.logprobs for seq in sequences]
+        uniforms_, chances = self._uniforms(sequences, depth)
+        u = torch.from_numpy(uniforms_).to(device).unbind(1)
+        never = [False] * len(sequences)
         bare = [all(plain(s, f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
-        self._weights = []
+        weights: list[Tensor] = []
 
         def pick(k: int, logits: Tensor) -> Tensor:
-            weights = logits.softmax(-1) if bare[k > 0] else laws(logits, settings, never if k else begins)[1].exp()
-            if self.law == "rejection":
-                self._weights.append(weights)
-            return inverse_cdf(weights, u[k])
+            q = logits.softmax(-1) if bare[k > 0] else laws(logits, settings, never if k else begins)[1].exp()
+            if chances is not None:
+                weights.append(q)
+            return inverse_cdf(q, u[k])
 
-        numbers = torch.tensor([slots, [row.tokens[-1] for row in rows], [row.computed for row in rows]], device=device)
-        made = self.drafter.draft(arena, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
+        anchors, positions = [seq.tokens[-1] for seq in sequences], [seq.computed for seq in sequences]
+        numbers = torch.tensor([slots, anchors, positions], device=device)
+        made = self.drafter.draft(cache, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
         if self.drafter.config.confidence:
             confidence = made.confidence.double().cpu().numpy()
         else:
-            confidence = np.tile(self.usual()[:depth], (len(rows), 1))
-        return made.tokens.tolist(), confidence
+            confidence = np.tile(self.usual()[:depth], (len(sequences), 1))
+        return Round(
+            drafts=tuple(made.tokens.tolist()),
+            places=tuple(range(len(sequences))),
+            q=torch.stack(weights, dim=1) if weights else None,
+            chances=chances,
+            confidence=confidence,
+        )
 
-    def _uniforms(self, rows: Sequence[Row], depth: int) -> np.ndarray:
-        """Uniforms of the drafts, float64 [R, depth].
+    def _uniforms(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Uniforms of the drafts and, under rejection, of their acceptances, float64 [P, depth] each.
 
         Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
         draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
         """
-        found = np.empty((len(rows), depth)) if self.law == "coupled" else self._keyed(rows, depth)
-        for i, row in enumerate(rows):
-            if self._coupled(row):
-                found[i] = np.resize(row.uniforms[len(row.logprobs) : len(row.logprobs) + depth], depth)
-        return found
+        found, chances = (np.empty((len(sequences), depth)), None) if self.law == "coupled" else self._keyed(sequences, depth)
+        for i, seq in enumerate(sequences):
+            if self._coupled(seq):
+                found[i] = np.resize(seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + depth], depth)
+        return found, chances
 
-    def _coupled(self, row: Row) -> bool:
-        return self.law == "coupled" or row.job.settings.seeded
+    def _coupled(self, seq: Sequence) -> bool:
+        return self.law == "coupled" or seq.request.settings.seeded
 
-    def _keyed(self, rows: Sequence[Row], depth: int) -> np.ndarray:
-        """Of every purpose at once; those of the acceptances are for later."""
-        keys = np.array([_state(row).keys for row in rows])
-        anchors = np.array([len(row.logprobs) for row in rows])
+    def _keyed(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Fresh uniforms of every purpose."""
+        keys = np.array([_state(seq).keys for seq in sequences])
+        anchors = np.array([len(seq.logprobs) for seq in sequences])
         counters = (anchors[:, None] * STRIDE + np.arange(depth))[:, None]
         found = uniforms(np.repeat(keys[..., None], depth, 2), np.repeat(counters, len(PURPOSES), 1)) * (1 - 2.0**-52)
-        self._accept = found[:, 1]
-        return found[:, 0].copy()
+        return found[:, 0].copy(), found[:, 1]
 
     def usual(self) -> np.ndarray:
         """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
         reached, kept = np.array(self.stats.reached_at), np.array(self.stats.accepted_at)
         return np.asarray((kept + 8 * self.prior) / (reached + 8))
 
-    def verify(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> list[Picked]:
-        """The tokens each row emits, 1 to drafts + 1 of them. ``logits`` [sum(len(drafts) + 1), V], row by row.
-
-        Beside the rows that were proposed for, others may draw, without drafts.
-        """
-        begun = time.perf_counter()
-        self.stats.target_seconds += begun - self._now
-        places = self._places = [self._drafted.get(id(row), -1) for row in rows]
-        by_coupling = [self._coupled(row) or not any(drafts) for row in rows]
+    def verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round) -> tuple[list[Picked], Round]:
+        """The tokens each sequence emits, 1 to drafts + 1 of them. ``logits`` [sum(len(drafts) + 1), V], sequence by sequence."""
+        began = time.perf_counter()
+        self.stats.target_seconds += began - round_.since
+        by_coupling = [self._coupled(seq) for seq in sequences]
         if all(by_coupling) or not any(by_coupling):
-            emitted = self._verify(logits, rows, drafts, places, by_coupling[0])
+            emitted = self._verify(logits, sequences, round_, by_coupling[0])
         else:
-            stops = np.cumsum([len(draft) + 1 for draft in drafts]).tolist()
-            emitted = [Picked([], [], [], [])] * len(rows)
+            stops = np.cumsum([len(draft) + 1 for draft in round_.drafts]).tolist()
+            emitted = [Picked([], [], [], [])] * len(sequences)
             for law in (True, False):
-                which = [i for i, coupled_row in enumerate(by_coupling) if coupled_row == law]
-                entries = [e for i in which for e in range(stops[i] - len(drafts[i]) - 1, stops[i])]
-                part = self._verify(
-                    logits[entries], [rows[i] for i in which], [drafts[i] for i in which], [places[i] for i in which], law
-                )
+                which = [i for i, coupled_one in enumerate(by_coupling) if coupled_one == law]
+                entries = [e for i in which for e in range(stops[i] - len(round_.drafts[i]) - 1, stops[i])]
+                part = self._verify(logits[entries], [sequences[i] for i in which], round_.of(which), law)
                 for i, picked in zip(which, part, strict=True):
                     emitted[i] = picked
-        self._now = time.perf_counter()
-        self.stats.verify_seconds += self._now - begun
-        return emitted
+        now = time.perf_counter()
+        self.stats.verify_seconds += now - began
+        return emitted, replace(round_, accepted=tuple(len(made.tokens) - 1 for made in emitted), since=now)
 
-    def _verify(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], by_coupling: bool
-    ) -> list[Picked]:
-        """Verification of rows under one law; ``places`` are theirs among the rows that were drafted for."""
-        settings = [row.job.settings for row in rows]
-        begins = [not row.logprobs for row in rows]
-        drawn = [len(row.logprobs) for row in rows]
-        u = [row.uniforms[n : n + len(draft) + 1] for row, n, draft in zip(rows, drawn, drafts, strict=True)]
-        if by_coupling:
-            return coupled(logits, settings, begins, u, drafts)
-        q, accept = torch.stack(self._weights, dim=1), self._accept
-        if list(places) != list(range(len(q))):
-            q, accept = q[list(places)], accept[list(places)]
-        return rejection(logits, settings, begins, u, drafts, q, accept)
+    def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
+        """Verification of sequences under one law."""
+        settings = [seq.request.settings for seq in sequences]
+        begins = [not seq.logprobs for seq in sequences]
+        u = [
+            seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + len(draft) + 1]
+            for seq, draft in zip(sequences, round_.drafts, strict=True)
+        ]
+        if by_coupling or not any(round_.drafts):
+            return coupled(logits, settings, begins, u, round_.drafts)
+        assert round_.q is not None
+        assert round_.chances is not None
+        q, chances = round_.q, round_.chances
+        if round_.places != tuple(range(len(q))):
+            q, chances = q[list(round_.places)], chances[list(round_.places)]
+        return rejection(logits, settings, begins, u, round_.drafts, q, chances)
 
-    def settle(
-        self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], emitted: Sequence[Picked], kept: Sequence[int]
-    ) -> None:
-        """Count what was kept: the first ``kept[i]`` of row i's emitted tokens. A row that ended has its ``stop`` set."""
-        stats, drawn, now = self.stats, sum(kept), time.perf_counter()
-        if self._load:  # prompts ran before the step began, and what draws cost at their ends comes after
-            self._referee.saw(self._load, self.drafting, drawn, now - self._begun)
-        if not any(drafts):
-            stats.plain += drawn
+    def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
+        """Count what was kept: the first ``kept[i]`` of sequence i's emitted tokens. One that ended has its ``stop`` set."""
+        stats, now = self.stats, time.perf_counter()
+        if round_.load:  # prompts ran before the step began, and what happens at the ends of completions comes after
+            self._referee.saw(round_.load, round_.depth > 0, sum(kept), now - round_.began)
+        if not any(round_.drafts):
+            stats.plain += sum(kept)
             return
-        for row, draft, made, n in zip(rows, drafts, emitted, kept, strict=True):
+        for seq, draft, stayed, n in zip(sequences, round_.drafts, round_.accepted, kept, strict=True):
             if not draft:
                 stats.plain += n
                 continue
-            proposed = min(len(draft), n) if row.stop else len(draft)
-            accepted = min(n, len(made.tokens) - 1)
+            proposed = min(len(draft), n) if seq.stop else len(draft)
+            accepted = min(n, stayed)
             stats.rounds += 1
             stats.proposed += proposed
             stats.accepted += accepted
@@ -341,10 +380,10 @@ class Speculator:
             for k in range(min(accepted + 1, proposed)):
                 stats.reached_at[k] += 1
                 stats.accepted_at[k] += k < accepted
-        stats.host_seconds += time.perf_counter() - self._now
+        stats.host_seconds += time.perf_counter() - round_.since
 
 
-def _state(row: Row) -> Kept:
-    if row.kept is None:
-        raise ValueError("a row of a speculating engine has no state of its speculator")
-    return row.kept
+def _state(seq: Sequence) -> DraftState:
+    if seq.draft is None:
+        raise ValueError("a sequence of a speculating engine has no state of its speculator")
+    return seq.draft

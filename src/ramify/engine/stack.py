@@ -1,6 +1,6 @@
-"""Decoder blocks on a tile, with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible.
+"""Decoder blocks on a batch, with q/k/v and gate/up fused into one matrix each and as few operations a layer as possible.
 
-Axis legend: M tile rows, D width, H query heads, G key/value heads, E head size.
+Axis legend: M batch rows, D width, H query heads, G key/value heads, E head size.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from ramify.engine.tiny import Tap, TinyConfig, rotary_tables
 
 if TYPE_CHECKING:
-    from ramify.engine.forward import Tile
+    from ramify.engine.forward import ForwardBatch
 
 SOON = 1 << 16
 """Positions whose rotary tables are made at once; a context that a config.json merely claims costs nothing."""
 
 
 class Buffers:
-    """Work space of one tile size and its views, made once.
+    """Work space of one batch size and its views, made once.
 
     The residual stream ``x`` is kept beside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
     is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
@@ -56,7 +56,7 @@ class Fused(NamedTuple):
 
 
 class Stack:
-    """Blocks of one shape. ``room``: positions past the context that a tile may use."""
+    """Blocks of one shape. ``room``: positions past the context that a batch may use."""
 
     def __init__(self, blocks: Iterable[Any], c: TinyConfig, device: torch.device, room: int) -> None:
         self.c, self.device = c, device
@@ -66,19 +66,21 @@ class Stack:
         self._rotary = self._tables(min(self._longest, SOON))
 
     def buffers(self, M: int) -> Buffers:
-        """The work space of tiles of ``M`` rows."""
+        """The work space of batches of ``M`` rows."""
         if M not in self._buffers:
             self._buffers[M] = Buffers(self.c, M, self.device)
         return self._buffers[M]
 
-    def run(self, tile: Tile, buffers: Buffers, first: int = 0, tap: Tap | None = None, read: Tensor | None = None) -> None:
-        """Run the residual stream ``buffers.x`` [M, D] through all blocks, whose keys and values are arena layers ``first`` and up.
+    def run(
+        self, batch: ForwardBatch, buffers: Buffers, first: int = 0, tap: Tap | None = None, read: Tensor | None = None
+    ) -> None:
+        """Run the residual stream ``buffers.x`` [M, D] through all blocks, whose keys and values are cache layers ``first`` and up.
 
         ``read``: what the first block's attention reads in place of its normed input.
         """
         c, b = self.c, buffers
         half, scale = c.head_size // 2, c.head_size**-0.5
-        cos, sin = self.tables(tile.positions)
+        cos, sin = self.tables(batch.positions)
         for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self.fused):
             torch.mm(self.rms(b, norm1) if read is None else read, qkv, out=b.mixed)
             read = None
@@ -87,9 +89,9 @@ class Stack:
             unit = b.qk if norms is None else torch.rms_norm(b.qk, (c.head_size,), None, c.norm_eps).mul_(norms)
             turned = torch.roll(unit, half, -1).mul_(sin)
             torch.addcmul(turned, unit, cos, out=b.qk)
-            attended = tile.attend(first + layer, b.q, b.kv, scale)
-            if tile.used < tile.size:
-                b.attended.narrow(0, 0, tile.used).copy_(attended)
+            attended = batch.attend(first + layer, b.q, b.kv, scale)
+            if batch.used < batch.size:
+                b.attended.narrow(0, 0, batch.used).copy_(attended)
                 attended = b.attended
             torch.addmm(b.x, attended, out, out=b.x)
             torch.mm(self.rms(b, norm2), into, out=b.gate_up)

@@ -8,7 +8,7 @@ draft that equals it: the same tokens with and without speculation. It accepts a
 
 Everything but the tokens (log-probabilities, entropy) is the target's. Drafts were cut to their lengths before the target ran.
 
-Axis legend: R rows, E tile entries of these rows (each row's anchor and drafts), K most drafts of a row, V vocabulary.
+Axis legend: R rows, E batch entries of these rows (each row's anchor and drafts), K most drafts of a row, V vocabulary.
 """
 
 from __future__ import annotations

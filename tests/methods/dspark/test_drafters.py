@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ramify.base.errors import UserError
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafter_battery import check_drafter
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DFlash, DSpark, small
@@ -43,21 +43,22 @@ def drafted(
     drafter: Qwen3Drafter, tokens: Tensor, features: Tensor, anchors: list[int], portions: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Logits [R, K, V] and confidence logits of the engine's path, with the tokens of the text as draws."""
-    arena = Arena(1 + drafter.layers, drafter.config.kv_size, torch.device("cpu"))
+    cache = KVCache(1 + drafter.layers, drafter.config.kv_size, torch.device("cpu"))
+    cache.reserve(4, 64)
     for row, p in enumerate(anchors):
         cuts = [p * i // portions for i in range(portions + 1)]
         for start, stop in itertools.pairwise(cuts):
             if stop > start:
                 where = torch.arange(start, stop)
                 slots = torch.full((stop - start,), row)
-                drafter.absorb(arena, 1, slots, where, features[row, start:stop], tokens[row, start + 1 : stop + 1])
+                drafter.absorb(cache, 1, slots, where, features[row, start:stop], tokens[row, start + 1 : stop + 1])
     at, rows, seen = torch.tensor(anchors), torch.arange(len(anchors)), []
 
     def pick(k: int, logits: Tensor) -> Tensor:
         seen.append(logits.clone())
         return tokens[rows, at + k + 1]
 
-    drafts = drafter.draft(arena, 1, rows, tokens[rows, at], at, pick, drafter.config.block)
+    drafts = drafter.draft(cache, 1, rows, tokens[rows, at], at, pick, drafter.config.block)
     return torch.stack(seen, 1), drafts.scores
 
 

@@ -54,9 +54,9 @@ def test_following_computes_each_token_once_and_equals_a_whole_pass(models: tupl
     follower, calls = Follower(models[0]), []
     run = models[0].forward.hidden
 
-    def counted(tile, tap=None):  # type: ignore[no-untyped-def]
-        calls.append(tile.used)
-        return run(tile, tap)
+    def counted(batch, tap=None):  # type: ignore[no-untyped-def]
+        calls.append(batch.used)
+        return run(batch, tap)
 
     follower._forward = type(
         "Counted", (), {"hidden": staticmethod(counted), "__getattr__": lambda _, n: getattr(models[0].forward, n)}

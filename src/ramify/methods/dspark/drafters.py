@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import UserError
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
-from ramify.engine.forward import Tile
+from ramify.engine.forward import ForwardBatch
 from ramify.engine.tiny import TinyConfig, rotary_tables
 
 HEADS = ("vanilla", "gated", "rnn")
@@ -142,7 +142,7 @@ class Qwen3Drafter(Drafter):
 
     @property
     def layers(self) -> int:
-        """Arena layers the drafter needs."""
+        """KVCache layers the drafter needs."""
         return self.config.layers
 
     def attach(self, embedding: Tensor, head: Tensor) -> None:
@@ -200,8 +200,8 @@ def unit(x: Tensor, eps: float) -> Tensor:
     return torch.layer_norm(torch.cat((x, -x), -1), (2 * size,), None, None, eps).narrow(-1, 0, size)
 
 
-def block_tile(arena: Arena, c: DrafterConfig, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> Tile:
-    """``count`` consecutive positions of each of R arena rows, which see their row's context and each other in both directions.
+def block_batch(cache: KVCache, c: DrafterConfig, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> ForwardBatch:
+    """``count`` consecutive positions of each of R cache slots, which see their row's context and each other in both directions.
 
     ``slots`` int64 [R] ascend; the first position of each row, ``positions`` int64 [R], holds ``tokens`` int64 [R], the others the mask.
     """
@@ -210,4 +210,4 @@ def block_tile(arena: Arena, c: DrafterConfig, slots: Tensor, tokens: Tensor, po
     ids = [token for anchor in tokens.tolist() for token in (anchor, *masks)]
     where = [start + k for start in starts for k in steps]
     sees = [start + count - 1 for start in starts for _ in steps]
-    return Tile(arena, c.kv_heads, ids, where, [row for row in rows for _ in steps], sees)
+    return ForwardBatch(cache, c.kv_heads, ids, where, [row for row in rows for _ in steps], sees)

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.registry import register
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
-from ramify.engine.forward import TILE
+from ramify.engine.forward import UNIT
 from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, rotate
-from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_tile, unit
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_batch, unit
 
 
 class MarkovHead(nn.Module):
@@ -97,7 +97,7 @@ class DSpark(Qwen3Drafter):
     def _ready(self) -> Stack:
         if self._stack is None:
             c = self.config
-            stack = Stack(self.blocks, c.block_shape(), self.head.device, c.block + TILE)
+            stack = Stack(self.blocks, c.block_shape(), self.head.device, c.block + UNIT)
             self._norms = twice(self.hidden_norm.weight), twice(self.norm.weight)
             kv = torch.cat([fused.qkv.t()[c.heads * c.head_size :] for fused in stack.fused]).t()
             self._absorb = kv, torch.stack([fused.norms[c.heads :] for fused in stack.fused if fused.norms is not None])
@@ -105,7 +105,7 @@ class DSpark(Qwen3Drafter):
         return self._stack
 
     @torch.inference_mode()
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """See :meth:`Drafter.absorb`; ``following`` is not read."""
         c, stack = self.config, self._ready()
         kv, norms = self._absorb
@@ -115,23 +115,23 @@ class DSpark(Qwen3Drafter):
         keys = unit(heads[:, :, 0], c.norm_eps) * norms
         cos, sin = stack.tables(positions)
         torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin[:, None]), keys, cos[:, None], out=heads[:, :, 0])
-        where = slots * arena.capacity + positions
-        arena.kv[first : first + c.layers].view(c.layers, -1, c.kv_size).index_copy_(1, where, heads.flatten(2).transpose(0, 1))
+        where = slots * cache.capacity + positions
+        cache.kv[first : first + c.layers].view(c.layers, -1, c.kv_size).index_copy_(1, where, heads.flatten(2).transpose(0, 1))
 
     @torch.inference_mode()
     def draft(
-        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+        self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
         """See :meth:`Drafter.draft`: one pass of the backbone, then the sequential head slot by slot.
 
         Only ``depth`` slots run, which costs in proportion; training always has the whole block, so a shorter one is accepted a little less.
         """
         c, R, stack = self.config, len(slots), self._ready()
-        tile = block_tile(arena, c, slots, anchors, positions, depth)
-        buffers = stack.buffers(tile.size)
-        buffers.x.copy_(F.embedding(tile.tokens, self.embedding))
-        stack.run(tile, buffers, first)
-        hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, tile.used).view(R, depth, c.width)
+        batch = block_batch(cache, c, slots, anchors, positions, depth)
+        buffers = stack.buffers(batch.size)
+        buffers.x.copy_(F.embedding(batch.tokens, self.embedding))
+        stack.run(batch, buffers, first)
+        hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, batch.used).view(R, depth, c.width)
         logits = F.linear(hidden, self.head).unbind(1)
         drawn, embedded, previous, state = [], [], anchors, None
         for k in range(depth):

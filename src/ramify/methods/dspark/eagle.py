@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.registry import register
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
-from ramify.engine.forward import TILE, padded
+from ramify.engine.forward import UNIT, padded
 from ramify.engine.stack import Stack, twice
 from ramify.engine.tiny import Block, RMSNorm, TinyConfig, rotate
-from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_tile, unit
+from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_batch, unit
 from ramify.methods.dspark.dspark_drafter import small
 
 
@@ -39,7 +39,7 @@ class EagleBlock(Block):
 
 @register("drafter", "eagle3")
 class Eagle3(Qwen3Drafter):
-    """The autoregressive baseline. The hidden state of each context column lies in arena layers of its own, after the keys and values."""
+    """The autoregressive baseline. The hidden state of each context column lies in cache layers of its own, after the keys and values."""
 
     def __init__(self, config: DrafterConfig | None = None, seed: int = 0) -> None:
         c = config or small("eagle3")
@@ -63,7 +63,7 @@ class Eagle3(Qwen3Drafter):
     def _ready(self) -> Stack:
         if self._stack is None:
             c = self.config
-            self._stack = Stack([self.midlayer], c.block_shape(), self.head.device, c.block + TILE)
+            self._stack = Stack([self.midlayer], c.block_shape(), self.head.device, c.block + UNIT)
         return self._stack
 
     def _input(self, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Eagle3(Qwen3Drafter):
         return torch.cat((embedded, unit(hidden, eps) * layer.hidden_norm.weight), -1)
 
     @torch.inference_mode()
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """See :meth:`Drafter.absorb`. The token after the last column may be unknown: :meth:`draft` runs that column again."""
         c, stack = self.config, self._ready()
         fused = stack.fused[0]
@@ -84,27 +84,27 @@ class Eagle3(Qwen3Drafter):
         keys = unit(heads[:, 0], c.norm_eps) * fused.norms[c.heads :]
         cos, sin = stack.tables(positions)
         torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin), keys, cos, out=heads[:, 0])
-        where = slots * arena.capacity + positions
-        flat = arena.kv.flatten(1, 2)
+        where = slots * cache.capacity + positions
+        flat = cache.kv.flatten(1, 2)
         flat[first].index_copy_(0, where, heads.flatten(1))
         for i, part in enumerate(hidden.split(c.kv_size, 1), first + 1):
             flat[i, :, : part.shape[1]].index_copy_(0, where, part)
 
     @torch.inference_mode()
     def draft(
-        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+        self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
         """See :meth:`Drafter.draft`. The column before the anchor is written again, now with the anchor as its token."""
         c, R, stack = self.config, len(slots), self._ready()
-        before = slots * arena.capacity + positions - 1
-        parts = arena.kv[first + 1 : first + self.layers].flatten(1, 2).index_select(1, before)
+        before = slots * cache.capacity + positions - 1
+        parts = cache.kv[first + 1 : first + self.layers].flatten(1, 2).index_select(1, before)
         buffers = stack.buffers(padded(R))
         buffers.x.narrow(0, 0, R).copy_(parts.transpose(0, 1).flatten(1)[:, : c.width])
         last = twice(self.norm.weight)
         token, drawn = anchors, []
         for k in range(depth):
-            tile = block_tile(arena, c, slots, token, positions - 1 + k, 1)
-            stack.run(tile, buffers, first, read=self._input(tile.tokens, buffers.x))
+            batch = block_batch(cache, c, slots, token, positions - 1 + k, 1)
+            stack.run(batch, buffers, first, read=self._input(batch.tokens, buffers.x))
             token = pick(k, F.linear(stack.rms(buffers, last).narrow(0, 0, R), self.head))
             drawn.append(token)
         scores = torch.full((R, depth), float("nan"), device=anchors.device)

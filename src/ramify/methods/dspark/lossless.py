@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import place_key
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
 from ramify.engine.referee import Referee
-from ramify.engine.rows import Row
 from ramify.engine.sampling import Picked, adjusted, laws
 from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, schedule_of, survival
-from ramify.engine.speculate import Speculator
+from ramify.engine.sequence import Sequence
+from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.engine.verify import rejection
 from ramify.methods.dspark.drafter_files import for_target
@@ -78,47 +79,47 @@ class _Watched(Speculator):
         self.acceptances: list[tuple[np.ndarray, np.ndarray]] = []
         """By pass: of the drafts that were reached, the chance of being accepted that their laws give, and whether they were."""
 
-    def _draft(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> tuple[list[list[int]], np.ndarray]:
-        tokens, confidence = super()._draft(arena, rows, slots, depth)
-        for k, weights in enumerate(self._weights):
-            for row, block, q in zip(rows, tokens, weights, strict=True):
-                past = _past(row, block[:k])
-                # A sum: a drafter may know more or less of the same past, so its law there need not be one.
+    def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
+        made = super()._draft(cache, sequences, slots, depth)
+        for seq, block, weights in zip(sequences, made.drafts, () if made.q is None else made.q, strict=made.q is not None):
+            for k, q in enumerate(weights):
+                past = _past(seq, block[:k])
+                # A sum: a drafter may know more or less of the same past, so its distribution there need not be one.
                 expected, count = self.drawn.setdefault(past, (np.zeros(len(q)), np.zeros(len(q), np.int64)))
                 expected += _whole(q).cpu().numpy()
                 count[block[k]] += 1
-        return tokens, confidence
+        return made
 
-    def _verify(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], by_coupling: bool
-    ) -> list[Picked]:
-        entry = 0
-        for row, draft, place in zip(rows, drafts, places, strict=True):
-            for k in range(0 if by_coupling else len(draft)):
-                past = _past(row, draft[:k])
-                if past not in self.verified and len(self.verified) < MEASURED:
-                    self.verified[past] = logits[entry + k].clone(), self._weights[k][place].clone(), row.job.settings
+    def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
+        entry, q = 0, None if by_coupling else round_.q
+        for seq, draft, place in zip(sequences, round_.drafts, round_.places, strict=True):
+            for k in range(len(draft)):
+                past = _past(seq, draft[:k])
+                if q is not None and past not in self.verified and len(self.verified) < MEASURED:
+                    self.verified[past] = logits[entry + k].clone(), q[place, k].clone(), seq.request.settings
             entry += len(draft) + 1
-        emitted = super()._verify(logits, rows, drafts, places, by_coupling)
+        emitted = super()._verify(logits, sequences, round_, by_coupling)
         if not by_coupling:
-            self._count_accepted(logits, rows, drafts, places, [len(made.tokens) - 1 for made in emitted])
+            self._count_accepted(logits, sequences, round_, [len(made.tokens) - 1 for made in emitted])
         return emitted
 
     def _count_accepted(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Sequence[int]], places: Sequence[int], stayed: Sequence[int]
+        self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, stayed: GenericSequence[int]
     ) -> None:
-        """Keep what became of every draft that was reached; the first ``stayed[i]`` of row i were accepted."""
+        """Keep what became of every draft that was reached; the first ``stayed[i]`` of sequence i were accepted."""
+        if round_.q is None:
+            return
         each = [
-            (row.job.settings, not row.logprobs and k == 0)
-            for row, d in zip(rows, drafts, strict=True)
+            (seq.request.settings, not seq.logprobs and k == 0)
+            for seq, d in zip(sequences, round_.drafts, strict=True)
             for k in range(len(d) + 1)
         ]
         p = _whole(laws(logits, [s for s, _ in each], [first for _, first in each])[1].exp())
-        q = _whole(torch.stack(self._weights, dim=1))
-        starts = np.cumsum([0, *(len(draft) + 1 for draft in drafts[:-1])]).tolist()
+        q = _whole(round_.q)
+        starts = np.cumsum([0, *(len(draft) + 1 for draft in round_.drafts[:-1])]).tolist()
         reached = [
             (start + k, place, k, draft[k], k < n)
-            for start, place, draft, n in zip(starts, places, drafts, stayed, strict=True)
+            for start, place, draft, n in zip(starts, round_.places, round_.drafts, stayed, strict=True)
             for k in range(min(n + 1, len(draft)))
         ]
         if reached:
@@ -138,11 +139,11 @@ class _Watched(Speculator):
         return min(1.0, min(found, default=1.0) * len(found)) if found else 1.0
 
 
-def _past(row: Row, draft: Sequence[int]) -> Past:
-    return tuple(row.tokens[len(row.tokens) - len(row.logprobs) :]), tuple(draft)
+def _past(seq: Sequence, draft: GenericSequence[int]) -> Past:
+    return tuple(seq.sampled), tuple(draft)
 
 
-def distance(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def distance(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> Tensor:
     """Total variation between the target's law and that of a token verified by the engine's ``rejection``, float64 [N].
 
     ``logits`` and the drafter's weights ``q`` are [N, V], of which the 2 x ``FEW`` likeliest tokens of a row count.
@@ -154,13 +155,13 @@ def distance(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> Tensor:
     return (law - _whole(laws(logits, settings, [False] * len(q))[1].exp())).abs().sum(-1) / 2
 
 
-def verified_law(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> np.ndarray:
+def verified_law(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> np.ndarray:
     """Law of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
 
     For each draft, where it stops being accepted; behind a rejected one, where each token of the correction ends.
     """
     n, vocab = q.shape
-    tile = logits.repeat_interleave(2 * vocab, 0)  # for each draft its own entry and the one of the bonus
+    batch = logits.repeat_interleave(2 * vocab, 0)  # for each draft its own entry and the one of the bonus
     weights, each = q.repeat_interleave(vocab, 0)[:, None], [s for s in settings for _ in range(vocab)]
 
     def border(below: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -173,7 +174,7 @@ def verified_law(logits: Tensor, q: Tensor, settings: Sequence[Sampling]) -> np.
 
     def run(drafts: np.ndarray, accept: np.ndarray, u: np.ndarray) -> list[list[int]]:
         made = rejection(
-            tile, each, [False] * len(each), list(np.stack((u, u), 1)), drafts[:, None].tolist(), weights, accept[:, None]
+            batch, each, [False] * len(each), list(np.stack((u, u), 1)), drafts[:, None].tolist(), weights, accept[:, None]
         )
         return [one.tokens for one in made]
 
@@ -195,12 +196,12 @@ def _whole(weights: Tensor) -> Tensor:
 def verify(
     model: LocalModel,
     drafter: Drafter,
-    prompts: Sequence[np.ndarray],
+    prompts: GenericSequence[np.ndarray],
     seed: int = 0,
     draws: int = 10_000,
-    loads: Sequence[int] = LOADS,
+    loads: GenericSequence[int] = LOADS,
     costs: Costs | None = None,
-    schedules: Sequence[str] = (),
+    schedules: GenericSequence[str] = (),
     progress: Progress = SILENT,
 ) -> list[Check]:
     """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
@@ -253,7 +254,7 @@ def verify(
     return checks + _accepted(reached, seed) + control(draws, seed)
 
 
-def _accepted(reached: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:
+def _accepted(reached: GenericSequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:
     """The share of drafts that were accepted, and the two-sided p of their number against the sum of their chances.
 
     Given the past a draft is accepted with its chance, so the number less the sum of the chances is a martingale: asymptotically normal
@@ -275,11 +276,11 @@ def _accepted(reached: Sequence[tuple[np.ndarray, np.ndarray]], seed: int) -> li
 class _Coin(Qwen3Drafter):
     """The drafter of the specification's example: even odds, confidence .8, then .9 behind token 0 and 0 behind token 1."""
 
-    def absorb(self, arena: Arena, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
+    def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """Nothing: its law is the same everywhere."""
 
     def draft(
-        self, arena: Arena, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
+        self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
     ) -> Drafts:
         """Up to two tokens."""
         made = [pick(k, torch.zeros((len(slots), 2))) for k in range(depth)]
@@ -335,7 +336,7 @@ def _bare(model: LocalModel) -> LocalModel:
     return LocalModel(model.module, name=model.name, eos=(), max_rows=max(LOADS))
 
 
-def _draw(model: LocalModel, prompts: Sequence[np.ndarray], settings: Sampling, load: int, seed: int) -> list[Draw]:
+def _draw(model: LocalModel, prompts: GenericSequence[np.ndarray], settings: Sampling, load: int, seed: int) -> list[Draw]:
     gate = asyncio.Semaphore(load)
 
     async def one(i: int) -> Draw:
@@ -394,6 +395,6 @@ def _count(
     return np.bincount(found, minlength=len(outcomes))
 
 
-def verdict(checks: Sequence[Check]) -> list[list[Any]]:
+def verdict(checks: GenericSequence[Check]) -> list[list[Any]]:
     """Rows of a table: check, value, what it must be, observations, status."""
     return [[c.name, c.value, f"{c.op} {c.threshold:g}" if c.threshold is not None else "", c.n, c.status] for c in checks]

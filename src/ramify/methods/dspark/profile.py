@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ import torch
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator, place_key
-from ramify.engine.cache import Arena
+from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
-from ramify.engine.rows import Row
 from ramify.engine.schedules import Greedy, Stale
-from ramify.engine.speculate import Speculator
+from ramify.engine.sequence import Sequence
+from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import weights_hash
 from ramify.model.protocol import Prefix, Sampling
 
@@ -31,7 +31,7 @@ QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
 
-def break_even(profile: Profile, loads: Sequence[int] | None = None) -> list[dict[str, Any]]:
+def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> list[dict[str, Any]]:
     """By load, the best drafting its acceptance promises: requests, plain and drafting tokens/s, gain, depth and drafts a request.
 
     A gain of at most 1 says that drafting does not pay there.
@@ -94,30 +94,29 @@ class _Timed(Speculator):
         """Cycles of the stage that has fewest."""
         return min(len(found) for found in self.seconds.values())
 
-    def depth(self, rows: Sequence[Row]) -> int:
-        """See :meth:`Speculator.depth`."""
-        now, full = time.perf_counter(), len(rows) == self.load
+    def begin(self, sequences: GenericSequence[Sequence]) -> Round:
+        """See :meth:`Speculator.begin`."""
+        now, full = time.perf_counter(), len(sequences) == self.load
         if self._since is not None and full:
             self.seconds[self.staged.now].append((now - self._since, self._drafting))
         if not self._order:
             self._order = [(self.stages[i], step) for i in self._rng.permutation(len(self.stages)) for step in range(STRETCH)]
         (self.staged.now, left), self._drafting = self._order.pop(), 0.0
         self._since = time.perf_counter() if full and left < STRETCH - SETTLED else None
-        return super().depth(rows)
+        return super().begin(sequences)
 
-    def propose(self, arena: Arena, rows: Sequence[Row], slots: Sequence[int], depth: int) -> list[list[int]]:
+    def propose(self, cache: KVCache, running: GenericSequence[Sequence], slots: GenericSequence[int], round_: Round) -> Round:
         """See :meth:`Speculator.propose`."""
-        begun = time.perf_counter()
-        drafts = super().propose(arena, rows, slots, depth)
-        self._drafting = time.perf_counter() - begun
-        return drafts
+        made = super().propose(cache, running, slots, round_)
+        self._drafting = made.since - made.began
+        return made
 
 
 def measure(
     model: LocalModel,
     drafter: Drafter,
-    prompts: Sequence[np.ndarray],
-    loads: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    prompts: GenericSequence[np.ndarray],
+    loads: GenericSequence[int] = (1, 2, 4, 8, 16, 32),
     repeats: int = 24,
     settings: Sampling | None = None,
     seed: int = 0,
@@ -159,7 +158,7 @@ def measure(
 
 
 async def _run(
-    model: LocalModel, timed: _Timed, prompts: Sequence[np.ndarray], repeats: int, settings: Sampling, seed: int
+    model: LocalModel, timed: _Timed, prompts: GenericSequence[np.ndarray], repeats: int, settings: Sampling, seed: int
 ) -> None:
     """Keep ``load`` requests going until every stage has its cycles."""
 
@@ -173,7 +172,7 @@ async def _run(
     await asyncio.gather(*(client(number) for number in range(timed.load)))
 
 
-def rising(values: Sequence[float]) -> list[float]:
+def rising(values: GenericSequence[float]) -> list[float]:
     """The nearest sequence that never falls (pool adjacent violators): more tokens do not cost less."""
     pools: list[tuple[float, int]] = []
     for value in values:

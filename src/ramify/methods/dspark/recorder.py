@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,6 @@ from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
-from ramify.engine.sampling import Picked
 from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
 from ramify.methods.dspark.rounds import Rounds
@@ -20,45 +19,35 @@ from ramify.model.protocol import Prefix, Sampling
 
 if TYPE_CHECKING:
     from ramify.engine.drafters import Drafter
-    from ramify.engine.rows import Row
-
-
-class _Whole(Fixed):
-    """Every draft is verified; remembers the confidences it was shown."""
-
-    def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
-        self.seen = confidence
-        return super().admit(confidence, limits)
+    from ramify.engine.sequence import Sequence
+    from ramify.engine.speculate import Round
 
 
 class Recorder(Speculator):
     """Notes every round whose draft had the whole block: (key of the draw, accepted, proposed, ended, confidences)."""
 
     def __init__(self, drafter: Drafter, first: int) -> None:
-        self.whole = _Whole(drafter.config.block)
-        super().__init__(drafter, self.whole, first, "rejection")
+        super().__init__(drafter, Fixed(drafter.config.block), first, "rejection")
         self.notes: list[tuple[int, int, int, bool, np.ndarray]] = []
 
-    def settle(
-        self,
-        rows: Sequence[Row],
-        drafts: Sequence[Sequence[int]],
-        emitted: Sequence[Picked],
-        kept: Sequence[int],
-    ) -> None:
-        """See :meth:`Speculator.settle`. A row that stopped before its last token stopped at an accepted draft."""
-        super().settle(rows, drafts, emitted, kept)
-        for i, (row, draft, made, n) in enumerate(zip(rows, drafts, emitted, kept, strict=True)):
-            if len(draft) == self.block:  # drafts near a draw's last token are shorter, and no round of the full length
-                ended = n < len(made.tokens)
+    def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
+        """See :meth:`Speculator.settle`. A sequence that stopped before its last token stopped at an accepted draft."""
+        super().settle(sequences, round_, kept)
+        for seq, draft, place, stayed, n in zip(
+            sequences, round_.drafts, round_.places, round_.accepted or (0,) * len(kept), kept, strict=True
+        ):
+            if len(draft) == self.block and round_.confidence is not None:
+                # drafts near a completion's last token are shorter, and no round of the full length
+                ended = n <= stayed
                 accepted = n if ended else n - 1
-                self.notes.append((row.job.key, accepted, n if ended else len(draft), ended, self.whole.seen[self._places[i]]))
+                confidence = round_.confidence[place]
+                self.notes.append((seq.request.key, accepted, n if ended else len(draft), ended, confidence))
 
 
 def record(
     model: LocalModel,
     drafter: Drafter,
-    prompts: Sequence[np.ndarray],
+    prompts: GenericSequence[np.ndarray],
     settings: Sampling,
     seed: int = 0,
     progress: Progress = SILENT,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.engine.cache import Arena
-from ramify.engine.forward import TILE
+from ramify.engine.cache import KVCache
+from ramify.engine.forward import UNIT
 from ramify.methods.dspark.drafters import Qwen3Drafter
 
 try:
@@ -29,7 +29,7 @@ except ImportError as error:
     raise NeedsError(f"a drafter inside transformers needs transformers: {error}") from error
 
 FIRST = 0
-"""The drafter's layers are the only ones of its arena: the target's keys and values are in transformers' own cache."""
+"""The drafter's layers are the only ones of its cache: the target's keys and values are in transformers' own cache."""
 
 
 def generate(model: nn.Module, drafter: Qwen3Drafter, input_ids: Tensor, threshold: float | None = None, **options: Any) -> Any:
@@ -76,7 +76,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         self.model_kwargs_overrides = {"output_hidden_states": self.layers}
         self.known = 0
         """Positions taken in."""
-        self.arena = Arena(drafter.layers, drafter.config.kv_size, drafter.head.device)
+        self.cache = KVCache(drafter.layers, drafter.config.kv_size, drafter.head.device)
 
     def get_candidates(
         self,
@@ -112,7 +112,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
             return token[:, 0]
 
         where = torch.tensor([anchor], device=input_ids.device)
-        drafts = self.drafter.draft(self.arena, FIRST, torch.zeros_like(where), input_ids[:, -1], where, pick, depth)
+        drafts = self.drafter.draft(self.cache, FIRST, torch.zeros_like(where), input_ids[:, -1], where, pick, depth)
         kept = depth
         if self.threshold is not None:
             low = (drafts.confidence[0] < self.threshold).nonzero()
@@ -128,8 +128,8 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         """Take in the features of the next ``count`` positions, the first that the last outputs hold."""
         features = torch.cat([states[layer][0, :count] for layer in self.layers], -1).to(self.drafter.head.dtype)
         positions = torch.arange(self.known, self.known + count, device=input_ids.device)
-        self.arena.reserve(TILE, input_ids.shape[1] + self.drafter.config.block + TILE)
-        self.drafter.absorb(self.arena, FIRST, torch.zeros_like(positions), positions, features, input_ids[0, positions + 1])
+        self.cache.reserve(UNIT, input_ids.shape[1] + self.drafter.config.block + UNIT)
+        self.drafter.absorb(self.cache, FIRST, torch.zeros_like(positions), positions, features, input_ids[0, positions + 1])
         self.known += count
 
 

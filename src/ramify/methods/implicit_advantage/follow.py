@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.base.errors import BoundaryError, UserError
-from ramify.engine.cache import Arena
-from ramify.engine.forward import Tile
+from ramify.engine.cache import KVCache
+from ramify.engine.forward import ForwardBatch
 from ramify.engine.local import SCORE_LOGITS, LocalModel
 
-_STRETCH = 256  # tokens of one tile
+_STRETCH = 256  # tokens of one batch
 
 
 class Follower:
@@ -22,7 +22,7 @@ class Follower:
 
     def __init__(self, model: LocalModel) -> None:
         self.model, self._forward = model, model.forward
-        self._arena = Arena(self._forward.layers, self._forward.kv_size, self._forward.device)
+        self._cache = KVCache(self._forward.layers, self._forward.kv_size, self._forward.device)
         self._last: Tensor | None = None  # hidden state before the next token, [1, D]
         self.length = 0
         """Tokens so far."""
@@ -53,9 +53,9 @@ class Follower:
 
     def _stretch(self, row: np.ndarray) -> np.ndarray:
         n, forward = len(row), self._forward
-        self._arena.reserve(1, self.length + n + 8)  # a tile is filled up past its end
+        self._cache.reserve(1, self.length + n + 8)  # a batch is filled up past its end
         positions = range(self.length, self.length + n)
-        hidden = forward.hidden(Tile(self._arena, forward.kv_heads, row.tolist(), positions, 0))[:n].clone()
+        hidden = forward.hidden(ForwardBatch(self._cache, forward.kv_heads, row.tolist(), positions, 0))[:n].clone()
         before = hidden[:-1] if self._last is None else torch.cat((self._last, hidden[:-1]))
         first, self._last, self.length = self._last is None, hidden[-1:], self.length + n
         scores = np.zeros(n, np.float32)
