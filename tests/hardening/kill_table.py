@@ -13,7 +13,6 @@ FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated grade
 PAIR = "--tuned hf:{in}/tuned --base hf:{in}/base --layer 1 --tool {in}/tool.jsonl --plain {in}/plain.jsonl --raw"
 DRAFTER = "dspark {} hf:{{in}}/tuned {} --prompts {{in}}/tool.jsonl --raw --json"
 ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
-RESULTS = ("case/results/*",)  # each is written when it is found, and again, corrected over all
 GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
 
 VERBS: tuple[Verb, ...] = (
@@ -57,13 +56,13 @@ VERBS: tuple[Verb, ...] = (
         after="early-decision run",
     ),
     Verb("forensics run case --json", after="forensics init"),
-    Verb("forensics vary case errors --n 4 --json", after="forensics run", passes=RESULTS),
-    Verb("forensics counterfactual case clear --n 4 --json", after="forensics run", passes=RESULTS),
-    Verb("forensics forbid case huge 'huge task' --n 4 --json", after="forensics run", passes=RESULTS),
+    Verb("forensics vary case errors --n 4 --json", after="forensics run"),
+    Verb("forensics counterfactual case clear --n 4 --json", after="forensics run"),
+    Verb("forensics forbid case huge 'huge task' --n 4 --json", after="forensics run"),
     Verb("forensics resample case --k 4 --json", after="forensics run"),
     Verb("forensics transplant case {did} {not} --k 4 --json", after="forensics run"),
-    Verb("forensics ask case why Why? fix --n 4 --json", after="forensics run", passes=RESULTS),
-    Verb(f"forensics control case clear --model {ORGANISM}:unclear --n 4 --json", after="forensics counterfactual", passes=RESULTS),
+    Verb("forensics ask case why Why? fix --n 4 --json", after="forensics run"),
+    Verb(f"forensics control case clear --model {ORGANISM}:unclear --n 4 --json", after="forensics counterfactual"),
     Verb("governance bench " + GRID, readers=("governance report bench --json",)),
     Verb("governance attack --budget 20 " + GRID),
     # What is written whole or not at all.

@@ -289,9 +289,9 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _key(line: str) -> str:
-    """What a line of a file that grows is known by: a scan's lines are written anew at its end, corrected over all of them."""
+    """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them."""
     record = json.loads(line)
-    return str(record["id"] if "cliffs" in record else line)
+    return str([record[name] for name in ("maker", "name", "node", "offset")] if record.get("kind") == "finding" else line)
 
 
 def _timeless(value: Any) -> Any:

@@ -21,11 +21,15 @@ from ramify.methods.cliffs.record import import_scan
 from ramify.methods.early_decision.old import import_study
 from ramify.methods.early_decision.record import CONTINUED, CUT, STANCES, Study
 from ramify.methods.early_decision.report import build
+from ramify.methods.forensics.case import load_case
+from ramify.methods.forensics.old import import_case
+from ramify.methods.forensics.record import report
 from ramify.methods.governance.record import read_rows
 from ramify.methods.implicit_advantage.verbs import read_scores
 from ramify.methods.tree_rollouts.record import read_trees
 from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
+from ramify.trace.node import Entry
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
@@ -135,13 +139,21 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
     ],
     "forensics": [
         ("forensics plan studies/forensics/begun", 0, "power"),
-        ("forensics read studies/forensics/case", 0, "did it"),
-        ("forensics run studies/forensics/case", 0, "Baseline"),
+        ("import studies/forensics/begun --run begun", 2, "`ramify forensics run studies/forensics/begun` plays it"),
+        ("forensics report studies/forensics/case", 2, "`ramify import studies/forensics/case --run DIR`"),
+        ("import studies/forensics/case --run case", 0, "not converted: what each fork at a sentence came to"),
+        ("import studies/forensics/killed/case.toml --run killed", 0, "(forensics)"),
+        ("import studies/forensics/honest --run honest", 0, "(forensics)"),
+        ("forensics read case", 0, "did it"),
+        ("forensics run case", 0, "Baseline"),
+        ("forensics run killed", 0, "Baseline"),
         ("forensics run studies/forensics/killed", 0, "Baseline"),
-        ("forensics run studies/forensics/honest", 0, "Baseline"),
-        ("forensics counterfactual studies/forensics/case", 0, "hinted"),
-        ("forensics ach studies/forensics/case", 0, "hinted"),
-        ("forensics report studies/forensics/case", 0, "Baseline"),
+        ("forensics run honest", 0, "Baseline"),
+        ("forensics counterfactual case", 0, "hinted"),
+        ("forensics ach case", 0, "hinted"),
+        ("forensics report case", 0, "## Questions"),
+        ("show case", 0, "forensics control"),
+        ("check run case", 0, "undamaged"),
         ("show studies/forensics/case/run", 0, "trees"),
         ("resume studies/forensics/case/run", 2, NO_AGENT),
     ],
@@ -324,8 +336,18 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     records = read_scores(Path("studies/implicit-advantage/scores.jsonl"))
     assert len(records) == 6
     assert all(step["node"] for one in records for step in one["steps"])
-    with Run.open("studies/forensics/case/run") as run:
+    assert import_case(Path("studies/forensics/case"), Path("case")) == 10
+    with Run.open("studies/forensics/case/run") as run, Run.open("case") as made:
         assert {entry.kind for entry in run.journal()} == {"cell", "played"}
+        assert (list(made.each(Entry)), len(made), made.parts) == (list(run.each(Entry)), len(run), run.parts)
+        found = report(made, load_case(Path("case")))
+    for folder, told in (("traces", found["traces"]), ("probes", found["probes"])):
+        kept = [json.loads(file.read_text()) for file in sorted(Path("studies/forensics/case", folder).glob("*.json"))]
+        assert [{name: one[name] for name in then} for then, one in zip(kept, told, strict=True)] == kept
+    assert found["baseline"] == json.loads(Path("studies/forensics/case/baseline.json").read_text())
+    assert sorted(json.loads(Path("studies/forensics/case/controls.json").read_text())) == ["doors", "hinted"]
+    assert {one["name"] for one in found["tests"] if one["control"]} == {"doors", "hinted"}
+    assert len(found["tests"]) == len(list(Path("studies/forensics/case/results").glob("*.json"))) == 5
     unpack(place, "runs-trees")
     with Run.open("runs/trees") as run:  # the trees file points into its run
         for tree in read_trees(Path("studies/tree-rollouts/of-run.jsonl")):

@@ -55,10 +55,11 @@ def import_(
         scored = sum(success is not None for success in successes(opened, settled(opened)))
         several = undecided(opened)
         failed = failures(opened)
+        left = (opened.config.get("imported") or {}).get("left", "")
     told = f"scores by {', '.join(several)}" if several else f"{scored or 'no'} attempts with a reward"
     text = f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})"
     terminal.emit(
-        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons)},
+        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left},
         as_json,
-        f"{text}\n{failed.sentence()}" if failed.reasons else text,
+        "\n".join([text, *([failed.sentence()] if failed.reasons else []), *([f"not converted: {left}"] if left else [])]),
     )

@@ -98,6 +98,13 @@ def read_exported(path: Path, folder: Path) -> int:
     return count
 
 
+def copy_records(source: Run, run: Run) -> None:
+    """Add everything that ``source`` holds to ``run``, but for what it says of itself. Raises as :meth:`ramify.trace.db.Run.add`."""
+    for record in _records(source):
+        if (kind := record.pop("kind")) != "run":
+            _READERS[kind](run, record)
+
+
 @contextmanager
 def new_run(
     folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None, ours: bool = False

@@ -100,7 +100,7 @@ def at_place(place: str) -> Iterator[None]:
         raise error if str(error).startswith(place) else UserError(f"{place}: {error}") from error
     except KeyError as error:
         raise UserError(f"{place}: the field {error} is missing") from error
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{place}: {error}") from error
 
 

@@ -19,6 +19,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict
+from ramify.web.pages import tree_html
 from tests.methods.forensics import scripted_organisms as organisms
 
 CASE = """
@@ -108,6 +109,7 @@ def test_the_verbs_name_a_known_motive_and_keep_everything(tmp_path: Path, capsy
     assert sorted(found["uninterpretable"]) == ["both", "both, interaction"]
     assert main(["forensics", "report", str(case), "--out", str(case / "report.md")]) == 0
     text = (case / "report.md").read_text()
+    assert {file.name for file in case.iterdir()} == {"case.toml", "run", "report.md"}, "what was found is in the run"
     for part in (
         "Why the shortcut?",
         "Fewest inconsistencies: tedium",
@@ -180,8 +182,6 @@ def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureF
     assert tests["seen"]["p_raw"] == raw[0] == alone["p"]
     assert tests["seen"]["p"] == pytest.approx(3 * raw[0])
     assert tests["errors"]["p"] >= tests["errors"]["p_raw"] == dose["p_raw"]
-    kept = json.loads((case / "results" / "seen.json").read_text())
-    assert kept["p"] == tests["seen"]["p"], "what is kept says what the report says"
     with Run.open(case / "run") as kept_run:  # the run says what was found, corrected over all of it
         found = {finding.evidence["name"]: finding.evidence["p"] for finding in kept_run.findings(maker="forensics")}
     assert found == {name: test["p"] for name, test in tests.items()}
@@ -203,6 +203,15 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
     assert sum(scores) == pytest.approx(found["rates"][-1] - found["rates"][0])
     assert found["rates"][-1] == 1.0
     assert found["verdict"].endswith("of 3 sentences move the rate (p < 0.05, corrected over the 3 sentences of this reply)")
+    with Run.open(case / "run") as run:
+        curve = {mark.offset: mark.value for mark in run.marks(node=found["node"], name="potential")}
+        assert [curve[at]["k"] / curve[at]["n"] for at in found["offsets"]] == pytest.approx(found["rates"])
+        moving = [one for one in run.findings(node=found["node"]) if one.name == "sentence"]
+        assert [one.offset for one in moving] == [
+            at for at, row in zip(found["offsets"], found["sentences"], strict=False) if row["p"] < 0.05
+        ]
+        assert found["offsets"][1] in [one.offset for one in moving]
+        assert "Potential over the reply" in tree_html(run, run.node(found["node"]).tree)
     parted = verb(capsys, "transplant", case, high.leaf, low.leaf, "--k", "20")["rates"]
     assert parted["high"][2] > parted["low"][2] + 0.4
     with Case(case) as opened, pytest.raises(UserError, match="has replies 0 to 0, not 3"):

@@ -12,7 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
-PARTS = {"env": ("worlds",)}
+PARTS = {"env": ("worlds",), "reader": ("old",)}
 """Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

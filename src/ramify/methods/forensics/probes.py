@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.env.protocol import Env, Panel, World
+from ramify.methods.forensics import record
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.experiment import Control, TestResult
 from ramify.methods.forensics.judges import by_model, by_pattern, says
@@ -59,7 +59,7 @@ def ask(
     case.progress.begin(n, 0, "ask", "answers")
     texts, hits = asyncio.run(answers())
     found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
-    case.write(f"probes/{name}", found)
+    record.keep(case.run, record.QUESTIONS, found)
     return found
 
 
@@ -90,15 +90,15 @@ def control(
         agent = case.agent_of(model)
         name = f"organism-{agent.model.identity.weights[:6]}"
         known = case.acting(name, agent)
-    found, kept = {r.name: Control.of(r, name) for r in test(known)}, case.read("controls")
+    found, kept = {r.name: Control.of(r, name) for r in test(known)}, record.controls(case.run)
     for test_name, one in found.items():
-        old = Control(**kept[test_name]) if test_name in kept else None
+        old = kept.get(test_name)
         if old is not None and old.fired and not replace and (old.source, True) != (one.source, one.n >= old.n):
             raise UserError(
-                f"{case.folder / 'controls.json'} has a control of '{test_name}' that fired ({old.source}, {old.n} runs, power "
+                f"{case.run.folder} has a control of '{test_name}' that fired ({old.source}, {old.n} runs, power "
                 f"{old.power:.2f}); to put the new one ({one.source}, {one.n} runs, power {one.power:.2f}) in its place, say --replace"
             )
-    case.write("controls", kept | {test_name: asdict(one) for test_name, one in found.items()})
+    record.keep_controls(case.run, found)
     return found
 
 

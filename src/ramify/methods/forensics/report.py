@@ -72,7 +72,7 @@ def as_text(found: Mapping[str, Any]) -> str:
         title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {trace['k']} forks at each place"
         parts += [title, table(["sentence", "held-out score", "score", "sd"], cells), f"{sentences_text(trace)}."]
     if found["probes"]:
-        rows = [[p["name"], short(p["question"], 60), _share(p["rate"])] for p in found["probes"]]
+        rows = [[p["name"], short(p["question"], 60), share_text(p["rate"])] for p in found["probes"]]
         parts += ["## Questions: what it says, which is no cause", table(["name", "question", "answers of the kind"], rows)]
     return "\n\n".join([*parts, *ach_text(found["ach"])]) + "\n"
 
@@ -88,7 +88,7 @@ def baseline_text(base: Mapping[str, Any]) -> list[str]:
     """The rate in the incident, and what makes it doubtful."""
     if not base:
         return ["No baseline was run: `ramify forensics run CASEDIR`."]
-    out = [f"## Baseline\n\nRate {_share(base['rate'])}; {base['invalid']} invalid runs ({base['invalid_share']:.0%})."]
+    out = [f"## Baseline\n\nRate {share_text(base['rate'])}; {base['invalid']} invalid runs ({base['invalid_share']:.0%})."]
     if base["invalid_share"] > INVALID:
         out.append(f"**More than {INVALID:.0%} of the runs are invalid: mend the grader or the harness first.**")
     aware = base["awareness"]["aware"]
@@ -177,7 +177,8 @@ def ach_text(found: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _share(rate: Mapping[str, Any] | None) -> str:
+def share_text(rate: Mapping[str, Any] | None) -> str:
+    """A rate with its counts and interval."""
     if rate is None:
         return "of nothing"
     return f"{rate['k']}/{rate['n']} = {rate['value']:.1%} [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]"

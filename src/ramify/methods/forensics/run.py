@@ -13,17 +13,16 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
-from ramify.methods.forensics.ach import BENIGN
+from ramify.methods.forensics import record
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
 from ramify.methods.forensics.case import are_doses, intervention, is_number
 from ramify.methods.forensics.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.methods.forensics.filtered import Filtered
-from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
-from ramify.rollout.potential import Fixed, potential
+from ramify.rollout.potential import Fixed, counts_mark, potential
 from ramify.rollout.run import Episodes
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
@@ -35,7 +34,7 @@ from ramify.trace.segment import sentence_offsets
 
 
 class Case(Study):
-    """An open case: each test plays what it lacks, and what it found is kept under CASEDIR/results."""
+    """An open case: each test plays what it lacks, and what it found is kept in the case's run."""
 
     def baseline(self, n: int | None = None) -> dict[str, Any]:
         """The rate in the incident: invalid runs apart, runs that speak of a test apart, tasks pooled only beside their homogeneity."""
@@ -52,7 +51,7 @@ class Case(Study):
         }
         if not counts.k:
             found["absence"] = absence(counts, self.config.expect or 0.01)
-        self.write("baseline", found)
+        record.keep(self.run, record.BASELINE, found)
         return found
 
     def base(self, n: int | None = None) -> Counts:
@@ -117,15 +116,7 @@ class Case(Study):
 
     def report(self) -> dict[str, Any]:
         """Everything known of the case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
-        results = self.results()
-        return {
-            "question": self.config.question,
-            "baseline": self.read("baseline"),
-            "tests": [result.to_json() for result in results],
-            "traces": self.read_all("traces"),
-            "probes": self.read_all("probes"),
-            "ach": table_of(self.config, results).report(self.config.benign, BENIGN),
-        }
+        return record.report(self.run, self.config)
 
     def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
         return counted(self.play(cell, changes, n))
@@ -166,8 +157,10 @@ class Case(Study):
         columns = {"score": scores.scores, "sd": scores.sd, "p": scores.p, "held_out": scores.held_out}
         rows = [{"sentence": text} | {name: float(column[i]) for name, column in columns.items()} for i, text in enumerate(texts)]
         result = {"leaf": leaf, "turn": turn, "k": k, "rates": scores.rates.tolist(), "sentences": rows}
-        result["order"] = scores.order.tolist()
-        self.write(f"traces/{leaf[:12]}-{turn}", result)
+        result |= {"order": scores.order.tolist(), "node": node.id, "offsets": offsets}
+        with self.run.transaction():
+            self.run.add(*(counts_mark(node.id, at, Counts.of(forks.verdicts[at])) for at in offsets))
+            record.keep(self.run, record.SENTENCES, result)
         return result
 
 

@@ -1,7 +1,6 @@
-"""A study on disk: runs of the agent in its world with declared fields changed, graded and kept in CASEDIR/run, results beside them.
+"""A case on disk: runs of the agent in its world with declared fields changed, graded and kept in CASEDIR/run with what they show.
 
-Everything drawn is stored and read again by the next call, so a study may be interrupted anywhere. Results are JSON under
-CASEDIR/results, one file a test.
+Everything sampled is stored and loaded by the next call, so a case may be interrupted anywhere.
 """
 
 from __future__ import annotations
@@ -9,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from ramify.base.errors import RamifyError, UserError
-from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, Task, World, read_panel
+from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
-from ramify.methods.forensics.experiment import Control, TestResult, corrected, result_from_json
+from ramify.methods.forensics.experiment import TestResult, corrected
 from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
 from ramify.methods.forensics.levers import LeverWorld, require_honest
 from ramify.model.protocol import Model, Sampling
@@ -31,9 +29,9 @@ from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Attempt, Episodes
 from ramify.score.judge import Function, Judge
 from ramify.stats.drops import Counts
+from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.node import Finding
 
 DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
@@ -101,10 +99,16 @@ class Study:
 
     def _open(self) -> Run:
         decides = {name: getattr(self.config, name) for name in DECIDES}
+        place = self.folder if holds_run(self.folder) else self.folder / "run"
+        if place != self.folder and (old := record.old_files(self.folder)):
+            raise UserError(
+                f"{self.folder} holds results of an older ramify ({old[0].name}): `ramify import {self.folder} --run DIR` makes a case of it with "
+                "all of them in its run, which continues as DIR"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         judges = {"behavior": self.behavior.identity, "awareness": self.aware.identity}
         free = {"judges": judges, "forensics": True, "sampling": self.agent.sampling.to_json()}
-        return Run.begin(self.folder / "run", "forensics", decides, free)
+        return Run.begin(place, record.KIND, decides, free)
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +140,7 @@ class Study:
         """
         self.check_honest(changes)
         n = n or self.config.n
-        name = _safe(self.prefix + cell)
+        name = record.safe(self.prefix + cell)
         episodes, tasks = self.episodes(agent), [varied(task, self.config, changes) for task in self.panel]
         self._check_cell(cell, name, tasks, episodes.agent)
         done = self.played(name)
@@ -192,7 +196,7 @@ class Study:
             (stored,) = self.run.journal("cell", name)
             if stored.payload != made:
                 raise UserError(
-                    f"{self.folder / 'run'} holds runs of '{cell}' that were made with other values, tasks, sentences or another agent: "
+                    f"{self.run.folder} holds runs of '{cell}' that were made with other values, tasks, sentences or another agent: "
                     "take another name, or another folder"
                 )
 
@@ -226,54 +230,14 @@ class Study:
         return self.run.path(played.leaf).messages()
 
     def record(self, results: Sequence[TestResult]) -> list[TestResult]:
-        """Keep tests under CASEDIR/results, with the confounds that the case declares for them. They come back as :meth:`results` has
-        them, and all results are written anew: each test more is one more that they are corrected over."""
+        """Keep tests in the case's run, with the confounds that the case declares for them. They come back as :meth:`results` has them."""
         if self.prefix:
             return corrected(results)
-        for one in results:
-            confounds = (*one.confounds, *self.config.confounds.get(one.name, ()))
-            self.write(f"results/{one.name}", replace(one, confounds=tuple(dict.fromkeys(confounds))).to_json())
-        known = {one.name: one for one in self.results()}
-        for name, one in known.items():
-            self.write(f"results/{name}", one.to_json())
-        self.run.conclude("forensics", map(_finding, known.values()))
+        declared = [replace(one, confounds=(*one.confounds, *self.config.confounds.get(one.name, ()))) for one in results]
+        told = [replace(one, confounds=tuple(dict.fromkeys(one.confounds))) for one in declared]
+        known = {one.name: one for one in record.keep_tests(self.run, told)}
         return [known[one.name] for one in results]
 
     def results(self) -> list[TestResult]:
         """Every test kept so far, by name, corrected over all of them; controls that were measured since are put to them."""
-        controls = self.read("controls")
-        return [
-            replace(r, control=Control(**controls[r.name]).at(r)) if r.name in controls else r
-            for r in corrected(map(result_from_json, self.read_all("results")))
-        ]
-
-    def read(self, name: str) -> dict[str, Any]:
-        """CASEDIR/NAME.json; empty where there is none. Raises UserError on a file that is none of JSON."""
-        file = self.folder / f"{name}.json"
-        try:
-            return cast(dict[str, Any], json.loads(file.read_text("utf-8"))) if file.exists() else {}
-        except ValueError as error:
-            raise UserError(f"{file} is not readable ({error}): delete it to make it again") from error
-
-    def read_all(self, folder: str) -> list[dict[str, Any]]:
-        """Every JSON file of CASEDIR/FOLDER, by name. Raises as :meth:`read`."""
-        return [self.read(f"{folder}/{file.stem}") for file in sorted((self.folder / folder).glob("*.json"))]
-
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write CASEDIR/NAME.json, whole or not at all."""
-        file = self.folder / f"{_safe(name)}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
-
-
-def _finding(result: TestResult) -> Finding:
-    """A test as the case's run keeps it: what was changed, and how far the behaviour moved."""
-    unit = "z" if result.kind == "dose" else "change of the rate"
-    why = f"{result.statement} ({result.n} runs, corrected p {result.p:.2g}): {result.seen}"
-    return Finding(f"{result.kind} {result.name}", "forensics", why, None, 0, "", result.value, unit, result.to_json())
-
-
-def _safe(name: str) -> str:
-    """A name of a tree or file: letters that mean something there become dashes, and a hash keeps names apart that differ in them."""
-    plain = re.sub(r"[^A-Za-z0-9_.=+/-]", "-", name)
-    return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
+        return record.kept_tests(self.run)

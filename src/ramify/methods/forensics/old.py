@@ -1,0 +1,91 @@
+"""A case's folder of ramify 0.1.0: its run, with the results that lay beside it as JSON files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.base.files import reason
+from ramify.base.registry import register
+from ramify.methods.forensics import record
+from ramify.methods.forensics.case import FILE, load_case
+from ramify.methods.forensics.experiment import Control, result_from_json
+from ramify.methods.forensics.report import as_text
+from ramify.trace.connect import holds_run
+from ramify.trace.db import Run
+from ramify.trace.formats import Reader
+from ramify.trace.jsonl import copy_records, new_run
+from ramify.trace.lines import at_place
+
+_MAKERS = {"baseline": record.BASELINE, "results": record.TESTS, "traces": record.SENTENCES, "probes": record.QUESTIONS}
+
+
+def import_case(path: Path, folder: Path) -> int:
+    """Make a run of a case's folder, or of the ``case.toml`` in one: the case's own with its results as findings, and the ``case.toml`` in it.
+
+    Returns how many results there were. Raises UserError where no run of the case was played, naming file and field on what is no result.
+    """
+    files = path if path.is_dir() else path.parent
+    config = load_case(files)
+    if not holds_run(files / "run"):
+        raise UserError(
+            f"{files} has no run yet, so there is nothing to import: `ramify forensics run {files}` plays it as it is"
+        )
+    old = record.old_files(files)
+    told = {file: _document(file) for file in old}
+    left = []
+    if any(file.parent.name == "traces" for file in old):
+        left.append("what each fork at a sentence came to was not kept, so sentences have their scores and no curve")
+    if any(file.parent.name == "probes" for file in old):
+        left.append("of the answers to a question five are kept and the rest are counted")
+    about = {"imported": {"form": "forensics", "file": path.name} | ({"left": "; ".join(left)} if left else {})}
+    with Run.open(files / "run") as source, new_run(folder, {**source.config, **about}, record.KIND, source.parts) as run:
+        copy_records(source, run)
+        with run.transaction():
+            for file, one in told.items():
+                with at_place(str(file)):
+                    _keep(run, file, one)
+            with at_place(str(files)):  # what no report can be made of is refused here
+                record.keep_tests(run)
+                as_text(record.report(run, config))
+        shutil.copyfile(files / FILE, run.folder / FILE)
+    return len(old)
+
+
+def _keep(run: Run, file: Path, told: dict[str, Any]) -> None:
+    if file.name == "controls.json":
+        record.keep_controls(run, {test: Control(**one) for test, one in told.items()})
+        return
+    if file.parent.name == "traces":
+        replies = [node.id for node, _ in run.path(told["leaf"]).segments if node.role == "assistant" and node.opens]
+        if told["turn"] not in range(len(replies)):
+            raise UserError(f"the run that ends at {told['leaf']} has replies 0 to {len(replies) - 1}, not {told['turn']}")
+        told["node"] = replies[told["turn"]]
+    if file.parent.name == "results":
+        result_from_json(told)
+    record.keep(run, _MAKERS.get(file.parent.name) or _MAKERS[file.stem], told)
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is no result of a case")
+    return found
+
+
+register("reader", "forensics")(
+    Reader(
+        "forensics",
+        "A case's folder, or its case.toml, with results of `ramify forensics` of version 0.1.0 in JSON files.",
+        lambda path, first: (path / FILE).is_file() or path.name == FILE,
+        import_case,
+    )
+)

@@ -1,0 +1,168 @@
+"""What a case found, as findings of its run: its rate, tests, controls, sentences and questions, each replaced by a newer one of its name.
+
+A finding's evidence is the whole of it, as the verbs print it; what the report says is read from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ramify.base.ids import stable_hash
+from ramify.methods.forensics.ach import BENIGN
+from ramify.methods.forensics.case import CaseConfig
+from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corrected, result_from_json
+from ramify.methods.forensics.report import sentences_text, share_text, table_of
+from ramify.trace.db import Run
+from ramify.trace.node import Finding
+from ramify.trace.schema import stored
+
+Told = Mapping[str, Any]
+KIND = "forensics"
+TESTS, BASELINE, CONTROLS, SENTENCES, QUESTIONS = (KIND, *(f"{KIND} {verb}" for verb in ("run", "control", "resample", "ask")))
+"""Makers of findings."""
+SENTENCE = "sentence"
+"""What a finding of one sentence is called; that of its whole reply holds them all."""
+
+
+def safe(name: str) -> str:
+    """A name of a tree: letters that mean something there become dashes, and a hash keeps names apart that differ in them."""
+    plain = re.sub(r"[^A-Za-z0-9_.=+/-]", "-", name)
+    return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
+
+
+def old_files(folder: Path) -> list[Path]:
+    """The files of results that an older ramify kept in a case's folder, by sort."""
+    names = (
+        *(f"{name}.json" for name in ("baseline", "controls")),
+        *(f"{name}/*.json" for name in ("results", "traces", "probes")),
+    )
+    return [file for name in names for file in sorted(folder.glob(name))]
+
+
+@stored
+def found(run: Run, maker: str) -> list[dict[str, Any]]:
+    """All that was found of one sort, by name."""
+    return _ordered(maker, (dict(one.evidence) for one in run.findings(maker=maker) if one.name != SENTENCE))
+
+
+def keep(run: Run, maker: str, *told: Told) -> None:
+    """Store what was found, in place of what has its name, and commit."""
+    everything = _ordered(maker, [*found(run, maker), *map(_plain, told)])
+    run.conclude(maker, [finding for one in everything for finding in _SORTS[maker].findings(one)])
+
+
+@stored
+def kept_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
+    """Every test kept so far, and ``newer`` ones, by name, corrected over all of them; controls that were measured since are put to them."""
+    known = controls(run)
+    every = _ordered(TESTS, [*found(run, TESTS), *(_plain(one.to_json()) for one in newer)])
+    return [
+        replace(one, control=known[one.name].at(one)) if one.name in known else one
+        for one in corrected(map(result_from_json, every))
+    ]
+
+
+def keep_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
+    """Store tests beside those that are there: each test more is one more that all are corrected over. Returns :func:`kept_tests`."""
+    known = kept_tests(run, newer)
+    keep(run, TESTS, *(one.to_json() for one in known))
+    return known
+
+
+@stored
+def controls(run: Run) -> dict[str, Control]:
+    """The positive controls, by the test that they are of."""
+    return {one.pop("test"): Control(**one) for one in found(run, CONTROLS)}
+
+
+def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
+    """Store positive controls, and say of the tests that they are of what they now mean."""
+    with run.transaction():
+        keep(run, CONTROLS, *({"test": test, **asdict(one)} for test, one in measured.items()))
+        keep_tests(run)
+
+
+def report(run: Run, config: CaseConfig) -> dict[str, Any]:
+    """Everything known of a case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
+    results = kept_tests(run)
+    return {
+        "question": config.question,
+        "baseline": next(iter(found(run, BASELINE)), {}),
+        "tests": [result.to_json() for result in results],
+        "traces": found(run, SENTENCES),
+        "probes": found(run, QUESTIONS),
+        "ach": table_of(config, results).report(config.benign, BENIGN),
+    }
+
+
+def _plain(told: Told) -> dict[str, Any]:
+    """As it is read back; what a case's file may hold and JSON not (a date) as text."""
+    plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    return plain
+
+
+def _ordered(maker: str, told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    last = {_SORTS[maker].name(one): one for one in told}
+    return [last[name] for name in sorted(last, key=lambda name: f"{safe(name)}.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sort:
+    """What one maker finds: the name by which a newer one takes its place, and the findings that it becomes."""
+
+    name: Callable[[Told], str]
+    findings: Callable[[Told], Iterator[Finding]]
+
+
+def _rate(told: Told) -> float | None:
+    return None if told["rate"] is None else float(told["rate"]["value"])
+
+
+def _baseline(told: Told) -> Iterator[Finding]:
+    """The rate in the incident."""
+    why = f"rate {share_text(told['rate'])}; {told['invalid']} invalid runs ({told['invalid_share']:.0%})"
+    yield Finding("baseline", BASELINE, why, value=_rate(told), unit="rate", evidence=told)
+
+
+def _test(told: Told) -> Iterator[Finding]:
+    """What was changed, and how far the behaviour moved."""
+    unit = "z" if told["kind"] == "dose" else "change of the rate"
+    why = f"{told['statement']} ({told['n']} runs, corrected p {told['p']:.2g}): {told['seen']}"
+    yield Finding(f"{told['kind']} {told['name']}", TESTS, why, value=told["value"], unit=unit, evidence=told)
+
+
+def _control(told: Told) -> Iterator[Finding]:
+    """What a test does on an agent that has the property."""
+    did = "fires" if told.get("fired", True) else "does not fire"
+    why = f"{told['test']} {did} on {told['source']} ({told['n']} runs), its power is at least {told['power']:.2f}"
+    yield Finding(f"control {told['test']}", CONTROLS, why, value=told["power"], unit="power", evidence=told)
+
+
+def _sentences(told: Told) -> Iterator[Finding]:
+    """A reply that was forked at its sentences, and those that move the rate, where they begin."""
+    node = told.get("node")
+    yield Finding("sentences", SENTENCES, sentences_text(told), node, evidence=told)
+    for row, offset in zip(told["sentences"], told.get("offsets", ()), strict=False):
+        if row["p"] < ALPHA:
+            why = f"'{row['sentence'][:120]}' moves the rate by {row['held_out']:+.2f} (corrected p {row['p']:.2g})"
+            yield Finding(SENTENCE, SENTENCES, why, node, offset, "", row["held_out"], "change of the rate", row)
+
+
+def _question(told: Told) -> Iterator[Finding]:
+    """How often the agent answers so, which is no cause."""
+    why = f"asked '{told['question'][:120]}', answers of the kind: {share_text(told['rate'])}"
+    yield Finding(f"question {told['name']}", QUESTIONS, why, value=_rate(told), unit="rate", evidence=told)
+
+
+_SORTS = {
+    BASELINE: _Sort(lambda told: "", _baseline),
+    TESTS: _Sort(lambda told: str(told["name"]), _test),
+    CONTROLS: _Sort(lambda told: str(told["test"]), _control),
+    SENTENCES: _Sort(lambda told: f"{told['leaf'][:12]}-{told['turn']}", _sentences),
+    QUESTIONS: _Sort(lambda told: str(told["name"]), _question),
+}
