@@ -25,8 +25,9 @@ from ramify.methods.early_decision import (
     rollout,
 )
 from ramify.methods.early_decision.judges import find_jury
-from ramify.methods.early_decision.thinking import Marks, Thinker
+from ramify.methods.early_decision.thinking import Marks, Thinking
 from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Function, Jury
 from ramify_experiments.recipes import ChainRecipe
 
@@ -35,8 +36,8 @@ def mine(checkpoint, prompts, voter):
     model, template = find_continuing(f"hf:{checkpoint}")
     stops = template.stop_tokens if template else ()
     drawing = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), Sampling(temperature=0.6, top_p=0.95, stop_tokens=stops)
-    thinker = Thinker(model, model.tokenizer, Marks.of(model.tokenizer), *drawing)
-    return thinker, find_jury([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
+    thinking = Thinking(model, model.tokenizer, Marks.of(model.tokenizer), *drawing)
+    return Sampler(model), thinking, find_jury([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
 
 
 def small():
@@ -46,18 +47,18 @@ def small():
     ids = model.tokenizer.encode
     problems = [Problem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
     answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking
-    thinker = Thinker(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
+    thinking = Thinking(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
     right = lambda prompt, said: chain.check(tasks[prompt], f"answer {said}").right  # noqa: E731
-    return thinker, Jury([Function(right, ("prompt", "answer"))]), problems
+    return Sampler(model), thinking, Jury([Function(right, ("prompt", "answer"))]), problems
 
 
-async def main(thinker, jury, problems):
-    about = {"model": thinker.model.identity.name, "weights": thinker.model.identity.weights}
+async def main(sampler, thinking, jury, problems):
+    about = {"model": sampler.identity.name, "weights": sampler.identity.weights}
     with Study.begin(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, about) as study:
-        await rollout(study, thinker, jury)
-        await continuations(study, thinker, jury, ContinueConfig(m=2, n=8))
+        await rollout(study, sampler, thinking, jury)
+        await continuations(study, sampler, thinking, jury, ContinueConfig(m=2, n=8))
         if importlib.util.find_spec("sklearn"):
-            probe_stage(study, thinker, ProbeConfig())
+            probe_stage(study, sampler.model, thinking, ProbeConfig())
         found = build(study)
     print(f"traces: {found['traces']}; with thinking against without: {found['thinking']['all']}")
     for name, ways in found["continuation"]["curves"].items():

@@ -26,8 +26,9 @@ from ramify.methods.early_decision.algorithm import (
 )
 from ramify.methods.early_decision.probe import STATE_A, bar, folds_of, out_of_fold, probe, shuffled_labels
 from ramify.methods.early_decision.separability import valley
-from ramify.methods.early_decision.thinking import Marks, Thinker, Thought, cut_at
+from ramify.methods.early_decision.thinking import Marks, Thinking, Thought, cut_at
 from ramify.model.protocol import Sampling
+from ramify.rollout.sampler import Place, Sampler
 from ramify.stats.ranking import auroc
 from ramify_experiments.early_decision.organisms import (
     CLOSE,
@@ -73,26 +74,27 @@ class Lab:
         self.recipe, self.module, words = recipe, recipe.model(), tokenizer()
         marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
         think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=1)
-        self.thinker = Thinker(
-            LocalModel(self.module, words, max_rows=256), words, marks, think, answer, seed=recipe.seed, force=False
-        )
+        model = LocalModel(self.module, words, max_rows=256)
+        self.sampler, self.thinking = Sampler(model, recipe.seed), Thinking(model, words, marks, think, answer, force=False)
 
     def draw(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[Trace]]:
         """``n`` traces of each prompt that go on behind its ``head``; those without an answer are left out."""
 
+        async def drawn(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
+            begun, left = self.thinking.opened(one.ids, head), self.thinking.left(head)
+            return self.thinking.thoughts(await self.sampler.sample(begun, n, left, at, policy=self.thinking), head)
+
         async def every() -> list[list[Thought | None]]:
-            tasks = (
-                self.thinker.think(one.ids, n, (*place, i), head) for i, (one, head) in enumerate(zip(asks, heads, strict=True))
-            )
-            return await asyncio.gather(*tasks)
+            places = enumerate(zip(asks, heads, strict=True))
+            return await asyncio.gather(*(drawn(one, head, (*place, i)) for i, (one, head) in places))
 
         return [
             [
                 Trace(one, t.thinking, t.answer.text == REFUSE)
-                for t in drawn
+                for t in thoughts
                 if t and t.thinking and t.answer and t.answer.text in (COMPLY, REFUSE)
             ]
-            for one, drawn in zip(asks, asyncio.run(every()), strict=True)
+            for one, thoughts in zip(asks, asyncio.run(every()), strict=True)
         ]
 
     def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Trace]:

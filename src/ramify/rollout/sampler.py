@@ -1,8 +1,8 @@
 """Sample continuations of a prefix: each keyed by its position, within a budget, failures as data, spending of its own.
 
 Everything that continues token ids or a chat does so here; :class:`ramify.rollout.run.Episodes` continues episodes with it. What else
-happens while one continuation is made (a guard that steps in, a hidden state that is patched) is a :class:`Policy`. Stop rules and
-limits are in the ``Sampling``, a forced beginning is part of the prefix.
+happens while one continuation is made (a guard that steps in, a thought that is closed before the answer) is a :class:`Policy`. Stop rules
+and limits are in the ``Sampling``, a forced beginning is part of the prefix.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from ramify.base.budget import Budget
@@ -22,8 +23,6 @@ from ramify.rollout.failures import FailurePolicy
 
 Place = tuple[str | int, ...]
 """A position and what is sampled there for: ids, names and indices, in order."""
-#: Samples one plain continuation of a prefix; the number is its key.
-Ask = Callable[[Prefix, Sampling, int], Awaitable[Draw]]
 
 
 def sample_key(seed: int, place: Place, index: int | None = None) -> int:
@@ -34,6 +33,28 @@ def sample_key(seed: int, place: Place, index: int | None = None) -> int:
     return place_key(seed, *place) if index is None else place_key(seed, *place, index)
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What decides one sample, see :func:`sample_key`."""
+
+    seed: int
+    place: Place
+    index: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The key as a model takes it."""
+        return sample_key(self.seed, self.place, self.index)
+
+    def within(self, *place: str | int) -> Key:
+        """The key of something that is sampled within this sample."""
+        return Key(self.number, place)
+
+
+#: Samples one continuation of a prefix.
+Ask = Callable[[Prefix, Sampling, Key], Awaitable[Draw]]
+
+
 class Policy(Protocol):
     """Steps in while one continuation is made."""
 
@@ -41,8 +62,8 @@ class Policy(Protocol):
     needs: tuple[str, ...]
     """Capabilities of the model it cannot do without."""
 
-    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: int) -> Draw:
-        """One continuation of ``prefix``, made of as many plain ones (``ask``) as it takes; all of them within ``settings.max_tokens``."""
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+        """One continuation of ``prefix``, made of as many others (``ask``) as it takes: plain ones, or those of another policy."""
         ...
 
 
@@ -69,8 +90,8 @@ class Sampler:
     """Samples continuations from one model. What is sampled depends on seed and place alone, not on order or concurrency.
 
     ``budget`` is asked before anything is begun: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` says what is tried
-    again. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model. Raises NeedsError where the model lacks
-    what ``policy`` needs.
+    again. ``policy`` steps in in every continuation. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model.
+    Raises NeedsError where the model lacks what ``policy`` needs.
     """
 
     def __init__(
@@ -102,17 +123,29 @@ class Sampler:
         return Identity(f"{inner.name}+{self.policy.name}", stable_hash(self.policy.name, inner.weights), inner.tokenizer)
 
     async def sample(
-        self, prefix: Prefix, n: int, settings: Sampling, place: Place, start: int = 0, purpose: str = "sample"
+        self,
+        prefix: Prefix,
+        n: int,
+        settings: Sampling,
+        place: Place,
+        start: int = 0,
+        purpose: str = "sample",
+        policy: Policy | None = None,
     ) -> list[Draw | None]:
         """``n`` continuations of ``prefix``, those of index ``start`` and up at ``place``; None for one that failed.
 
-        ``purpose`` is the line of the ledger. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses.
+        ``purpose`` is the line of the ledger. ``policy`` says how each of these is made, and the sampler's own steps in in what it asks for.
+        Raises BudgetSpentError, and UserError or NeedsError on what the model refuses.
         """
         self.budget.require()
-        keys = [sample_key(self.seed, place, start + i) for i in range(n)]
-        if self.policy is None and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
+        policies = [one for one in (self.policy, policy) if one is not None]
+        for one in policies:
+            require(self.model, one.needs, one.name)
+        keys = [Key(self.seed, place, start + i) for i in range(n)]
+        if not policies and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
             return await self._caught(self._plain(prefix, settings, keys, purpose), n, purpose)
-        done = await asyncio.gather(*(self._caught(self._made(prefix, settings, key, purpose), 1, purpose) for key in keys))
+        made = (self._made(prefix, settings, key, purpose, *policies) for key in keys)
+        done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
         return [draw for (draw,) in done]
 
     async def one(
@@ -129,11 +162,11 @@ class Sampler:
         ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises BoundaryError where the model
         failed, else as :meth:`sample`.
         """
-        key = sample_key(self.seed, place, index)
+        key = Key(self.seed, place, index)
         try:
             if taps is not None:
                 return (await self._plain(prefix, settings, [key], purpose, taps))[0]
-            return (await self._made(prefix, settings, key, purpose))[0]
+            return (await self._made(prefix, settings, key, purpose, *filter(None, [self.policy])))[0]
         except BoundaryError as error:
             self._note(error, 1, purpose)
             raise
@@ -156,19 +189,19 @@ class Sampler:
         self.first_failure = self.first_failure or str(error)
         self.ledger.add(purpose, failed=n)
 
-    async def _made(self, prefix: Prefix, settings: Sampling, key: int, purpose: str) -> Sequence[Draw]:
-        if self.policy is None:
-            return await self._plain(prefix, settings, [key], purpose)
-
-        async def ask(prefix: Prefix, settings: Sampling, key: int) -> Draw:
+    async def _made(self, prefix: Prefix, settings: Sampling, key: Key, purpose: str, *policies: Policy) -> Sequence[Draw]:
+        async def plain(prefix: Prefix, settings: Sampling, key: Key) -> Draw:
             return (await self._plain(prefix, settings, [key], purpose))[0]
 
-        return [await self.policy.sample(ask, prefix, settings, key)]
+        ask: Ask = plain
+        for policy in policies:
+            ask = partial(policy.sample, ask)
+        return [await ask(prefix, settings, key)]
 
     async def _plain(
-        self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str, taps: Any = None
+        self, prefix: Prefix, settings: Sampling, at: Sequence[Key], purpose: str, taps: Any = None
     ) -> Sequence[Draw]:
-        n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
+        n, given, keys = len(at), 0 if prefix.tokens is None else len(prefix.tokens), [key.number for key in at]
 
         async def asked() -> Sequence[Draw]:
             if taps is None:

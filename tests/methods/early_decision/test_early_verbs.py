@@ -386,7 +386,7 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     lines = traces_of(study)
     last = "DELETE FROM journal WHERE seq IN (SELECT seq FROM journal ORDER BY seq DESC LIMIT 3);"
     without(study, tmp_path / "x", STAGES + last)
-    opened, thinker, jury = _opened(tmp_path / "x")
+    opened, sampler, thinking, jury = _opened(tmp_path / "x")
     down = Jury([Function(broken, ("prompt", "answer"))])
     read = Function(make_judge(), ("prompt", "chunks"))
 
@@ -394,10 +394,10 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
         return [None] * n
 
     def stages(jury: Jury, judge: Judge) -> list[int]:
-        asyncio.run(rollout(opened, thinker, jury))
-        closed = asyncio.run(continuations(opened, thinker, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
+        asyncio.run(rollout(opened, sampler, thinking, jury))
+        closed = asyncio.run(continuations(opened, sampler, thinking, jury, ContinueConfig(shares=(0.5,), m=1, n=2)))
         settings = OscillateConfig(limit=40, least=5, answers=2, traces=1)
-        rated, cuts = asyncio.run(oscillations(opened, thinker, jury, [judge], settings))
+        rated, cuts = asyncio.run(oscillations(opened, sampler, thinking, jury, [judge], settings))
         return [len(opened.traces), len(closed.rows), len(rated.rows), len(cuts.rows)]
 
     unjudged = stages(down, Function(broken, ("prompt", "chunks")))
@@ -406,7 +406,7 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     short = sum(row["chunks"] < 2 for row in opened.rows(STANCES).rows.values())
     assert unjudged[2] == short  # in what is one chunk no stance can turn, so it needs no judge
     with monkeypatch.context() as patch:
-        patch.setattr(thinker, "answers", nothing)
+        patch.setattr(sampler, "sample", nothing)
         undrawn = stages(jury, read)
     assert all(row["status"] != "failed" for row in opened.traces.values())
     assert (undrawn[1], undrawn[3]) == (0, 0)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.early_decision.thinking import Marks, NoRoomError, Thinker, cut_at, split_text, tokens_up_to
-from ramify.model.protocol import Draw, Identity, Sampling
+from ramify.methods.early_decision.guards import SelfCheck
+from ramify.methods.early_decision.thinking import Answer, Marks, Thinking, Thought, cut_at, split_text, tokens_up_to
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Place, Policy, Sampler, sample_key, token_ids
 
 OPEN, CLOSE, END = 10, 11, 12
 MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))
@@ -34,9 +36,37 @@ def network(context: int = 64) -> LocalModel:
     return LocalModel(module)
 
 
-def thinker(temperature: float = 1.0, think: int = 12, answer: int = 3, context: int = 64, **options: Any) -> Thinker:
+class Thinks:
+    """A sampler and how it thinks, asked as the stages of a study ask it."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        marks: Marks,
+        think: Sampling,
+        answer: Sampling,
+        retries: FailurePolicy | None = None,
+        guard: Policy | None = None,
+        **options: Any,
+    ) -> None:
+        self.sampler = Sampler(model, retries=retries, policy=guard)
+        self.thinking = Thinking(model, tokenizer, marks, think, answer, **options)
+
+    async def think(
+        self, prompt: Sequence[int], n: int, place: Place, head: Sequence[int] = (), start: int = 0
+    ) -> list[Thought | None]:
+        begun, left = self.thinking.opened(prompt, head), self.thinking.left(head)
+        return self.thinking.thoughts(await self.sampler.sample(begun, n, left, place, start, policy=self.thinking), head)
+
+    async def answers(self, prompt: Sequence[int], thinking: Sequence[int], closed: Any, n: int) -> list[Answer | None]:
+        behind = self.thinking.closed(prompt, thinking, closed)
+        return self.thinking.answers(await self.sampler.sample(behind, n, self.thinking.answering, ("q", "answer")))
+
+
+def thinker(temperature: float = 1.0, think: int = 12, answer: int = 3, context: int = 64, **options: Any) -> Thinks:
     model = network(context)
-    return Thinker(
+    return Thinks(
         model, None, MARKS, Sampling(temperature, max_tokens=think), Sampling(temperature, max_tokens=answer), **options
     )
 
@@ -66,32 +96,32 @@ class Spelling:
         return [Draw(self.tokenizer.decode(ids), stop, np.array(ids, np.int32))] * n
 
 
-def spelled(*texts: str, think: int = 40, force: bool = True) -> Thinker:
+def spelled(*texts: str, think: int = 40, force: bool = True) -> Thinks:
     model: Any = Spelling(*texts)
     marks = Marks.of(model.tokenizer, "<think>\n", "</think>\n")
-    return Thinker(
+    return Thinks(
         model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), force=force, eos=[4],
-        policy=FailurePolicy({}),
+        retries=FailurePolicy({}),
     )  # fmt: skip
 
 
-def one(thinker: Thinker, prompt: str = "Q ") -> Any:
+def one(thinker: Thinks, prompt: str = "Q ") -> Any:
     return asyncio.run(thinker.think(CharTokenizer().encode(prompt), 1, ("p",)))[0]
 
 
 def test_a_marker_of_many_tokens_ends_the_thinking() -> None:
     found = spelled("hm, so</think>never read", "\nNo.<|end|>")
     thought = one(found)
-    assert (found.text(thought.thinking), thought.closed) == ("hm, so", "own")
+    assert (found.thinking.text(thought.thinking), thought.closed) == ("hm, so", "own")
     assert (thought.answer.text, thought.answer.stop) == ("\nNo.", "stop")
-    assert found.model.seen == ["Q <think>\n", "Q <think>\nhm, so</think>"]  # its own marker, no line break added
+    assert found.sampler.model.seen == ["Q <think>\n", "Q <think>\nhm, so</think>"]  # its own marker, no line break added
 
 
 def test_thinking_over_its_budget_is_closed_by_force_or_left_open() -> None:
     found = spelled("x" * 100, "Yes<|end|>", think=5)
     thought = one(found)
     assert (len(thought.thinking), thought.closed, thought.answer.text) == (5, "forced", "Yes")
-    assert found.model.seen[1].endswith("xxxxx</think>\n")
+    assert found.sampler.model.seen[1].endswith("xxxxx</think>\n")
     thought = one(spelled("x" * 100, think=5, force=False))
     assert (thought.closed, thought.answer) == ("never", None)
 
@@ -105,7 +135,7 @@ def test_a_template_that_opens_thinking_itself_is_not_opened_twice() -> None:
     for prompt in ("Q <think>", "Q <think>\n"):
         found = spelled("a</think>", "b<|end|>")
         one(found, prompt)
-        assert found.model.seen[0] == prompt
+        assert found.sampler.model.seen[0] == prompt
     with pytest.raises(UserError, match="must not be empty"):
         Marks.of(CharTokenizer(), "  ")
 
@@ -113,15 +143,15 @@ def test_a_template_that_opens_thinking_itself_is_not_opened_twice() -> None:
 def test_a_failure_is_counted_and_its_siblings_go_on() -> None:
     found = spelled("")
     assert one(found) is None
-    assert (found.failures, found.first_failure) == (1, "provider: the line is down")
+    assert (found.sampler.failed, found.sampler.first_failure) == (1, "provider: the line is down")
     found = spelled("a</think>", "")  # the answer fails: it is not that there was none
     assert one(found) is None
-    assert found.failures == 1
+    assert found.sampler.failed == 1
 
 
 def test_a_model_of_messages_is_refused_before_anything_runs() -> None:
     with pytest.raises(NeedsError, match="continues inside a message"):
-        Thinker(ScriptedModel(["x"], tokens=False), CharTokenizer(), MARKS, Sampling(), Sampling())
+        Thinking(ScriptedModel(["x"], tokens=False), CharTokenizer(), MARKS, Sampling(), Sampling())
 
 
 def test_greedy_answers_behind_all_of_the_thinking_are_the_trace_s_own() -> None:
@@ -130,13 +160,13 @@ def test_greedy_answers_behind_all_of_the_thinking_are_the_trace_s_own() -> None
         (thought,) = asyncio.run(found.think(prompt, 1, ("p",)))
         if thought is None or thought.answer is None:
             continue
-        again = asyncio.run(found.answers(found.closed_prefix(prompt, thought.thinking, thought.closed), 2, ("q",)))
+        again = asyncio.run(found.answers(prompt, thought.thinking, thought.closed, 2))
         assert [a.tokens for a in again if a] == [thought.answer.tokens] * 2
 
 
 def test_no_thinking_is_a_cut_at_nothing() -> None:
     found = thinker()
-    np.testing.assert_array_equal(found.closed_prefix(PROMPT, ()), [*PROMPT, OPEN, CLOSE])
+    np.testing.assert_array_equal(found.thinking.closed(PROMPT, ()).tokens, [*PROMPT, OPEN, CLOSE])
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,15 +192,15 @@ def test_going_on_keeps_the_head_and_its_budget() -> None:
 
 def test_extended_thinking_never_closes() -> None:
     found = thinker()
-    longer = asyncio.run(found.extend(PROMPT, (4, 5), 30, ("p",)))
+    begun, settings = found.thinking.opened(PROMPT, (4, 5)), found.thinking.open_for(30)
+    (longer,) = asyncio.run(found.sampler.sample(begun, 1, settings, ("p",)))
     assert longer is not None
-    assert longer[:2] == (4, 5)
-    assert len(longer) == 32
-    assert not {CLOSE, END} & set(longer)
+    assert len(token_ids(longer)) == 30
+    assert not {CLOSE, END} & set(token_ids(longer))
 
 
 def test_draws_depend_on_their_place_alone() -> None:
-    async def both(found: Thinker) -> Any:
+    async def both(found: Thinks) -> Any:
         return await asyncio.gather(found.think(PROMPT, 3, ("a",)), found.think(PROMPT, 3, ("b",)))
 
     first, second = asyncio.run(both(thinker()))
@@ -179,10 +209,32 @@ def test_draws_depend_on_their_place_alone() -> None:
     assert first != second
 
 
+def test_thought_and_answer_are_one_continuation_with_keys_of_their_own() -> None:
+    """A guard of the sampler steps in in both."""
+    found = spelled("hm</think>", "No.<|end|>")
+    asked: list[int] = []
+    sample = found.sampler.model.sample
+
+    async def noted(prefix: Any, n: int, settings: Any, keys: Any) -> Any:
+        asked.extend(keys)
+        return await sample(prefix, n, settings, keys)
+
+    found.sampler.model.sample = noted  # type: ignore[method-assign]
+    prompt = found.thinking.opened(CharTokenizer().encode("Q "))
+    (draw,) = asyncio.run(found.sampler.sample(prompt, 1, found.thinking.left(), ("p",), 3, policy=found.thinking))
+    assert draw is not None
+    assert draw.text == "hm</think>No.<|end|>"
+    assert asked == [sample_key(0, ("p", "think"), 3), sample_key(0, ("p", 3, "answer"), 0)]
+    assert found.sampler.spent().samples == 2
+    guarded = spelled("hm</think>", " No, it is not.", "No.<|end|>", " No.")
+    guarded.sampler.policy = SelfCheck(CharTokenizer())
+    assert one(guarded).answer.text == "No."
+    assert [text.endswith("yes or no:") for text in guarded.sampler.model.seen] == [False, True, False, True]
+
+
 def test_an_answer_that_does_not_fit_is_not_asked_for() -> None:
     found = thinker(context=20)
-    with pytest.raises(NoRoomError, match="do not fit the context"):
-        asyncio.run(found.answers(np.ones(18, np.int32), 1, ("p",)))
+    assert not found.thinking.fits(Prefix(np.ones(18, np.int32)))
     (thought,) = asyncio.run(found.think(tuple(range(1, 9)), 1, ("p",), (1,) * 9))
     assert thought is None or thought.answer is None
 
@@ -212,28 +264,28 @@ class ChannelTokenizer(CharTokenizer):
 FINAL_HEAD = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-def channels(*texts: str, think: int = 80) -> Thinker:
+def channels(*texts: str, think: int = 80) -> Thinks:
     model: Any = Spelling(*texts)
     model.tokenizer = ChannelTokenizer()
     marks = Marks.of(model.tokenizer)
-    return Thinker(
-        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), eos=[], policy=FailurePolicy({})
+    return Thinks(
+        model, model.tokenizer, marks, Sampling(max_tokens=think), Sampling(max_tokens=20), eos=[], retries=FailurePolicy({})
     )
 
 
 def test_channels_are_thought_and_answer() -> None:
     found = channels(f"We weigh it.{FINAL_HEAD}never read", "Sorry, no.<|return|>never read")
     thought = one(found, "Q<|start|>assistant")
-    assert (found.text(thought.thinking), thought.closed) == ("We weigh it.", "own")
+    assert (found.thinking.text(thought.thinking), thought.closed) == ("We weigh it.", "own")
     assert (thought.answer.text, thought.answer.stop) == ("Sorry, no.", "stop")
-    assert found.model.seen == [
+    assert found.sampler.model.seen == [
         "Q<|start|>assistant<|channel|>analysis<|message|>",
         f"Q<|start|>assistant<|channel|>analysis<|message|>We weigh it.{FINAL_HEAD}",
     ]
     again = f"a<|end|><|start|>assistant<|channel|>analysis<|message|>b{FINAL_HEAD}"
     found = channels(again, "Yes<|end|>")
     thought = one(found)
-    assert found.text(thought.thinking) == again.removesuffix(FINAL_HEAD)  # a second analysis is thinking too
+    assert found.thinking.text(thought.thinking) == again.removesuffix(FINAL_HEAD)  # a second analysis is thinking too
     assert thought.answer.text == "Yes"
     tool = one(channels("a<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>"))
     assert (tool.closed, tool.answer) == ("never", None)  # it called a tool and said nothing
@@ -243,8 +295,8 @@ def test_channels_are_thought_and_answer() -> None:
 def test_a_mark_that_the_budget_cuts_in_two_is_written_once(drawn: int) -> None:
     found = channels(f"a{FINAL_HEAD}", "Yes<|return|>", think=drawn)
     thought = one(found, "")
-    assert (found.text(thought.thinking), thought.closed) == ("a", "forced")
-    assert found.model.seen[1] == f"<|channel|>analysis<|message|>a{FINAL_HEAD}"
+    assert (found.thinking.text(thought.thinking), thought.closed) == ("a", "forced")
+    assert found.sampler.model.seen[1] == f"<|channel|>analysis<|message|>a{FINAL_HEAD}"
 
 
 def test_a_kept_reply_is_taken_apart_at_its_marks() -> None:

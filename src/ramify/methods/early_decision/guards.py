@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import place_key
 from ramify.methods.early_decision.thinking import Marks
 from ramify.model.protocol import Draw, Prefix, Sampling, Tokenizer
-from ramify.rollout.sampler import Ask
+from ramify.rollout.sampler import Ask, Key
 
 
 class Guard:
@@ -30,7 +29,7 @@ class Guard:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: int) -> Draw:
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
         """See :class:`ramify.rollout.sampler.Policy`."""
         given: Any = prefix.tokens
         state, round_ = self._start(given), 0
@@ -41,9 +40,9 @@ class Guard:
             ends = settings.until
             until = None if ends is None else (lambda new, b=before, ends=ends: ends(np.concatenate([b, new])))
             row = Prefix(np.concatenate([given, before]))
-            draw = await ask(row, replace(settings, max_tokens=now, until=until), place_key(key, "guard", round_))
+            draw = await ask(row, replace(settings, max_tokens=now, until=until), key.within("guard", round_))
             round_ += 1
-            kept, ended = await self._after(ask, state, given, drawn, draw, place_key(key, "asked", round_))
+            kept, ended = await self._after(ask, state, given, drawn, draw, key.within("asked", round_))
             drawn = kept[: settings.max_tokens]
             if ended:
                 stop = draw.stop
@@ -55,7 +54,7 @@ class Guard:
         return {}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
     ) -> tuple[list[int], bool]:
         """All tokens so far behind the prefix, and whether the draw has ended. Here nothing is changed."""
         tokens: Any = draw.tokens
@@ -82,7 +81,7 @@ class Reminder(Guard):
         return {"seen": [], "said": self.most if closed else 0}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
     ) -> tuple[list[int], bool]:
         tokens: Any = draw.tokens
         entropy: Any = draw.entropy
@@ -114,7 +113,7 @@ class SelfCheck(Guard):
         return {"safe": 0, "back": 0, "question": np.array(self.tokenizer.encode(self.question), np.int32)}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: int
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
     ) -> tuple[list[int], bool]:
         tokens: Any = draw.tokens
         whole = [*drawn, *tokens.tolist()]

@@ -18,10 +18,10 @@ from ramify.base.errors import BoundaryError, UserError
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.methods.early_decision.judges import stances
 from ramify.methods.early_decision.record import CONTINUE, CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study, Written, counted
-from ramify.methods.early_decision.thinking import Answer, Closed, NoRoomError, Thinker, Thought, cut_at, tokens_up_to
+from ramify.methods.early_decision.thinking import Closed, Thinking, Thought, cut_at, tokens_up_to
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import Fixed, potential
-from ramify.rollout.sampler import Place
+from ramify.rollout.sampler import Place, Sampler, token_ids
 from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.stats.drops import Counts
 from ramify.trace.db import Record
@@ -34,7 +34,7 @@ Tell = Callable[[int], None]
 # -- rollouts
 
 
-async def rollout(study: Study, thinker: Thinker, jury: Jury, tell: Tell = lambda done: None) -> None:
+async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, tell: Tell = lambda done: None) -> None:
     """Draw and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
 
     async def one(name: str, mode: Mode) -> None:
@@ -45,30 +45,29 @@ async def rollout(study: Study, thinker: Thinker, jury: Jury, tell: Tell = lambd
         n = study.config.k - first  # a draw is keyed by its index, so those in between are drawn again and left
         drawn: list[Thought | None] = [Thought((), "forced", None)] * n
         if mode == "thinking":
-            drawn = await thinker.think(ids, n, (name, mode), start=first)
-        elif thinker.fits(row := thinker.closed_prefix(ids, ())):
-            said = await thinker.answers(row, n, (name, mode), start=first)
-            drawn = [None if answer is None else Thought((), "forced", answer) for answer in said]
+            made = await sampler.sample(thinking.opened(ids), n, thinking.left(), (name, mode), first, policy=thinking)
+            drawn = thinking.thoughts(made)
+        elif thinking.fits(closed := thinking.closed(ids, ())):
+            made = await sampler.sample(closed, n, thinking.answering, (name, mode, "answer"), first)
+            drawn = [one if one is None else Thought((), "forced", one) for one in thinking.answers(made)]
         for i in missing:
             record = await _labelled(study, jury, name, drawn[i - first])
             if record is not None:
                 trace = {"prompt": name, "mode": mode, "sample": i, **record}
-                study.add(trace, _written(thinker, ids, trace))
+                study.add(trace, _written(thinking, ids, trace))
         tell(len(study.traces))
 
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
 
-def _written(thinker: Thinker, prompt: Sequence[int], row: dict[str, Any]) -> Written:
+def _written(thinking: Thinking, prompt: Sequence[int], row: dict[str, Any]) -> Written:
     """How a sampled trace stands in the reply, with the marks that open and close it."""
-    whole = thinker.marks.start(prompt)[len(prompt) :].tolist()
-    before = len(whole)
-    if row["closed"] == "never":
-        whole += row["thinking"]
-    else:
-        whole = thinker.closed_prefix(prompt, row["thinking"], row["closed"])[len(prompt) :].tolist()
-    ends = None if thinker.tokenizer is None else thinker.tokenizer.ends(whole)
-    return Written(whole, before, thinker.text(whole), ends)
+    before, kept = len(thinking.marks.start(prompt)) - len(prompt), row["thinking"]
+    open_ = row["closed"] == "never"
+    tokens: Any = (thinking.opened(prompt, kept) if open_ else thinking.closed(prompt, kept, row["closed"])).tokens
+    whole = tokens[len(prompt) :].tolist()
+    ends = None if thinking.tokenizer is None else thinking.tokenizer.ends(whole)
+    return Written(whole, before, thinking.text(whole), ends)
 
 
 async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
@@ -145,7 +144,12 @@ class ContinueConfig(Config):
 
 
 async def continuations(
-    study: Study, thinker: Thinker, jury: Jury, config: ContinueConfig, tell: Tell = lambda done: None
+    study: Study,
+    sampler: Sampler,
+    thinking: Thinking,
+    jury: Jury,
+    config: ContinueConfig,
+    tell: Tell = lambda done: None,
 ) -> Rows:
     """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own.
 
@@ -155,18 +159,21 @@ async def continuations(
     if any(share < 0 for share in config.shares):
         raise UserError("--shares lie at 0 or above: 0.2 keeps a fifth of the thinking")
 
-    cuts = CutForks(study, thinker, jury)
+    cuts = CutForks(study, sampler, thinking, jury)
 
     async def one(trace: dict[str, Any], share: float, way: Way) -> None:
         key, prompt, length = f"{trace['key']}|{way}|{share:g}|{config.n}", trace["prompt"], len(trace["thinking"])
         if key in found:
             return
         ids, place = study.prompts[prompt]["prompt_ids"], (trace["key"], way, f"{share:g}")
-        kept: Sequence[int] | None = trace["thinking"][: cut_at(length, min(share, 1.0))]
+        kept: Sequence[int] = trace["thinking"][: cut_at(length, min(share, 1.0))]
         if share > 1:
-            kept = await thinker.extend(ids, trace["thinking"], max(1, round((share - 1) * length)), place)
-        if kept is None:
-            return
+            more = max(1, round((share - 1) * length))
+            begun, settings = thinking.opened(ids, trace["thinking"]), thinking.open_for(more)
+            (longer,) = await sampler.sample(begun, 1, settings, (*place, "extend", more))
+            if longer is None:
+                return
+            kept = [*trace["thinking"], *token_ids(longer)]
         closed: Closed = trace["closed"] if share == 1 else "forced"
         counts = await _measured(cuts, prompt, ThinkingCut(tuple(kept), place, closed if way == "closed" else None), config.n)
         if counts is None:
@@ -180,6 +187,10 @@ async def continuations(
     traces = [trace for trace in study.prefixes(config.m) if trace["thinking"]]
     await asyncio.gather(*(one(trace, *point) for trace in traces for point in config.points()))
     return found
+
+
+class NoRoomError(UserError):
+    """A closed prefix with the answer's tokens does not fit the model's context."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +207,8 @@ class CutForks:
     """Counts the answers after cuts that say yes, for :func:`ramify.rollout.potential.potential`; a path is a prompt's name."""
 
     study: Study
-    thinker: Thinker
+    sampler: Sampler
+    thinking: Thinking
     jury: Jury
 
     async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
@@ -204,17 +216,19 @@ class CutForks:
 
         Raises BoundaryError where a sample or a voter failed, which the same call may mend, and NoRoomError where no answer fits.
         """
-        ids = self.study.prompts[path]["prompt_ids"]
-        answers: list[Answer | None]
+        ids, thinking = self.study.prompts[path]["prompt_ids"], self.thinking
         if t.closed is None:
-            thoughts = await self.thinker.think(ids, n, t.place, t.kept, start)
-            failed = None in thoughts
-            answers = [thought.answer for thought in thoughts if thought is not None]
+            begun, left = thinking.opened(ids, t.kept), thinking.left(t.kept)
+            draws = await self.sampler.sample(begun, n, left, t.place, start, policy=thinking)
+            answers = [one if one is None else one.answer for one in thinking.thoughts(draws, t.kept)]
         else:
-            answers = await self.thinker.answers(self.thinker.closed_prefix(ids, t.kept, t.closed), n, t.place, start)
-            failed = None in answers
-        if failed:
-            raise BoundaryError("provider", self.thinker.first_failure)
+            closed = thinking.closed(ids, t.kept, t.closed)
+            if not thinking.fits(closed):
+                raise NoRoomError(f"{path}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
+            draws = await self.sampler.sample(closed, n, thinking.answering, (*t.place, "answer"), start)
+            answers = thinking.answers(draws)
+        if None in draws:
+            raise BoundaryError("provider", self.sampler.first_failure)
         texts = [answer.text for answer in answers if answer is not None]
         each = [Item(text, path, self.study.asked(path)) for text in dict.fromkeys(texts)]
         said = {item.text: found for item, found in zip(each, await judged(self.jury, each), strict=True)}
@@ -266,7 +280,8 @@ class OscillateConfig(Config):
 
 async def oscillations(
     study: Study,
-    thinker: Thinker,
+    sampler: Sampler,
+    thinking: Thinking,
     jury: Jury,
     judges: Sequence[Judge],
     config: OscillateConfig,
@@ -278,11 +293,11 @@ async def oscillations(
     chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's stances are of other settings
     (but ``answers`` and ``traces``, which may grow) or of other chunks, or the model has no tokenizer.
     """
-    if thinker.tokenizer is None:
+    if thinking.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
     fixed = {name: value for name, value in config.to_json().items() if name not in ("answers", "traces")}
     chosen = [trace for trace in study.prefixes(config.traces) if trace["thinking"]]
-    texts = {trace["key"]: thinker.text(trace["thinking"]) for trace in chosen}
+    texts = {trace["key"]: thinking.text(trace["thinking"]) for trace in chosen}
     pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
     if chosen and max(map(len, pieces.values())) < 2 and not study.rated:
         raise UserError(
@@ -291,7 +306,7 @@ async def oscillations(
         )
     study.settle(fixed | {"ties_refuse": jury.ties})
     rated, cuts = study.rows(STANCES), study.rows(CUT)
-    tokenizer = thinker.tokenizer
+    tokenizer, forks = thinking.tokenizer, CutForks(study, sampler, thinking, jury)
 
     async def one(trace: dict[str, Any]) -> None:
         text, spans, ends = texts[trace["key"]], pieces[trace["key"]], tokenizer.ends(trace["thinking"])
@@ -317,7 +332,7 @@ async def oscillations(
             key = f"{trace['key']}|{len(kept)}|{config.answers}"
             if key not in cuts:
                 cut = ThinkingCut(tuple(kept), (trace["key"], "cut", len(kept)))
-                counts = await _measured(CutForks(study, thinker, jury), trace["prompt"], cut, config.answers)
+                counts = await _measured(forks, trace["prompt"], cut, config.answers)
                 if counts is not None:
                     row = {"trace": trace["key"], "chunk": chunk} | counts
                     cuts.add(key, row, *study.mark(trace, len(kept), "potential cut", OSCILLATE, counted(row)))

@@ -32,7 +32,8 @@ from ramify.methods.early_decision.probe import (
 from ramify.methods.early_decision.record import Study
 from ramify.methods.early_decision.report import probe_verdict, valley_verdict
 from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
-from ramify.methods.early_decision.thinking import Thinker
+from ramify.methods.early_decision.thinking import Thinking
+from ramify.model.protocol import Model
 from ramify.stats.ranking import auroc
 
 At = Literal["h0", "state_a", "hop", "prompt"]
@@ -83,7 +84,8 @@ class Captured:
 
 def capture(
     study: Study,
-    thinker: Thinker,
+    model: Model,
+    thinking: Thinking,
     at: At,
     layers: Sequence[int] = (FINAL,),
     points: int = 100,
@@ -94,18 +96,17 @@ def capture(
     They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
     where the model is not in this process.
     """
-    model = thinker.model
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
     every = study.labelled()
     rows = [row for row in every if len(row["thinking"]) >= SHORTEST]
     if not rows:
         raise UserError(f"{study.folder} holds no labelled trace with {SHORTEST} thinking tokens")
-    ids, where = [], []
+    ids, where = list[Any](), list[list[int]]()
     for row in rows:
         prompt = study.prompts[row["prompt"]]["prompt_ids"]
-        start = len(thinker.marks.start(prompt))
-        ids.append(thinker.closed_prefix(prompt, row["thinking"], row["closed"]))
+        start = len(thinking.marks.start(prompt))
+        ids.append(thinking.closed(prompt, row["thinking"], row["closed"]).tokens)
         spread = {"h0": [start], "state_a": [start - 1], "prompt": [*hop(len(prompt), ANCHORS), start]}
         where.append(spread[at] if at != "hop" else (start + hop(len(row["thinking"]), points)).tolist())
     file = study.folder / f"states-{at}.safetensors"
@@ -121,19 +122,19 @@ def capture(
     return Captured(rows, states, len(every) - len(rows))
 
 
-def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str, Any]:
+def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeConfig) -> dict[str, Any]:
     """Probes at each place and layer with every control; stored as the run's finding. Raises UserError where ``shuffles`` are too few."""
     if 0 < config.shuffles < SHUFFLES:
         raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
     found: list[dict[str, Any]] = []
     results = []
     for at in config.at:
-        got = capture(study, thinker, at, config.layers, dtype=config.dtype)
+        got = capture(study, model, thinking, at, config.layers, dtype=config.dtype)
         names = [row["prompt"] for row in got.rows]
         asked = [study.asked(name) for name in names]
         texts = {"prompt words": asked}
         if at == "h0":
-            texts["first token"] = [thinker.text(row["thinking"][:1]) for row in got.rows]
+            texts["first token"] = [thinking.text(row["thinking"][:1]) for row in got.rows]
         pools = [study.pool(name) for name in names]
         others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(asked, config.duplicates).tolist()}
         told = [study.prompts[name]["data"].get("source") for name in names]
@@ -161,9 +162,9 @@ def probe_stage(study: Study, thinker: Thinker, config: ProbeConfig) -> dict[str
     return {"probes": found}
 
 
-def valley_stage(study: Study, thinker: Thinker, config: ValleyConfig) -> dict[str, Any]:
+def valley_stage(study: Study, model: Model, thinking: Thinking, config: ValleyConfig) -> dict[str, Any]:
     """J and a probe at every position, with the floor of the one and shuffled labels for the other; stored as the run's finding."""
-    got = capture(study, thinker, "hop", (FINAL,), config.points, "float16")
+    got = capture(study, model, thinking, "hop", (FINAL,), config.points, "float16")
     names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
     record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}
     if not record["reason"]:

@@ -1,4 +1,4 @@
-"""Thinking traces: draw the thinking, close it, draw the answer; cut the thinking anywhere and go on, at once or thinking further.
+"""Thinking traces: the policy that closes a thought and answers, and the prefixes and settings of a thought that is cut anywhere.
 
 Cuts are on the token ids that were drawn, never on text. The answer is what follows the closing marker; a trace that was never closed has
 none, and nothing may be read off its thinking instead. Models that write channels (GPT-OSS, the harmony format) think in ``analysis`` and
@@ -7,7 +7,6 @@ answer in ``final``; what is between these, a second analysis or a tool call's c
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
-from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Place, Policy, Sampler, token_ids
+from ramify.rollout.sampler import Ask, Key, token_ids
 
 Closed = Literal["own", "forced", "never"]
 THINK = "<think>\n", "</think>"
@@ -86,18 +84,17 @@ class Thought:
     answer: Answer | None
 
 
-class NoRoomError(UserError):
-    """A prefix with the answer's tokens does not fit the model's context."""
-
-
-class Thinker:
-    """Samples thinking and answers from one model. Samples are keyed by position: order and concurrency change nothing.
+class Thinking:
+    """Policy: think to the close, then answer; both are one continuation, which :meth:`thoughts` reads.
 
     ``think`` and ``answer`` are the settings of each part, their limits of tokens the budgets. Thinking that reaches its budget is closed
-    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. ``guard`` steps
-    in while either is written. What fails is None, counted in ``failures``. Raises NeedsError where the model does not continue token ids
-    (a chat endpoint cannot take a started reply), before anything is sampled.
+    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. An answer that
+    does not fit the model's context is not asked for. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot
+    take a started reply).
     """
+
+    name = "thinking"
+    needs: tuple[str, ...] = ("tokens", "continue")
 
     def __init__(
         self,
@@ -107,104 +104,89 @@ class Thinker:
         think: Sampling,
         answer: Sampling,
         *,
-        seed: int = 0,
         force: bool = True,
         eos: Sequence[int] | None = None,
-        policy: FailurePolicy | None = None,
-        guard: Policy | None = None,
     ) -> None:
-        require(model, ("tokens", "continue"), "continuing a trace from inside its thinking")
-        self.sampler = Sampler(model, seed, policy=guard, retries=policy)
-        self.model, self.tokenizer, self.marks, self.force = model, tokenizer, marks, force
+        require(model, self.needs, "continuing a trace from inside its thinking")
+        self.tokenizer, self.marks, self.force = tokenizer, marks, force
+        self.context: int | None = getattr(model, "context", None)
         self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens, *marks.ends))
-        self.answer_settings = replace(answer, stop_tokens=tuple(sorted(self.eos)))
+        self.answering = replace(answer, stop_tokens=tuple(sorted(self.eos)))
+        """Settings of an answer behind a closed prefix."""
         mark = np.array(marks.mark, np.int32)
         if len(mark) == 1:
-            self.think_settings = replace(think, stop_tokens=(*marks.mark, *sorted(self.eos)))
+            self._think = replace(think, stop_tokens=(*marks.mark, *sorted(self.eos)))
         else:
-            self.think_settings = replace(
+            self._think = replace(
                 think, stop_tokens=tuple(sorted(self.eos - set(marks.mark))), until=lambda drawn: _ends(drawn, mark)
             )
-
-    @property
-    def failures(self) -> int:
-        """Continuations that failed."""
-        return self.sampler.failed
-
-    @property
-    def first_failure(self) -> str:
-        """The first sentence with which the model failed."""
-        return self.sampler.first_failure
 
     def text(self, tokens: Sequence[int]) -> str:
         """Text of drawn tokens."""
         return " ".join(map(str, tokens)) if self.tokenizer is None else self.tokenizer.decode(list(tokens))
 
-    def closed_prefix(self, prompt: Sequence[int], thinking: Sequence[int], closed: Closed = "forced") -> np.ndarray:
-        """Prompt, thinking and its close, int32 (T,): the model's own marker where the trace was ``closed`` by itself."""
-        return np.array(
-            [*self.marks.start(prompt), *thinking, *(self.marks.mark if closed == "own" else self.marks.close)], np.int32
-        )
+    def opened(self, prompt: Sequence[int], head: Sequence[int] = ()) -> Prefix:
+        """What thinking continues: the prompt with thinking opened and begun."""
+        return Prefix(np.concatenate([self.marks.start(prompt), np.array(head, np.int32)]))
 
-    def fits(self, prefix: np.ndarray) -> bool:
-        """Whether an answer of full length fits behind ``prefix``; True where the model's context is not known."""
-        context = getattr(self.model, "context", None)
-        return context is None or len(prefix) + self.answer_settings.max_tokens <= int(context)
+    def closed(self, prompt: Sequence[int], thinking: Sequence[int], closed: Closed = "forced") -> Prefix:
+        """What an answer continues: prompt, thinking and its close, the model's own marker where the trace was ``closed`` by itself."""
+        return Prefix(np.array([*self.marks.start(prompt), *thinking, *self._close(closed)], np.int32))
 
-    async def answers(self, prefix: np.ndarray, n: int, place: Place, start: int = 0) -> list[Answer | None]:
-        """``n`` answers behind a closed prefix, which is computed once; ``start`` is the index of the first, which decides its draw.
+    def left(self, head: Sequence[int] = ()) -> Sampling:
+        """Settings of thinking that begins with ``head``, which is part of its budget. Used up, it is closed at once."""
+        return replace(self._think, max_tokens=max(0, self._think.max_tokens - len(head)))
 
-        Raises NoRoomError where none fits.
-        """
-        if not self.fits(prefix):
-            raise NoRoomError(f"{len(prefix)} tokens and an answer do not fit the context of '{self.model.identity.name}'")
-        draws = await self._draw(prefix, n, self.answer_settings, (*place, "answer"), start)
-        return [None if draw is None else self._answer(draw) for draw in draws]
-
-    async def think(
-        self, prompt: Sequence[int], n: int, place: Place, head: Sequence[int] = (), start: int = 0
-    ) -> list[Thought | None]:
-        """``n`` times: go on thinking behind ``head``, close, answer; None where one of these failed. ``start`` is the index of the first,
-        which decides its draw.
-
-        The budget is what ``head`` leaves of it. A ``head`` that has used it up is closed at once.
-        """
-        prefix = np.concatenate([self.marks.start(prompt), np.array(head, np.int32)])
-        left = self.think_settings.max_tokens - len(head)
-        drawn: list[tuple[tuple[int, ...], Closed] | None] = [((), "forced" if self.force else "never")] * n
-        if left > 0:
-            settings = replace(self.think_settings, max_tokens=left)
-            draws = await self._draw(prefix, n, settings, (*place, "think"), start)
-            drawn = [None if draw is None else self._split(draw) for draw in draws]
-
-        async def finish(i: int, one: tuple[tuple[int, ...], Closed] | None) -> Thought | None:
-            if one is None:
-                return None
-            thinking, closed = (*map(int, head), *one[0]), one[1]
-            row = self.closed_prefix(prompt, thinking, closed)
-            if closed == "never" or not self.fits(row):
-                return Thought(thinking, closed, None)
-            (said,) = await self.answers(row, 1, (*place, i))
-            return None if said is None else Thought(thinking, closed, said)
-
-        return list(await asyncio.gather(*(finish(i, one) for i, one in enumerate(drawn, start))))
-
-    async def extend(self, prompt: Sequence[int], thinking: Sequence[int], tokens: int, place: Place) -> tuple[int, ...] | None:
-        """``thinking`` with ``tokens`` more, the close (its first token) and the end of the turn banned; None where it failed."""
-        prefix = np.concatenate([self.marks.start(prompt), np.array(thinking, np.int32)])
+    def open_for(self, tokens: int) -> Sampling:
+        """Settings of ``tokens`` more of thinking that neither closes (the close's first token is banned) nor ends the turn."""
         ban = tuple(sorted({self.marks.mark[0], *self.eos}))
-        settings = replace(self.think_settings, max_tokens=tokens, ban=ban, stop_tokens=(), until=None)
-        (draw,) = await self._draw(prefix, 1, settings, (*place, "extend", tokens))
-        return None if draw is None else (*map(int, thinking), *token_ids(draw))
+        return replace(self._think, max_tokens=tokens, ban=ban, stop_tokens=(), until=None)
+
+    def fits(self, prefix: Prefix) -> bool:
+        """Whether an answer of full length fits behind a closed prefix; True where the model's context is not known."""
+        assert prefix.tokens is not None
+        return self.context is None or len(prefix.tokens) + self.answering.max_tokens <= int(self.context)
+
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+        """See :class:`ramify.rollout.sampler.Policy`; ``settings`` are those of :meth:`left`."""
+        assert prefix.tokens is not None
+        part: list[int] = []
+        closed: Closed = "forced" if self.force else "never"
+        stop = "length"
+        if settings.max_tokens > 0:
+            drawn = await ask(prefix, settings, Key(key.seed, (*key.place, "think"), key.index))
+            part, closed = self._split(drawn)
+            stop = drawn.stop
+        tokens, answered = [*part, *(() if closed == "never" else self._close(closed))], False
+        behind = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
+        if closed != "never" and self.fits(behind):
+            said = await ask(behind, self.answering, Key(key.seed, (*key.place, str(key.index), "answer"), 0))
+            tokens, answered, stop = [*tokens, *token_ids(said)], True, said.stop
+        told = {"thinking": len(part), "closed": closed, "answered": answered}
+        return Draw(self.text(tokens), stop, np.array(tokens, np.int32), data=told)
+
+    def thoughts(self, draws: Sequence[Draw | None], head: Sequence[int] = ()) -> list[Thought | None]:
+        """Continuations that were sampled by this policy, of thinking that begins with ``head``; None for one that failed."""
+        return [None if draw is None else self._thought(draw, tuple(map(int, head))) for draw in draws]
+
+    def answers(self, draws: Sequence[Draw | None]) -> list[Answer | None]:
+        """Continuations of a closed prefix; None for one that failed."""
+        return [None if draw is None else self._said(token_ids(draw), draw.stop) for draw in draws]
 
     # -- parts
 
-    async def _draw(self, prefix: np.ndarray, n: int, settings: Sampling, place: Place, start: int = 0) -> list[Draw | None]:
-        return await self.sampler.sample(Prefix(prefix), n, settings, place, start)
+    def _thought(self, draw: Draw, head: tuple[int, ...]) -> Thought:
+        told, tokens = draw.data or {}, token_ids(draw)
+        closed, end = told["closed"], told["thinking"]
+        said = self._said(tokens[end + len(self._close(closed)) :], draw.stop) if told["answered"] else None
+        return Thought((*head, *tokens[:end]), closed, said)
 
-    def _split(self, draw: Draw) -> tuple[tuple[int, ...], Closed]:
+    def _close(self, closed: Closed) -> tuple[int, ...]:
+        return self.marks.mark if closed == "own" else self.marks.close
+
+    def _split(self, draw: Draw) -> tuple[list[int], Closed]:
         """The thinking of a draw, without the marker or token that ended it, and how it was closed."""
-        tokens, mark = tuple(token_ids(draw)), self.marks.mark
+        tokens, mark = token_ids(draw), list(self.marks.mark)
         if tokens[-len(mark) :] == mark:
             return tokens[: -len(mark)], "own"
         if tokens and tokens[-1] in self.eos.difference(mark):
@@ -214,10 +196,9 @@ class Thinker:
         part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
         return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
-    def _answer(self, draw: Draw) -> Answer:
-        tokens = tuple(token_ids(draw))
+    def _said(self, tokens: list[int], stop: str) -> Answer:
         spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
-        return Answer(spoken, self.text(spoken), draw.stop)
+        return Answer(tuple(spoken), self.text(spoken), stop)
 
 
 def cut_at(length: int, share: float) -> int:

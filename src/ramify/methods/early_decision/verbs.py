@@ -38,11 +38,12 @@ from ramify.methods.early_decision.run import (
     oscillations,
     rollout,
 )
-from ramify.methods.early_decision.thinking import Marks, Thinker, split_text
+from ramify.methods.early_decision.thinking import Marks, Thinking, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.parts import check_trust
 from ramify.rollout.problems import read_problems
+from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Jury
 from ramify.trace.connect import holds_run
 from ramify.trace.lines import at_place, field, read_lines
@@ -56,8 +57,8 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `ram
 Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", help="Settings from a file; flags win.")]
 
 
-def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
-    """What draws, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
+def _sampler(config: RolloutConfig) -> tuple[Sampler, Thinking, Any]:
+    """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
     model, tokenizer, template = find_drawn(config.model)
     drawing = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
@@ -66,19 +67,20 @@ def _thinker(config: RolloutConfig) -> tuple[Thinker, Any]:
     guard: Guard | None = None
     if config.guard != "none":
         guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
-    return Thinker(model, tokenizer, marks, drawing, answering, seed=config.seed, force=config.force, guard=guard), template
+    thinking = Thinking(model, tokenizer, marks, drawing, answering, force=config.force)
+    return Sampler(model, config.seed, policy=guard), thinking, template
 
 
-def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Thinker, Jury]:
+def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Sampler, Thinking, Jury]:
     """The study, open for writing, and what its settings name. Those of a foreign run are a third party's words (see ``--trust``)."""
     with Study.open(path) as study:
         config, source = study.config, study.source
         check_trust(study.run, trust)
-    thinker, _ = _thinker(config)
-    if source.get("weights") != thinker.sampler.identity.weights:
+    sampler, thinking, _ = _sampler(config)
+    if source.get("weights") != sampler.identity.weights:
         raise UserError(f"the traces of {path} are of other weights than '{config.model}' has now")
     jury = _jury(config, ties)
-    return Study.open(path, write=True), thinker, jury
+    return Study.open(path, write=True), sampler, thinking, jury
 
 
 def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
@@ -106,11 +108,11 @@ def run_(
     """Draw traces with and without thinking and label their answers. The same command goes on with an interrupted run."""
     options = load(RolloutConfig, config or [], ctx.args)
     jury = _jury(options)
-    thinker, template = _thinker(options)
+    sampler, thinking, template = _sampler(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
     total = len(problems) * len(options.modes) * options.k
-    source = {"model": thinker.sampler.identity.name, "weights": thinker.sampler.identity.weights, "voters": jury.names}
+    source = {"model": sampler.identity.name, "weights": sampler.identity.weights, "voters": jury.names}
     if dry_run:  # a bill decides nothing
         done = 0
         if holds_run(out):
@@ -120,19 +122,19 @@ def run_(
         return
     with Study.begin(out, options, problems, source) as study:
         if given:
-            asyncio.run(adopt(study, given, thinker.tokenizer, jury))  # type: ignore[arg-type]
+            asyncio.run(adopt(study, given, thinking.tokenizer, jury))  # type: ignore[arg-type]
         else:
-            _work("run", "traces", total, out, as_json, lambda tell: rollout(study, thinker, jury, tell))
+            _work("run", "traces", total, out, as_json, lambda tell: rollout(study, sampler, thinking, jury, tell))
         record, there = build(study), len(study.traces)
-    status = {"traces": record["traces"], "forced": record["forced"], "failed": thinker.failures, "pools": record["pools"]}
+    status = {"traces": record["traces"], "forced": record["forced"], "failed": sampler.failed, "pools": record["pools"]}
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
     counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
     emit(
         status | {"out": str(out)}, as_json, table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}"
     )
-    _warn(thinker, jury)
+    _warn(sampler, jury)
     if not there:
-        raise RamifyError(f"no trace could be drawn: {thinker.first_failure or 'all voters failed'}")
+        raise RamifyError(f"no trace could be drawn: {sampler.first_failure or 'all voters failed'}")
 
 
 def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str, Any]]:
@@ -162,9 +164,9 @@ def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str
 def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
     options = load(early_decision.ProbeConfig, flags=ctx.args)
-    study, thinker, _ = _opened(run, trust=trust)
+    study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("probe", as_json=as_json, kept="nothing was written"):
-        found = early_decision.probe_stage(study, thinker, options)
+        found = early_decision.probe_stage(study, sampler.model, thinking, options)
     verdict = probe_verdict(found["probes"])
     rows = [
         [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], pool["p_corrected"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
@@ -178,9 +180,9 @@ def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json
 def valley_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
     options = load(early_decision.ValleyConfig, flags=ctx.args)
-    study, thinker, _ = _opened(run, trust=trust)
+    study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("valley", as_json=as_json, kept="nothing was written"):
-        record = early_decision.valley_stage(study, thinker, options)
+        record = early_decision.valley_stage(study, sampler.model, thinking, options)
     verdict = valley_verdict(record)
     if record["reason"]:
         emit(record | verdict, as_json, f"no curve; {verdict['verdict']}")
@@ -200,16 +202,18 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: 
         with Study.open(run) as study:
             _show(options.bill(study), as_json)
         return
-    study, thinker, jury = _opened(run, trust=trust)
+    study, sampler, thinking, jury = _opened(run, trust=trust)
     with study:
         total = options.bill(study)["prefixes"]
-        _work("continue", "prefixes", total, run, as_json, lambda tell: continuations(study, thinker, jury, options, tell))
+        _work(
+            "continue", "prefixes", total, run, as_json, lambda tell: continuations(study, sampler, thinking, jury, options, tell)
+        )
         found = conclude(study, options.to_json())["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
     verdict = continuation_verdict(found or {"open_fall": None})
     emit({"continuation": found} | verdict, as_json, table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}")
-    _warn(thinker, jury)
+    _warn(sampler, jury)
 
 
 @app.command("oscillate", **takes(OscillateConfig))
@@ -223,11 +227,16 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
-    study, thinker, jury = _opened(run, ties, trust)
+    study, sampler, thinking, jury = _opened(run, ties, trust)
     with study:
         total = options.bill(study)["traces"]
         rated, _ = _work(
-            "oscillate", "traces", total, run, as_json, lambda tell: oscillations(study, thinker, jury, judges, options, tell)
+            "oscillate",
+            "traces",
+            total,
+            run,
+            as_json,
+            lambda tell: oscillations(study, sampler, thinking, jury, judges, options, tell),
         )
         found = conclude(study, options.to_json())["oscillation"]
         unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
@@ -236,7 +245,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     emit({"oscillation": found, "unrated": unrated} | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
     if unrated:
         say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
-    _warn(thinker, jury)
+    _warn(sampler, jury)
 
 
 @app.command("report", **takes(ReportConfig))
@@ -274,8 +283,8 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
     emit(record, as_json, table(["bill", ""], list(record.items())))
 
 
-def _warn(thinker: Thinker, jury: Jury) -> None:
-    if thinker.failures:
-        say(f"warning: {thinker.failures} draws failed ({thinker.first_failure}); the same command tries them again")
+def _warn(sampler: Sampler, jury: Jury) -> None:
+    if sampler.failed:
+        say(f"warning: {sampler.failed} draws failed ({sampler.first_failure}); the same command tries them again")
     for name, why in jury.failed.items():
         say(f"warning: the judge {name} failed: {why}; answers without a vote are tried again by the same command")
