@@ -192,10 +192,10 @@ def _used(slug: str, cases: Sequence[Case]) -> tuple[str, ...]:
 def repetitions(slug: str, name: str, seed: int, draws: Sequence[int]) -> list[bool]:
     """Whether the verb reported a finding in each of ``draws`` of the case ``name``: one cell."""
     case = next(case for case in cases_of(slug) if case.name == name)
-    found = []
+    place, found = f"ramify.methods.{slug.replace('-', '_')}.nulls", []  # samples are those of committed results
     for draw in draws:
         with tempfile.TemporaryDirectory(prefix="ramify-null-") as folder:
-            found.append(bool(case.run(Repetition(place_key(seed, "null", slug, name, draw) % 2**31, Path(folder), call_verb))))
+            found.append(bool(case.run(Repetition(place_key(seed, "null", place, name, draw) % 2**31, Path(folder), call_verb))))
     return found
 
 
