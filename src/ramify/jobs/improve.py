@@ -44,7 +44,7 @@ from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.attempts import Success
 from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
-from ramify.stats.intervals import paired_t, wilson
+from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.train import checkpoint
@@ -447,7 +447,7 @@ class Job:
         known = {entry.key: entry.payload["outcomes"] for entry in run.journal("eval")}
         pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if a is not None and b is not None]
         before, after = ([float(p[i]) for p in pairs] for i in (0, 1))
-        low, high = paired_t(after, before)
+        low, high = paired_proportions(after, before)
         return {"success": float(np.mean(after) - np.mean(before)), "interval": [low, high], "n": len(pairs)}
 
     # --- learning -----------------------------------------------------------------------------------------------------

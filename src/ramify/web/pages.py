@@ -17,7 +17,7 @@ from ramify.render.graphs import graph_svg
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
-from ramify.stats.intervals import difference_of_proportions, paired_t, wilson
+from ramify.stats.intervals import difference_of_proportions, paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
@@ -197,7 +197,7 @@ def _gain_interval(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
     """Paired by episode where both evaluations kept their outcomes (the same tasks in the same order), else of two samples."""
     pairs = [(a, b) for a, b in zip(after.get("outcomes", ()), before.get("outcomes", ()), strict=False) if None not in (a, b)]
     if len(pairs) > 1:
-        return paired_t([a for a, _ in pairs], [b for _, b in pairs])
+        return paired_proportions([a for a, _ in pairs], [b for _, b in pairs])
     hits = [round(e["success"] * e["n"]) for e in (after, before)]
     return difference_of_proportions(hits[0], after["n"], hits[1], before["n"])
 
