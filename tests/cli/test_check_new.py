@@ -118,7 +118,7 @@ def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -
     folder = here / name
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == sorted(done.json["files"])
     module = name.replace("-", "_")
-    part = module if kind == "loss" else "".join(word.capitalize() for word in name.split("-"))
+    part = module if kind in ("loss", "reader") else "".join(word.capitalize() for word in name.split("-"))
     text = (folder / "src" / f"{module}.py").read_text()
     assert "@" not in text.replace("@register", "").replace("@dataclass", "").replace("@property", "")
     for command in (["check"], ["format", "--check"], ["check", "--select", "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1", "--ignore", "D105,D107"]):  # fmt: skip
@@ -193,7 +193,7 @@ def test_every_kind_has_a_skeleton_that_says_how_to_go_on() -> None:
         assert set(files) == {"pyproject.toml", "README.md", "src/mine.py", "tests/test_mine.py"}
         assert 'mine = "mine"' in files["pyproject.toml"]
         assert f"ramify check {kind} mine" in files["README.md"]
-        assert f'@register("{kind}", "mine")' in files["src/mine.py"]
+        assert f'register("{kind}", "mine")' in files["src/mine.py"]
         assert json.dumps(files)
 
 

@@ -45,7 +45,7 @@ def test_import_of_a_named_format(verb: Any, chats: Path) -> None:
     )
     assert "chats.jsonl:1: 'task_id' must be" in verb.refused("import", "chats.jsonl", "--run", "b", "--from", "steps")
     Path("odd.jsonl").write_text(json.dumps({"a": 1}))
-    assert "name the format with --from (chats, " in verb.refused("import", "odd.jsonl", "--run", "b")
+    assert "name the format with --from (anthropic, chats, " in verb.refused("import", "odd.jsonl", "--run", "b")
     assert not Path("b").exists()
 
 

@@ -50,6 +50,11 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+_ROWS |= {
+    form: [[json.loads(line) for line in readers()[form].example.splitlines()]] for form in ("anthropic", "responses", "sharegpt")
+}
+
+
 def write_seeds(folder: Path) -> dict[str, list[Path]]:
     """Format -> good files, each read by its reader. Formats whose package is not installed are left out."""
     seeds: dict[str, list[Path]] = {"run": [FIXTURES / "run-v1.jsonl"], "steps": [ROOT / "examples" / "steps.jsonl"]}

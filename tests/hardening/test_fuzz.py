@@ -15,7 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the draws do not depend on what else is.
-FORMS = ("run", "chats", "steps", "trl", "verl", "verifiers", "sqlite", "values")
+FORMS = ("run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "sqlite", "values")
 
 
 def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
@@ -52,7 +52,7 @@ from ramify.trace.lines import first_record
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[1])
 first_record(path)
-for name in ("run", "chats", "steps", "trl", "verl", "verifiers"):
+for name in ("run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt"):
     try:
         readers()[name].read(path, Path(sys.argv[2]))
     except RamifyError as error:
@@ -72,6 +72,6 @@ def test_a_line_of_100_megabytes(tmp_path: Path, start: bytes) -> None:
     )
     assert done.returncode == 0, done.stderr
     *refused, megabytes = done.stdout.splitlines()
-    assert len(refused) == 6
+    assert len(refused) == 9
     assert all("longer than" in line for line in refused)
     assert int(megabytes) < 150

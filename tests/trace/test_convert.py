@@ -184,7 +184,9 @@ def test_bad_files(tmp_path: Path) -> None:
         (b"\n \n", "holds no record"),
         (b"{", ":1: not JSON"),
         (b'{"messages": \xff}', ":1: not UTF-8"),
-        (b"[" * 100_000, ":1: nested too deeply"),
+        (b"[" * 100_000, ":1: item 1 of the list is no object"),
+        (b'[{"a":' * 100_000, ":1: item 1 of the list: nested too deeply"),
+        (b'{"a":' * 100_000, ":1: nested too deeply"),
         (b" " * (1 << 24) + b"{}", ":1: the line is longer"),
     ):
         (tmp_path / "x.jsonl").write_bytes(content)

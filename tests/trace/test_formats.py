@@ -168,7 +168,7 @@ def test_a_file_that_is_one_json_document(tmp_path: Path) -> None:
             assert said(run, "chat-000001") == [[("user", "q"), ("assistant", "a")]]
             assert len(run.trees()) == (2 if number == 2 else 1)
     for content, message in (
-        ("[]", ":1: a line must hold"),
+        ("[]", "holds no record"),
         ('[{"messages": []},\n 3]', ":1: 'messages' is empty"),
         ('[{"messages": [{"role": "user"}]},\n 3]', ":2: item 2 of the list is no object"),
         ('{"messages":\n [', ":1: not JSON"),

@@ -25,6 +25,7 @@ BATTERIES = {
     "compactor": "ramify.rollout.battery:check_compactor",
     "sandbox": "ramify.sandbox.battery:check_sandbox",
     "middleware": "ramify.model.middleware_battery:check_middleware",
+    "reader": "ramify.trace.battery:check_reader",
 }
 #: The check of a problem that ended the battery: what it had found until then is not known.
 STOPPED = "the checks"

@@ -24,7 +24,9 @@ MODELS = ("builtin", "hf", "chat", "completions", "factory")
 def check(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="model, env, judge, searcher, loss, compactor, sandbox, middleware, method, or run."),
+        typer.Argument(
+            metavar="KIND", help="model, env, judge, searcher, loss, compactor, sandbox, middleware, reader, method, or run."
+        ),
     ],
     name: Annotated[
         str,

@@ -56,10 +56,16 @@ def import_(
         several = undecided(opened)
         failed = failures(opened)
         left = (opened.config.get("imported") or {}).get("left", "")
+        ignored = {entry.key: dict(entry.payload) for entry in opened.journal("ignored")}
     told = f"scores by {', '.join(several)}" if several else f"{scored or 'no'} attempts with a reward"
     text = f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})"
+    unread = [
+        f"'{name}' of {about['count']} {about['what']} says nothing of an attempt: ignored" for name, about in ignored.items()
+    ]
     terminal.emit(
-        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left},
+        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left, "ignored": ignored},
         as_json,
-        "\n".join([text, *([failed.sentence()] if failed.reasons else []), *([f"not converted: {left}"] if left else [])]),
+        "\n".join(
+            [text, *unread, *([failed.sentence()] if failed.reasons else []), *([f"not converted: {left}"] if left else [])]
+        ),
     )

@@ -25,7 +25,10 @@ LONGEST = 40
 @app.command()
 def new(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="model, drafter, env, judge, searcher, loss, compactor, sandbox or middleware.")
+        str,
+        typer.Argument(
+            metavar="KIND", help="model, drafter, env, judge, searcher, loss, compactor, sandbox, middleware or reader."
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
@@ -64,7 +67,7 @@ def check_name(kind: str, name: str) -> None:
 def skeleton(kind: str, name: str) -> dict[str, str]:
     """The files of the package: path -> text."""
     module, part = _module(name), _part(kind, name)
-    made = part if kind in conformance.AS_THEY_ARE else f"{part}()"
+    made = part if kind in (*conformance.AS_THEY_ARE, "reader") else f"{part}()"
     words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made}
     places = {
         "pyproject.toml": "pyproject.toml.txt",
@@ -89,7 +92,7 @@ def _class(name: str) -> str:
 
 
 def _part(kind: str, name: str) -> str:
-    return _module(name) if kind == "loss" else _class(name)
+    return _module(name) if kind in ("loss", "reader") else _class(name)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -205,7 +205,14 @@ def _scores(
 
 def _is_trl(path: Path, first: Mapping[str, Any] | None) -> bool:
     names = set(first) if first is not None else parquet_columns(path)
-    if {"data_source", "reward_model", "attempt_id", "kind", "example_id"} & names:  # verl's, steps, a run, verifiers'
+    if {
+        "data_source",
+        "reward_model",
+        "attempt_id",
+        "kind",
+        "example_id",
+        "conversations",
+    } & names:  # verl's, steps, a run, verifiers', ShareGPT'
         return False
     return "completion" in names or {"chosen", "rejected"} <= names or (first is None and "messages" in names)
 
@@ -217,6 +224,7 @@ register("reader", "trl")(
         _is_trl,
         read_trl,
         ("task", "reward"),
+        '{"prompt": "1+2?", "completion": "3", "reward": 1.0}\n',
     )
 )
 register("writer", "trl-sft")(

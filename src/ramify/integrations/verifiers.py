@@ -293,5 +293,6 @@ registry.register("reader", "verifiers")(
         "Traces of verifiers: traces.jsonl of version 1 with its branches and tokens, the older results.jsonl, or the folder of one.",
         _matches,
         read_traces,
+        example='{"example_id": 0, "prompt": "1+2?", "completion": "3", "reward": 1.0, "metrics": {"turns": 1}}\n',
     )
 )

@@ -25,6 +25,7 @@ from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.trace.aliases import IMPORTED
+from ramify.trace.chats import form_of
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.graph import factorize
@@ -318,7 +319,7 @@ def _is_verl(path: Path, first: Mapping[str, Any] | None) -> bool:
         from ramify.trace.lines import first_record
 
         first = first_record(numbered[0])[1]
-    return first is not None and {"input", "output", "score"} <= first.keys()
+    return first is not None and {"input", "output", "score"} <= first.keys() and form_of(first) is None
 
 
 register("reader", "verl")(
@@ -327,6 +328,7 @@ register("reader", "verl")(
         "Generations that verl dumped (trainer.rollout_data_dir): one JSON lines file, or the folder.",
         _is_verl,
         read_verl,
+        example='{"input": "1+2?", "output": "3", "score": 1.0, "step": 1}\n',
     )
 )
 register("writer", "verl")(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.aliases import KNOWN, Fields, Found
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records, root
-from ramify.trace.lines import field, read_document, read_lines
+from ramify.trace.lines import field, read_conversations
 from ramify.trace.message import Message, plain, read_message
 from ramify.trace.node import Node, Producer
 
@@ -36,38 +36,97 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
         if "messages" not in record and "request" in record and "response" in record:
             calls.add(run, record, place, number)
         else:
-            _add_chat(run, record, place, number, fields)
+            said = [_read(value, f"{place}: message {at}") for at, value in enumerate(field(record, "messages", list, place))]
+            if not said:
+                raise UserError(f"{place}: 'messages' is empty")
+            hang_chat(run, record, place, number, said, {"messages"}, fields)
 
-    return import_records(path, folder, "chats", add, _records(path))
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, record) of JSON lines, or of one JSON document, where a chat's place in its list stands for the line."""
-    document = read_document(path)
-    if document is None:
-        yield from read_lines(path)
-        return
-    if isinstance(document, list) and document and isinstance(document[0], dict) and "role" in document[0]:
-        document = {"messages": document}
-    for number, record in enumerate(document if isinstance(document, list) else [document], 1):
-        if not isinstance(record, dict):
-            raise UserError(f"{path}:{number}: item {number} of the list is no object")
-        yield number, record
+    return import_records(path, folder, "chats", add, read_conversations(path, "messages"))
 
 
-def _add_chat(run: Run, record: dict[str, Any], place: str, number: int, fields: Fields) -> None:
-    messages = field(record, "messages", list, place)
-    if not messages:
-        raise UserError(f"{place}: 'messages' is empty")
+_BLOCKS = {"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use"}
+_ITEMS = {"reasoning", "item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"}
+_WHOSE = {"anthropic": "a block of Anthropic's messages", "responses": "an item of OpenAI's Responses interface"}
+
+
+def part_of(value: Any) -> tuple[str, str] | None:
+    """The reader that a message, or an item in the place of one, needs beyond OpenAI's form of chats, and what in it says so; None of
+    any other."""
+    if not isinstance(value, Mapping):
+        return None
+    kind = value.get("type")
+    if isinstance(kind, str) and "role" not in value and (kind in _ITEMS or kind.endswith(("_call", "_call_output"))):
+        return "responses", kind
+    content = value.get("content")
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and (kind in _BLOCKS or kind.endswith("_tool_result")):
+            return "anthropic", kind
+    return None
+
+
+def form_of(first: Mapping[str, Any] | None) -> str | None:
+    """Which reader a file is for, by its first record: "anthropic", "responses", or None where it is neither's."""
+    if first is None:
+        return None
+    if isinstance(response := first.get("response"), Mapping) and "request" in first:
+        if response.get("object") == "response" or isinstance(response.get("output"), list):
+            return "responses"
+        return "anthropic" if response.get("type") == "message" and "choices" not in response else None
+    if isinstance(said := first.get("messages"), list):
+        found = next((found[0] for found in map(part_of, said) if found), None)
+        roles = {value.get("role") for value in said if isinstance(value, Mapping)}
+        return found or ("anthropic" if "system" in first and roles <= {"user", "assistant"} else None)
+    items = [value for name in ("items", "input", "output") if isinstance(value := first.get(name), list)]
+    if any(
+        isinstance(item, Mapping) and ("type" in item and ("role" in item or part_of(item))) for some in items for item in some
+    ):
+        return "responses"
+    if "role" in first and first.get("type") == "message":
+        return "anthropic" if "stop_reason" in first else "responses"
+    own = part_of(first)
+    return None if own is None else own[0]
+
+
+def _read(value: Any, spot: str) -> Message:
+    """A message, which must not hold what only another reader can tell apart."""
+    own = part_of(value)
+    if own is not None:
+        raise UserError(f"{spot} holds '{own[1]}', which is {_WHOSE[own[0]]}: import it with --from {own[0]}")
+    return read_message(value, spot)
+
+
+def hang_chat(
+    run: Run,
+    record: Mapping[str, Any],
+    place: str,
+    number: int,
+    said: Sequence[Message],
+    taken: Collection[str],
+    fields: Fields = KNOWN,
+) -> None:
+    """Hang one whole conversation, whose replies were all sampled, in the tree of its record's task, or one of its own.
+
+    ``taken`` are the fields of the record that its reader has read; those that tell the task and how it ended are read here, the others
+    kept with the last message. Raises UserError naming ``place``.
+    """
     task, judged = fields.task_of(record, place), fields.judged(record, place)
-    taken = {"messages", *judged.names, *([task.name] if task else ())}
+    known = {*taken, *judged.names, *([task.name] if task else ())}
+    extra = {k: v for k, v in record.items() if k not in known}
     thread = Thread(run, _tree(run, task, number), number)
-    for at, value in enumerate(messages):
-        said = read_message(value, f"{place}: message {at}")
-        last = at == len(messages) - 1
-        extra = {k: v for k, v in record.items() if k not in taken} if last else {}
-        thread.hang(said, said.role == "assistant", last, {"record": plain(extra)} if extra else None)
+    for at, message in enumerate(said, 1):
+        last = at == len(said)
+        thread.hang(message, message.role == "assistant", last, {"record": plain(extra)} if last and extra else None)
     run.add(*judged.verdicts(thread.node.id))
+
+
+class Reply(NamedTuple):
+    """What a call was answered with: the messages (several where the provider called tools of its own in between)."""
+
+    messages: Sequence[Message]
+    stop: str = ""
+    about: Mapping[str, Any] = {}
+    """What else the answer holds."""
 
 
 class Calls:
@@ -81,37 +140,61 @@ class Calls:
     def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
         """Hang one call below what its request repeats. Raises UserError naming ``place``."""
         request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
-        task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
-        taken = {"request", "response", *judged.names, *([task.name] if task else ())}
-        tree = _tree(run, task, number)
-        thread = Thread(run, tree, next(self._draws))
-        for at, value in enumerate(field(request, "messages", list, f"{place}: 'request'")):
-            said = read_message(value, f"{place}: message {at} of the request")
-            known = self._drawn.get(_key(thread.node, said))
-            if known is not None:
-                thread.node = run.node(known)
-            else:
-                thread.hang(said, said.role == "assistant")
-        producer = _producer(request, response)
-        run.add(producer)
-        extra = {k: v for k, v in record.items() if k not in taken}
-        about = _redacted({k: v for k, v in response.items() if k != "choices"} | ({"record": extra} if extra else {}))
-        choices = field(response, "choices", list, f"{place}: 'response'", [])
-        if not choices:  # the call failed, or the log does not tell what came of it: an attempt that ended there
-            thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", producer=producer.hash)
-            run.add(*judged.verdicts(thread.node.id))
-        for at, choice in enumerate(choices):
+        sent = field(request, "messages", list, f"{place}: 'request'")
+        given = [read_message(value, f"{place}: message {at} of the request") for at, value in enumerate(sent)]
+        replies = []
+        for at, choice in enumerate(field(response, "choices", list, f"{place}: 'response'", [])):
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
                 raise UserError(f"{spot} is no object")
             said = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
-            stop = FINISHED.get(str(choice.get("finish_reason")), "")
-            each = Thread(run, tree, thread.draw if at == 0 else next(self._draws), thread.node)
-            key = _key(thread.node, said)
-            node = each.hang(said, True, about={"response": plain(about | rest)}, stop=stop, producer=producer.hash)
-            self._drawn.setdefault(key, node.id)
-            run.add(*judged.verdicts(node.id))
+            replies.append(Reply([said], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
+        told = {k: v for k, v in response.items() if k != "choices"}
+        self.hang(run, record, place, number, given, replies, producer_of(request, response), told)
+
+    def hang(
+        self,
+        run: Run,
+        record: Mapping[str, Any],
+        place: str,
+        number: int,
+        given: Sequence[Message],
+        replies: Sequence[Reply],
+        producer: Producer,
+        told: Mapping[str, Any],
+        taken: Collection[str] = ("request", "response"),
+        at: Node | None = None,
+    ) -> Node:
+        """Hang one call: what was ``given`` (below ``at`` where the request says so), its replies, and ``told``, what else the answer
+        holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
+        """
+        task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
+        extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}
+        tree = _tree(run, task, number) if at is None else at.tree
+        thread = Thread(run, tree, next(self._draws), at)
+        for message in given:
+            known = self._drawn.get(_key(thread.node, message))
+            if known is not None:
+                thread.node = run.node(known)
+            else:
+                thread.hang(message, message.role == "assistant")
+        run.add(producer)
+        about = _redacted({**told, **({"record": extra} if extra else {})})
+        if not replies:  # the call failed, or the log does not tell what came of it: an attempt that ended there
+            thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", producer=producer.hash)
+            run.add(*judged.verdicts(thread.node.id))
+        end = thread.node
+        for index, reply in enumerate(replies):
+            each = Thread(run, tree, thread.draw if index == 0 else next(self._draws), thread.node)
+            for i, message in enumerate(reply.messages, 1):
+                key, drawn, last = _key(each.node, message), message.role == "assistant", i == len(reply.messages)
+                rest = {"response": plain({**about, **reply.about})} if last else None
+                fields = {"stop": reply.stop} if last else {}
+                end = each.hang(message, drawn, last, rest, **fields, **({"producer": producer.hash} if drawn else {}))
+                self._drawn.setdefault(key, end.id)
+            run.add(*judged.verdicts(end.id))
+        return end
 
 
 def _key(parent: Node, said: Message) -> str:
@@ -119,8 +202,9 @@ def _key(parent: Node, said: Message) -> str:
     return stable_hash(parent.id, said.role, said.text, canonical_json(calls), canonical_json(parts))
 
 
-def _producer(request: dict[str, Any], response: dict[str, Any]) -> Producer:
-    settings = {k: v for k, v in request.items() if k not in ("messages", "model", "seed")}
+def producer_of(request: Mapping[str, Any], response: Mapping[str, Any]) -> Producer:
+    """The model that a call asked, with the settings of its request, keys taken out."""
+    settings = {k: v for k, v in request.items() if k not in ("messages", "input", "system", "instructions", "model", "seed")}
     seed, model = request.get("seed"), response.get("model") or request.get("model")
     return Producer(str(model or "unknown"), "", _redacted(settings), seed if type(seed) is int else 0)
 

@@ -11,7 +11,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError, nearest
 from ramify.trace import chats, dot, foreign, jsonl, parquet
 from ramify.trace.aliases import Fields
-from ramify.trace.lines import first_record, read_lines
+from ramify.trace.lines import first_record, read_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Reader:
     and line or field; leaves nothing in the folder then. Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
     fields: tuple[str, ...] = ()
     """What a user may name the field of: "task", "reward"; none where the format itself says where they stand."""
+    example: str = ""
+    """A small file of the format, as text: what ``ramify check reader NAME`` reads, and breaks."""
 
     def make(self, path: Path, folder: Path, fields: Fields | None = None) -> int:
         """``read``, with the fields that the user named. Raises UserError where the format has nothing for one to name."""
@@ -85,7 +87,7 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
         return found[0]
     if found:
         raise UserError(f"{path} fits several formats: name one with --from ({', '.join(reader.name for reader in found)})")
-    if first is None and next(read_lines(path), None) is None:  # says what is wrong with the first line, where something is
+    if first is None and next(read_items(path), None) is None:  # says what is wrong with the first line, where something is
         raise UserError(f"{path} holds no record")
     raise UserError(
         f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', ...), "
@@ -112,15 +114,19 @@ def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
 
 
 def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
-    return first is not None and (
-        not isinstance(first.get("messages", ""), str)
-        or {"request", "response"} <= first.keys()
-        or {"role", "content"} <= first.keys()
+    return (
+        first is not None
+        and chats.form_of(first) is None
+        and (
+            not isinstance(first.get("messages", ""), str)
+            or {"request", "response"} <= first.keys()
+            or {"role", "content"} <= first.keys()
+        )
     )
 
 
 def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
-    others = {"messages", "prompt", "completion", "chosen", "rejected", "request", "role"}
+    others = {"messages", "conversations", "items", "prompt", "completion", "chosen", "rejected", "request", "role"}
     return first is not None and ("task_id" in first or "attempt_id" in first) and not others & first.keys()
 
 
@@ -137,6 +143,7 @@ for _reader in (
         _is_chat,
         chats.read_chats,
         ("task", "reward"),
+        '{"task": "sum", "messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": 1.0}\n',
     ),
     Reader(
         "steps",
@@ -144,6 +151,7 @@ for _reader in (
         _is_step,
         foreign.read_steps,
         ("task", "reward"),
+        '{"task_id": "a", "attempt_id": 1, "step": 0, "obs": "hall", "action": "go", "reward": 1.0, "done": true}\n',
     ),
 ):
     registry.register("reader", _reader.name)(_reader)

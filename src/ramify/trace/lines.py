@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ramify.base.files import reason
 MAX_LINE = 1 << 24
 #: So are more lists and objects in one line: empty ones take thirty times their size.
 MAX_BRACKETS = 1_000_000
+_PIECE = 1 << 16
+_BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
 def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -35,17 +38,103 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
+def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, object) of JSON lines, of one JSON list, or of the one JSON object that the file is. Memory is that of one object.
+
+    The number is the line, of a list the item's place in it. Raises UserError naming file and place, as :func:`read_lines` does.
+    """
+    try:
+        if _opens(path) == "[":
+            yield from enumerate(_listed(path), 1)
+            return
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+    document = read_document(path)
+    yield from [(1, document)] if isinstance(document, dict) else read_lines(path)
+
+
+def _opens(path: Path) -> str:
+    """The first character that is no space; "" where there is none, or a byte that begins no JSON."""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE).removeprefix(b"\xef\xbb\xbf"):
+            if piece.strip():
+                return piece.strip()[:1].decode("latin-1")
+    return ""
+
+
+def _listed(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of the JSON list that the file is; as much of the file in memory as one of them needs."""
+    decode = json.JSONDecoder().raw_decode
+    number, at, size = 1, 0, _PIECE
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            text = file.read(_PIECE).lstrip()
+            while not text:
+                text = file.read(_PIECE).lstrip()
+            text = text[1:]
+            while True:
+                spot, fault = f"{path}:{number}: item {number} of the list", "it ends inside the list"
+                between = _BETWEEN.match(text, at)
+                assert between is not None
+                start = between.end()
+                if start < len(text):
+                    if text[start] == "]" and not between[1]:
+                        if text[start + 1 :].strip() or file.read(1).strip():
+                            raise UserError(f"{path}: text follows the list")
+                        return
+                    if bool(between[1]) != (number > 1) or text[start] != "{":
+                        raise UserError(f"{spot} is no object")
+                    if len(text) - start > MAX_BRACKETS and text.count("[", start) + text.count("{", start) > MAX_BRACKETS:
+                        raise UserError(f"{spot}: more than {MAX_BRACKETS:,} lists and objects in one line or document")
+                    try:
+                        record, at = decode(text, start)
+                        yield record
+                        number, size = number + 1, _PIECE
+                        continue
+                    except ValueError as error:  # broken, or cut where the piece ends: more of the file tells which
+                        fault = f"not JSON ({error.args[0].split(': line')[0]})"
+                if len(text) - at > MAX_LINE:
+                    raise UserError(f"{spot}: it is longer than {MAX_LINE} characters")
+                more = file.read(min(size, MAX_LINE + 1 - len(text) + at))
+                if not more:
+                    raise UserError(f"{spot}: {fault}")
+                text, at, size = text[at:] + more, 0, 2 * size
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{number}: item {number} of the list, or one near it: not UTF-8") from error
+        except RecursionError as error:
+            raise UserError(f"{path}:{number}: item {number} of the list: nested too deeply") from error
+
+
+def read_conversations(
+    path: Path, name: str, marks: Collection[str] = ("role",), wholes: Collection[str] = ("messages",)
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """:func:`read_items`; where the first is only a part of a conversation (a message: it has a field of ``marks`` and none of
+    ``wholes``), the file is one: ``{name: [parts]}``.
+
+    Raises UserError also where that one is larger than 16 MiB.
+    """
+    first = first_record(path)[1] or {}
+    if not first.keys() & set(marks) or first.keys() & set(wholes):
+        yield from read_items(path)
+        return
+    if path.stat().st_size > MAX_LINE:
+        raise UserError(f"{path} is one conversation of more than {MAX_LINE} bytes: write a file a conversation, or one a line")
+    yield 1, {name: [record for _, record in read_items(path)]}
+
+
 def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
     """The first JSON object of a file and its line: of its first line, or, of a JSON document, itself or the first of its list.
 
-    (1, None) where there is none: a folder, a file that cannot be read, a document above 16 MiB, or anything but JSON.
+    (1, None) where there is none: a folder, a file that cannot be read, an object above 16 MiB, or anything but JSON.
     """
     try:
+        if _opens(path) == "[":
+            with suppress(UserError):
+                return 1, next(_listed(path), None)
+            return 1, None
         number, found, _ = _start(path)
     except (OSError, ValueError, RecursionError):
         return 1, None
-    if isinstance(found, list) and found:
-        found = found[0]
     return number, found if isinstance(found, dict) else None
 
 

@@ -114,6 +114,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def import_rows(path: Path, folder: Path) -> int:
     """Make a run of a file of rows. Returns how many; raises as :func:`read_rows`."""
     rows = read_rows(path)
+    if not rows:
+        raise UserError(f"{path} holds no record")
     with new_run(folder, {"imported": {"form": "governance", "file": path.name}}, KIND) as run:
         for row in rows:
             with at_place(f"{path}, episode '{row['key']}'"):
