@@ -13,12 +13,26 @@ import numpy as np
 import pytest
 
 from ramify.base import registry
+from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
+from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
 from ramify.score.battery import check_judge, said
-from ramify.score.judge import Command, Each, Function, Item, Judgement, Question, find_judge, judged, judged_path, yes_or_no
+from ramify.score.judge import (
+    Command,
+    Each,
+    Function,
+    Item,
+    Judgement,
+    Pattern,
+    Question,
+    find_judge,
+    judged,
+    judged_path,
+    yes_or_no,
+)
 from ramify.score.match import ExactMatch, NumberMatch, last_boxed, last_number
 from ramify.trace.node import Stream, Verdict
 
@@ -341,6 +355,23 @@ def test_a_reply_that_cannot_be_read_is_a_failure_and_equal_requests_are_asked_o
     assert "holds no yes and no no" in asyncio.run(judged(judge, [Item("a")], spent))[0].failure
     assert [asyncio.run(judged(judge, [Item("a")], spent))[0].value for _ in range(3)] == [True] * 3
     assert spent.total("calls") == 2
+
+
+def test_what_judging_costs_stands_in_a_ledger_and_counts_to_a_budget() -> None:
+    model = ScriptedModel(lambda messages, key: "yes, it is", tokens=True)
+    judge = find_judge(
+        "jury:judge:m,regex:b", question=Question("{text}?", yes_or_no), opener=lambda name: (model, TagTemplate(model.tokenizer))
+    )
+    spent, budget = Ledger(), Budget({"tokens": 8})
+    asyncio.run(judged(judge, [Item("a"), Item("b")], spent, budget))
+    row = spent.to_json()["spent"]["judge"]
+    assert (row["judged"], row["calls"]) == (2, 2)
+    assert row["tokens"] == budget.spent("tokens") > 8
+    assert budget.spent_out == "tokens"  # the verdicts were had; whoever samples next is stopped
+    asyncio.run(judged(Pattern("b"), [Item("a")], spent, budget))
+    assert spent.to_json()["spent"]["judge"] == row | {"judged": 3}
+    asyncio.run(judged(find_judge(f"factory:{__name__}:raising"), [Item("a")], spent))
+    assert spent.to_json()["spent"]["judge"]["failed"] == 1
 
 
 def test_a_jury_by_name() -> None:

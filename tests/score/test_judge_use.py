@@ -1,4 +1,4 @@
-"""Verbs of six methods judge through the one family: what they ask of it is counted."""
+"""Verbs of seven methods judge through the one family: what they ask of it is counted, and what it cost stands in their ledgers."""
 
 from __future__ import annotations
 
@@ -70,5 +70,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("method", VERBS)
 def test_a_verb_judges_through_the_family(method: str, asked: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
     for words in VERBS[method]:
+        capsys.readouterr()
         assert main(words) == 0, capsys.readouterr().err
     assert asked.total() > 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    spent = told["spent"].get("by_purpose", told["spent"])["judge"]
+    assert 0 < spent["judged"] <= asked.total()

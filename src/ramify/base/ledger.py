@@ -36,6 +36,10 @@ class Ledger:
         """Sum of one unit over the categories."""
         return sum(row.get(unit, 0.0) for row in (self.cached if cached else self.spent).values())
 
+    def __str__(self) -> str:
+        rows = _sorted(self.spent).items()
+        return "; ".join(f"{name}: {', '.join(f'{amount:g} {unit}' for unit, amount in row.items())}" for name, row in rows)
+
     def to_json(self) -> dict[str, Any]:
         """JSON form, categories and units sorted."""
         return {"spent": _sorted(self.spent), "cached": _sorted(self.cached)}

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -22,16 +22,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.plugins import own_function, own_path, source_of
-from ramify.base.seeds import place_key
 from ramify.env.protocol import Task
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Draw, Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
+from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Place, Sampler, drawn_tokens
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.stats.intervals import proportion
@@ -105,8 +107,13 @@ class Judge(Protocol):
         ...
 
 
-async def judged(judge: Judge, items: Sequence[Item], ledger: Ledger | None = None) -> list[Judgement]:
-    """Judge ``items``, every failure of the judge a judgement that says why; what it cost goes to ``ledger`` under ``judge``.
+async def judged(
+    judge: Judge, items: Sequence[Item], ledger: Ledger | None = None, budget: Budget | None = None
+) -> list[Judgement]:
+    """Judge ``items``, every failure of the judge a judgement that says why.
+
+    What it cost goes to ``ledger`` under ``judge``: items judged, those that it failed on, and where models were asked calls and sampled
+    tokens, which are charged to ``budget`` as well: a verdict on what was sampled is had, and nothing more is begun.
 
     Raises UserError and NeedsError of the judge, and UserError on a value that is none.
     """
@@ -123,10 +130,21 @@ async def judged(judge: Judge, items: Sequence[Item], ledger: Ledger | None = No
             found[i] = Judgement(failure=f"it gave a {type(one).__name__}, which is no Judgement")
         elif (value := checked(judge.name, one.value)) is not one.value:
             found[i] = replace(one, value=value)
-    if ledger is not None:
-        for one in found:
-            ledger.add("judge", False, **one.cost)
+    cost = _sum(one.cost for one in found)
+    if ledger is not None and items:
+        failed = sum(bool(one.failure) for one in found)
+        ledger.add("judge", False, **{"judged": len(items), **({"failed": failed} if failed else {}), **cost})
+    if budget is not None:
+        budget.charge(calls=cost.get("calls", 0.0), tokens=cost.get("tokens", 0.0))
     return found
+
+
+def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for cost in costs:
+        for unit, amount in cost.items():
+            total[unit] = total.get(unit, 0.0) + amount
+    return total
 
 
 async def judged_path(judge: Judge, path: Path, task: Task) -> list[Verdict | Stream]:
@@ -372,6 +390,7 @@ class Asked:
 
     def __init__(self, model: Model, template: ChatTemplate | None, question: Question, name: str = "", at_once: int = 8) -> None:
         self.model, self.template, self.question = model, template, question
+        self._sampler = Sampler(model, retries=FailurePolicy({}))
         self.name, self._gate = name or f"judge:{model.identity.name}", _Gate(at_once)
         stops = () if template is None else tuple(template.stop_tokens)
         self._settings = Sampling(temperature=0.0, max_tokens=question.max_tokens, stop_tokens=stops)
@@ -397,11 +416,11 @@ class Asked:
             if known in self._known:
                 return self._known[known]
             for attempt in range(self.question.tries):
-                key = place_key(0, *self.question.key(items), *([attempt] if self.question.tries > 1 else []))
+                place = (*self.question.key(items), *([attempt] if self.question.tries > 1 else []))
                 try:
-                    draw = await reply_to(self.model, self.template, messages, self._settings, key)
+                    draw = await reply_to(self._sampler, self.template, messages, self._settings, place)
                     spent["calls"] += 1
-                    spent["tokens"] += 0 if draw.tokens is None else len(draw.tokens)
+                    spent["tokens"] += drawn_tokens(draw)
                     found = self.question.read(draw.text, items)
                 except BoundaryError as error:
                     failure = str(error)
@@ -417,15 +436,14 @@ class Asked:
 
 
 async def reply_to(
-    model: Model, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, key: int
+    sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, place: Place
 ) -> Draw:
-    """What a model replies to messages. Raises BoundaryError where it fails."""
+    """What a model replies to messages, sampled at ``place``. Raises BoundaryError where it fails."""
     if template is None:
         prefix = Prefix(messages=tuple(messages))
     else:
         prefix = Prefix(tokens=np.array(laid_out(template, [(one.role, one.text) for one in messages]), np.int32))
-    (draw,) = await model.sample(prefix, 1, settings, [key])
-    return draw
+    return await sampler.one(prefix, settings, place, purpose="judge")
 
 
 Opener = Callable[[str], tuple[Model, ChatTemplate | None]]
@@ -521,11 +539,10 @@ class Jury:
         for name, why in failures.items():
             self.failed.setdefault(name, why)
         share = yes / len(counting) if counting else None
-        cost = {unit: sum(f.cost.get(unit, 0.0) for f in found) for unit in {unit for f in found for unit in f.cost}}
         evidence = {"votes": list(votes), "share": share} | ({"failures": failures} if failures else {})
         value = None if not counting else self.ties if 2 * yes == len(counting) else 2 * yes > len(counting)
         spoke = any(vote is not None for vote in votes)
-        return Judgement(value, "" if spoke else next(iter(failures.values()), ""), evidence, cost=cost)
+        return Judgement(value, "" if spoke else next(iter(failures.values()), ""), evidence, cost=_sum(f.cost for f in found))
 
 
 def _same(votes: Sequence[bool | None]) -> bool:

@@ -270,7 +270,9 @@ class ReplyForks:
 
     async def _judge(self, text: str, trace: TokenTrace) -> bool | None:
         """The verifier's word; None where it fails, which makes the fork missing."""
-        (found,) = await judged(self.verifier, [Item(text, trace.id, data=trace.data, trace=trace)], self.sampler.ledger)
+        (found,) = await judged(
+            self.verifier, [Item(text, trace.id, data=trace.data, trace=trace)], self.sampler.ledger, self.sampler.budget
+        )
         self._failure = self._failure or found.failure
         return truth(self.verifier, found)
 

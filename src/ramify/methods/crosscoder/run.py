@@ -15,6 +15,7 @@ import numpy as np
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.files import refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
+from ramify.base.ledger import Ledger
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
@@ -219,11 +220,13 @@ class Scores:
         seed: int = 0,
         name: str = "",
         stops: Sequence[int] = (),
+        ledger: Ledger | None = None,
     ) -> None:
         """``name``: what ``judge`` is called, so that another one's kept scores are not taken for its own. ``stops``: tokens that end a
-        reply beside the model's own end."""
+        reply beside the model's own end. ``ledger``: where the judge's cost goes."""
         self.models, self.target, self.problems, self.judge = models, target, list(problems), judge
         self.budgets, self.kept, self.seed = sorted(set(budgets)), kept, seed
+        self.ledger = Ledger() if ledger is None else ledger
         self.stops = tuple(dict.fromkeys([*models.models[target].eos, *stops]))
         if not self.problems or not self.budgets or self.budgets[0] < 1:
             raise UserError("scores need at least one prompt and one budget of at least one token")
@@ -270,7 +273,7 @@ class Scores:
                 # without the token that ended the reply, as judges of whole replies read it
                 text = model.tokenizer.decode(said[:-1] if said and said[-1] in self.stops else said)
                 items.append(Item(text, problem.id, data=problem.data, trace=trace))
-        found = await judged(self.judge, items)
+        found = await judged(self.judge, items, self.ledger)
         if failure := next((one.failure for one in found if one.failure), ""):
             raise BoundaryError("scorer", failure)
         return np.array([bool(truth(self.judge, one)) for one in found], np.float64).reshape(len(rows), len(self.budgets))

@@ -18,6 +18,7 @@ from ramify.base.command import Json, takes
 from ramify.base.config import Config, load
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
+from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
 from ramify.methods.crosscoder.algorithm import (
     Cell,
@@ -316,6 +317,7 @@ def steer(
         "seed": options.seed,
         "name": options.score,
         "stops": () if template is None else template.stop_tokens,
+        "ledger": Ledger(),
     }
     scores = [Scores(models, target, part, **scoring) for part in (choosing, others)]
     at = [capture_states(models, [one.prompt_ids for one in part]) for part in (choosing, others)]
@@ -358,7 +360,7 @@ def steer(
         "warning": warning,
     }
     keep_study(scoring["kept"], study)
-    emit(study, as_json, markdown(study))
+    emit(study | {"spent": scoring["ledger"].to_json()["spent"]}, as_json, markdown(study))
 
 
 def _windows(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ramify.base.ledger import Ledger
 from ramify.score.judge import Item, Judge, Jury, Opener, Question, find_judge, judged
 
 _REFUSED = re.compile(r"[Rr]efused\s*:\s*\**\s*(yes|no)", re.IGNORECASE)
@@ -69,7 +70,7 @@ def find_stance_judge(spec: str, opener: Opener | None = None) -> Judge:
     return find_judge(spec, question=STANCE, opener=opener, takes=takes, only=only, what="judge of stances")
 
 
-async def stances(judge: Judge, prompt: str, chunks: Sequence[str]) -> list[int] | None:
+async def stances(judge: Judge, prompt: str, chunks: Sequence[str], ledger: Ledger | None = None) -> list[int] | None:
     """One stance a chunk (``prompt`` "": it is hidden); None where the judge failed, gave another number of them, or something else than -1, 0, 1."""
-    values = [one.value for one in await judged(judge, [Item(chunk, prompt=prompt) for chunk in chunks])]
+    values = [one.value for one in await judged(judge, [Item(chunk, prompt=prompt) for chunk in chunks], ledger)]
     return [int(value) for value in values if value is not None] if set(values) <= {-1, 0, 1} else None

@@ -51,7 +51,7 @@ async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury
             made = await sampler.sample(closed, n, thinking.answering, (name, mode, "answer"), first)
             drawn = [one if one is None else Thought((), "forced", one) for one in thinking.answers(made)]
         for i in missing:
-            record = await _labelled(study, jury, name, drawn[i - first])
+            record = await _labelled(study, jury, name, drawn[i - first], sampler)
             if record is not None:
                 trace = {"prompt": name, "mode": mode, "sample": i, **record}
                 study.add(trace, _written(thinking, ids, trace))
@@ -70,7 +70,7 @@ def _written(thinking: Thinking, prompt: Sequence[int], row: dict[str, Any]) -> 
     return Written(whole, before, thinking.text(whole), ends)
 
 
-async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None) -> dict[str, Any] | None:
+async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | None, sampler: Sampler) -> dict[str, Any] | None:
     """A trace's row, None where it or the judges failed.
 
     Only an answer is ever labelled: thinking that was never closed has none (``truncated``).
@@ -81,20 +81,20 @@ async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | No
     if thought.answer is None:
         return row | {"status": "truncated" if thought.closed == "never" else "no_room"}
     row |= {"answer": thought.answer.text, "answer_ids": list(thought.answer.tokens), "stop": thought.answer.stop}
-    judged = await _judged(study, jury, prompt, thought.answer.text)
+    judged = await _judged(study, jury, prompt, thought.answer.text, sampler)
     return judged and row | judged
 
 
-async def _judged(study: Study, jury: Jury, prompt: str, answer: str) -> dict[str, Any] | None:
-    """What the jury says of an answer, None where its judges failed."""
-    (found,) = await judged(jury, [Item(answer, prompt, study.asked(prompt))])
+async def _judged(study: Study, jury: Jury, prompt: str, answer: str, sampler: Sampler) -> dict[str, Any] | None:
+    """What the jury says of an answer, None where its judges failed; ``sampler`` keeps what that cost."""
+    (found,) = await judged(jury, [Item(answer, prompt, study.asked(prompt))], sampler.ledger, sampler.budget)
     if found.failure:
         return None
     said = {"votes": found.evidence["votes"], "soft": found.evidence["share"] or 0.0, "judge": jury.identity}
     return said | ({"status": "unvoted"} if found.value is None else {"status": "labelled", "outcome": found.value})
 
 
-async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, jury: Jury) -> None:
+async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, sampler: Sampler, jury: Jury) -> None:
     """Take over traces drawn elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
     The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
@@ -113,7 +113,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
         judged: dict[str, Any] | None = {"closed": "never", "status": "truncated"}
         if response is not None:
             row["answer"] = response
-            judged = await _judged(study, jury, prompt, response)
+            judged = await _judged(study, jury, prompt, response, sampler)
         if judged is not None:
             study.add(row | judged, Written(thinking, 0, given["thinking"], drawn=False))
 
@@ -231,7 +231,8 @@ class CutForks:
             raise BoundaryError("provider", self.sampler.first_failure)
         texts = [answer.text for answer in answers if answer is not None]
         each = [Item(text, path, self.study.asked(path)) for text in dict.fromkeys(texts)]
-        said = {item.text: found for item, found in zip(each, await judged(self.jury, each), strict=True)}
+        verdicts = await judged(self.jury, each, self.sampler.ledger, self.sampler.budget)
+        said = {item.text: found for item, found in zip(each, verdicts, strict=True)}
         if failure := next((found.failure for found in said.values() if found.failure), ""):
             raise BoundaryError("scorer", failure)
         values = [said[text].value for text in texts]
@@ -318,7 +319,7 @@ async def oscillations(
             chunks = [text[a:b] for a, b in spans]
             loop = len(chunks) > LOOP
             shown = study.asked(trace["prompt"]) if config.show_prompt else ""
-            said = [None if loop or len(chunks) < 2 else await stances(judge, shown, chunks) for judge in judges]
+            said = [None if loop or len(chunks) < 2 else await stances(judge, shown, chunks, sampler.ledger) for judge in judges]
             if len(chunks) > 1 and not loop and all(one is None for one in said):
                 return
             record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}

@@ -122,7 +122,7 @@ def run_(
         return
     with Study.begin(out, options, problems, source) as study:
         if given:
-            asyncio.run(adopt(study, given, thinking.tokenizer, jury))  # type: ignore[arg-type]
+            asyncio.run(adopt(study, given, thinking.tokenizer, sampler, jury))  # type: ignore[arg-type]
         else:
             _work("run", "traces", total, out, as_json, lambda tell: rollout(study, sampler, thinking, jury, tell))
         record, there = build(study), len(study.traces)
@@ -130,7 +130,9 @@ def run_(
     rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
     counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
     emit(
-        status | {"out": str(out)}, as_json, table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}"
+        status | _spent(sampler) | {"out": str(out)},
+        as_json,
+        table(["mode", "pool", "yes", "labelled", "share"], rows) + f"\n\ntraces: {counted}",
     )
     _warn(sampler, jury)
     if not there:
@@ -212,7 +214,11 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: 
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
     rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
     verdict = continuation_verdict(found or {"open_fall": None})
-    emit({"continuation": found} | verdict, as_json, table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}")
+    emit(
+        {"continuation": found} | verdict | _spent(sampler),
+        as_json,
+        table(["of", "way", *columns], rows) + f"\n\n{verdict['verdict']}",
+    )
     _warn(sampler, jury)
 
 
@@ -242,7 +248,7 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
         unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
     shown = table(["figure", "value"], [[name, str(value)] for name, value in (found or {}).items()])
     verdict = oscillation_verdict(found)
-    emit({"oscillation": found, "unrated": unrated} | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
+    emit({"oscillation": found, "unrated": unrated} | verdict | _spent(sampler), as_json, f"{shown}\n\n{verdict['verdict']}")
     if unrated:
         say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
     _warn(sampler, jury)
@@ -283,8 +289,14 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
     emit(record, as_json, table(["bill", ""], list(record.items())))
 
 
+def _spent(sampler: Sampler) -> dict[str, Any]:
+    return {"spent": sampler.ledger.to_json()["spent"]}
+
+
 def _warn(sampler: Sampler, jury: Jury) -> None:
     if sampler.failed:
         say(f"warning: {sampler.failed} draws failed ({sampler.first_failure}); the same command tries them again")
+    if sampler.ledger.spent.get("judge", {}).get("calls"):
+        say(f"spent on {sampler.ledger}")
     for name, why in jury.failed.items():
         say(f"warning: the judge {name} failed: {why}; answers without a vote are tried again by the same command")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.ids import stable_hash
+from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
 from ramify.methods.forensics.judges import says
 from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
@@ -26,13 +27,15 @@ class Filtered:
     is in, name the class in the identity.
 
     A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the draw is marked: its data hold
-    ``{"forbid": {"rejected", "unfiltered"}}``. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
+    ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
     ``inner`` cannot continue inside a message.
     """
 
-    def __init__(self, inner: Model, judge: Judge, name: str, redraws: int = 20, by: By = "prose") -> None:
+    def __init__(
+        self, inner: Model, judge: Judge, name: str, redraws: int = 20, by: By = "prose", ledger: Ledger | None = None
+    ) -> None:
         require(inner, ("tokens", "continue"), "forbidding sentences")
-        self.inner, self.judge, self.redraws, self.by = inner, judge, redraws, by
+        self.inner, self.judge, self.redraws, self.by, self.ledger = inner, judge, redraws, by, ledger
         own = inner.identity
         self.identity = Identity(
             f"{own.name} without {name}",
@@ -75,7 +78,7 @@ class Filtered:
         """Tokens before the first sentence of the class; None where there is none."""
         assert draw.ends is not None
         for start, end in sentences(draw.text, self.by):
-            if await says(self.judge, draw.text[start:end].strip()):
+            if await says(self.judge, draw.text[start:end].strip(), self.ledger):
                 return int(np.searchsorted(draw.ends, start, side="right"))
         return None
 

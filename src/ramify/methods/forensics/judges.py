@@ -10,6 +10,7 @@ from typing import Any
 
 from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.ledger import Ledger
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model
 from ramify.score.judge import Asked, Each, Item, Judge, Pattern, Question, find_judge, judged, truth, yes_or_no
@@ -40,9 +41,9 @@ def by_model(model: Model, template: ChatTemplate | None, what: str) -> Asked:
     return Asked(model, template, question, f"by_model({model.identity.weights}, {what!r})")
 
 
-async def says(judge: Judge, text: str) -> bool:
-    """Whether a text is of a class. Raises BoundaryError("scorer") where the judge cannot tell."""
-    (found,) = await judged(judge, [Item(text)])
+async def says(judge: Judge, text: str, ledger: Ledger | None = None) -> bool:
+    """Whether a text is of a class; what that cost goes to ``ledger``. Raises BoundaryError("scorer") where the judge cannot tell."""
+    (found,) = await judged(judge, [Item(text)], ledger)
     value = truth(judge, found)
     if value is None:
         raise BoundaryError("scorer", found.failure or f"'{judge.name}' cannot tell")
@@ -110,9 +111,11 @@ def find_behaviour(spec: str, judge: tuple[Model, ChatTemplate | None] | None = 
     return find_judge(spec, takes=("messages",), kinds=kinds, what="behaviour")
 
 
-async def shows(judge: Judge, messages: Sequence[Message], name: str = "") -> tuple[bool | None, str]:
+async def shows(
+    judge: Judge, messages: Sequence[Message], name: str = "", ledger: Ledger | None = None
+) -> tuple[bool | None, str]:
     """Whether a whole run shows the behaviour, None where it is invalid; and why the judge could not run, "" where it could."""
-    (found,) = await judged(judge, [Item(transcript(messages), name, messages=messages)])
+    (found,) = await judged(judge, [Item(transcript(messages), name, messages=messages)], ledger)
     return truth(judge, found), found.failure
 
 

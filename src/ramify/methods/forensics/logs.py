@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
+from ramify.base.ledger import Ledger
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.judges import as_messages, shows
 from ramify.score.judge import Judge
@@ -37,32 +38,34 @@ class Logged(NamedTuple):
 Log = list[Logged]
 
 
-def read_log(path: Path, behaviour: Judge, form: str | None = None, scorer: str | None = None) -> Log:
+def read_log(
+    path: Path, behaviour: Judge, form: str | None = None, scorer: str | None = None, ledger: Ledger | None = None
+) -> Log:
     """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default told from the content), or
     JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
 
     Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded beside the attempt;
     the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line of the same
-    ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every run failed.
+    ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every run failed. What judging cost goes to ``ledger``.
     """
     first = None if form is not None or path.is_dir() else first_record(path)[1]
     if first is None or "messages" not in first or run_folder(path) is not None:
         with opened(path, form) as run:
             tasks = {info.name: info.task.get("data") for info in run.trees()}
-            found = [_of_run(attempt, tasks, behaviour) for attempt in views(run, scorer=scorer, unjudged=True)]
+            found = [_of_run(attempt, tasks, behaviour, ledger) for attempt in views(run, scorer=scorer, unjudged=True)]
             failed = failures(run)
         if failed.all:
             raise UserError(f"{path}: {failed.sentence()}")
     else:
         if scorer is not None:
             raise UserError(f"{path} is JSON lines of messages, in which nobody has scored, so --scorer has nothing to name")
-        found = list(_of_lines(path, behaviour))
+        found = list(_of_lines(path, behaviour, ledger))
     if not found:
         raise UserError(f"{path} holds no run")
     return found
 
 
-def _of_lines(path: Path, behaviour: Judge) -> Iterator[Logged]:
+def _of_lines(path: Path, behaviour: Judge, ledger: Ledger | None) -> Iterator[Logged]:
     seen: set[str] = set()
     for number, record in read_lines(path):
         place = f"{path}:{number}"
@@ -74,10 +77,10 @@ def _of_lines(path: Path, behaviour: Judge) -> Iterator[Logged]:
             continue
         seen.add(name)
         fields = field(record, "fields", dict, place, {})
-        yield asyncio.run(_graded(behaviour, as_messages(messages), fields))
+        yield asyncio.run(_graded(behaviour, as_messages(messages), fields, ledger))
 
 
-def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge) -> Logged:
+def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: Ledger | None) -> Logged:
     """An attempt of a stored run. What its verdict says of its end stands where an environment would have said it."""
     parts = [tasks.get(attempt.tree.name), *(attempt.end.data.get(name) for name in ("sample", "record"))]
     parts += [part.get("metadata") for part in parts if isinstance(part, Mapping)]
@@ -93,11 +96,11 @@ def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge) -> Logged
     said = attempt.path.messages()
     if said and attempt.verdict is not None and attempt.success is not None and "outcome" not in said[-1].data:
         said[-1] = replace(said[-1], data={**said[-1].data, "outcome": attempt.success})
-    return asyncio.run(_graded(behaviour, said, fields))
+    return asyncio.run(_graded(behaviour, said, fields, ledger))
 
 
-async def _graded(behaviour: Judge, said: Sequence[Message], fields: Mapping[str, Any]) -> Logged:
-    return Logged(fields, *await shows(behaviour, said))
+async def _graded(behaviour: Judge, said: Sequence[Message], fields: Mapping[str, Any], ledger: Ledger | None) -> Logged:
+    return Logged(fields, *await shows(behaviour, said, "", ledger))
 
 
 def invalid(runs: Log) -> dict[str, int]:

@@ -54,7 +54,7 @@ def ask(
             case.progress,
         )
         texts = [text for text, _ in drawn]
-        return texts, [await says(answer, text) for text in texts]
+        return texts, [await says(answer, text, case.ledger) for text in texts]
 
     case.progress.begin(n, 0, "ask", "answers")
     texts, hits = asyncio.run(answers())

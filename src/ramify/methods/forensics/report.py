@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.base.errors import BoundaryError
-from ramify.base.seeds import place_key
 from ramify.methods.forensics.algorithm import INVALID, plan
 from ramify.methods.forensics.case import CaseConfig, are_doses
 from ramify.methods.forensics.experiment import ALPHA, TestResult
@@ -16,6 +15,7 @@ from ramify.methods.forensics.hypotheses import ACH, NONE, NOTHING, SIGNS, UNDEC
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.render.terminal import table
+from ramify.rollout.sampler import Sampler
 from ramify.score.judge import reply_to
 from ramify.trace.graph import short
 from ramify.trace.message import Message
@@ -196,7 +196,7 @@ async def propose(
     told = "\n\n".join(f'<run did_it="{did}">\n{text[:6000]}\n</run>' for did, text in runs)
     asked = Message("user", _PROPOSE.format(question=config.question, fields=json.dumps(fields), runs=told))
     settings = Sampling(0.0, max_tokens=4096, stop_tokens=() if template is None else tuple(template.stop_tokens))
-    reply = (await reply_to(model, template, [asked], settings, place_key(0, "judge", "propose"))).text
+    reply = (await reply_to(Sampler(model), template, [asked], settings, ("judge", "propose"))).text
     found = re.search(r"\[.*\]", reply, re.DOTALL)
     try:
         records = json.loads(found[0]) if found else []

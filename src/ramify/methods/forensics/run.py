@@ -106,7 +106,9 @@ class Case(Study):
 
     def forbid(self, name: str, judge: Judge, n: int | None = None) -> TestResult:
         """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
-        filtered = replace(self.agent, model=Filtered(self.agent.model, judge, name, by=self.config.sentences))
+        filtered = replace(
+            self.agent, model=Filtered(self.agent.model, judge, name, by=self.config.sentences, ledger=self.ledger)
+        )
         runs = self.play(f"without {name}", {}, n, filtered)
         kept = [run for run in runs if not (run.forbid or {}).get("unfiltered")]
         rejected = sum(run.forbid["rejected"] for run in runs if run.forbid)

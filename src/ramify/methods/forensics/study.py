@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
+from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, Task, World, read_panel
 from ramify.methods.forensics import record
@@ -87,6 +88,8 @@ class Study:
         self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
         self.run = self._open()
         self.progress: Progress = SILENT
+        self.ledger = Ledger()
+        """What the judges cost."""
         self.prefix = ""
         """Put before the names of cells; results of a study with one are not kept: it is on another agent."""
 
@@ -208,9 +211,9 @@ class Study:
         forbid = {"rejected": sum(m["rejected"] for m in marks), "unfiltered": any(m["unfiltered"] for m in marks)}
         behavior, failure = None, attempt.failure
         if failure is None:
-            behavior, why = await shows(self.behavior, said, attempt.tree)
+            behavior, why = await shows(self.behavior, said, attempt.tree, self.ledger)
             failure = why or None
-        aware = await says(self.aware, replies)
+        aware = await says(self.aware, replies, self.ledger)
         return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import typer
 from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.ledger import Ledger
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
 from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
@@ -33,7 +34,7 @@ from ramify.methods.forensics.report import (
 )
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
-from ramify.render.terminal import emit, progress, table
+from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.parts import find_model, find_world
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
@@ -52,7 +53,10 @@ def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
     kept = f"what was played is kept in {folder}: the same command goes on"
     with progress(folder.name, unit="runs", as_json=as_json, kept=kept) as bar, Case(folder) as case:
         case.progress = bar
-        return work(case)
+        found = work(case)
+    if case.ledger.total("calls"):
+        say(f"spent on {case.ledger}")
+    return found
 
 
 @app.command()
@@ -290,7 +294,7 @@ def log_(
     as_json: Json = False,
 ) -> None:
     """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
-    runs = read_log(log, find_behaviour(behavior), form, scorer)
+    runs = read_log(log, find_behaviour(behavior), form, scorer, spent := Ledger())
     counts = Counts.of(run.did for run in runs)
     found = corrected(one for name in by or [] for one in by_field(runs, name))
     said = _said(found, "differs", "of the log") if found else None
@@ -303,7 +307,16 @@ def log_(
         text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
         text += f"\n\n{said}."
     emit(
-        {"rate": rate, "invalid": counts.missing, "why": why, "by": [r.to_json() for r in found], "verdict": said}, as_json, text
+        {
+            "rate": rate,
+            "invalid": counts.missing,
+            "why": why,
+            "by": [r.to_json() for r in found],
+            "verdict": said,
+            "spent": spent.to_json()["spent"],
+        },
+        as_json,
+        text,
     )
 
 

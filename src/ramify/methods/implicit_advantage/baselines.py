@@ -10,6 +10,7 @@ from typing import Literal
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
+from ramify.base.ledger import Ledger
 from ramify.engine.pairs import pair_template
 from ramify.methods.implicit_advantage.run import decisions
 from ramify.score.judge import Item, Judge, Judgement, Question, as_asked, find_judge, judged
@@ -78,11 +79,16 @@ def find_baseline(model: str, style: Style) -> Judge:
 
 
 def grades(
-    trajectories: Path, judge: Judge, tokenizer: str, wanted: Mapping[str, str], scorer: str | None = None
+    trajectories: Path,
+    judge: Judge,
+    tokenizer: str,
+    wanted: Mapping[str, str],
+    scorer: str | None = None,
+    ledger: Ledger | None = None,
 ) -> tuple[dict[str, float], list[str]]:
     """Scores of the ``wanted`` attempts by id, and a sentence for each without one. ``wanted``: id -> its record's ``decisions``, or "".
 
-    ``tokenizer`` names the model whose ids the attempts hold; ``scorer`` is the one the records were made with. Raises UserError where the
+    ``tokenizer`` names the model whose ids the attempts hold; ``scorer`` is the one the records were made with, ``ledger`` has what judging cost. Raises UserError where the
     tokenizer or an attempt is missing, or an attempt is another than the one that was graded.
     """
     template = pair_template(tokenizer)
@@ -95,6 +101,6 @@ def grades(
     for a in attempts:
         if wanted.get(a.id) not in (None, "", decisions(a)):
             raise UserError(f"{trajectories}: '{a.id}' is another attempt than the one that was graded: its actions differ")
-    found = list(zip(items, asyncio.run(judged(judge, items)), strict=True))
+    found = list(zip(items, asyncio.run(judged(judge, items, ledger)), strict=True))
     silent = [f"attempt '{item.id}': {one.failure or 'the judge cannot say'}" for item, one in found if one.value is None]
     return {item.id: float(one.value) for item, one in found if one.value is not None}, silent

@@ -11,6 +11,7 @@ import typer
 from ramify.base.command import Json, takes
 from ramify.base.config import load
 from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
+from ramify.base.ledger import Ledger
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
 from ramify.methods.implicit_advantage.run import GRADE, AdvantageScorer, Scored, keep_grades, kept_grades
@@ -262,7 +263,7 @@ def judge(
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
         asked = find_baseline(model, style)
-        values, failed = grades(trajectories, asked, tokenizer, wanted, scorer)
+        values, failed = grades(trajectories, asked, tokenizer, wanted, scorer, spent := Ledger())
     if folder is not None:
         with Run.open(folder, write=True) as run:
             run.add(*(Verdict(leaf, name, value, GRADE, judges={name: asked.identity}) for leaf, value in values.items()))
@@ -274,7 +275,7 @@ def judge(
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
     )
-    emit({"scored": len(values), "unscored": failed}, as_json, text)
+    emit({"scored": len(values), "unscored": failed, "spent": spent.to_json()["spent"]}, as_json, f"{text}\nspent on {spent}")
     if failed:
         raise typer.Exit(EXIT_PARTIAL)
 

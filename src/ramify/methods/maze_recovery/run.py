@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError
+from ramify.base.ledger import Ledger
 from ramify.methods.maze_recovery.attempts import Traces
 from ramify.methods.maze_recovery.traces import (
     BACK,
@@ -45,10 +46,10 @@ def detector_for(name: str | None, traces: Traces) -> Judge | None:
     return find_detector(name)
 
 
-def mark(traces: Traces, detector: Judge) -> list[list[Marked]]:
-    """What ``detector`` sees in every reply. Says how many it could not label; raises NeedsError where that is all of them."""
+def mark(traces: Traces, detector: Judge, ledger: Ledger | None = None) -> list[list[Marked]]:
+    """What ``detector`` sees in every reply; the cost goes to ``ledger``. Says how many it could not label; raises NeedsError where that is all of them."""
     replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
-    marks, faults = asyncio.run(detect(replies, detector))
+    marks, faults = asyncio.run(detect(replies, detector, ledger=ledger))
     if faults and len(faults) == sum(map(len, replies)):
         raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
     if faults:
@@ -58,11 +59,11 @@ def mark(traces: Traces, detector: Judge) -> list[list[Marked]]:
 
 def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -> dict[str, Any]:
     """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
-    measured = (
-        None if labels is None else on_labels(detector, labels)
-    )  # first: a fault there is known before all replies are read
-    marks = mark(traces, detector)
-    found = audit_texts(traces, marks, detector.name) | {"judge": detector.identity}
+    spent = Ledger()
+    # first: a fault there is known before all replies are read
+    measured = None if labels is None else on_labels(detector, labels, spent)
+    marks = mark(traces, detector, spent)
+    found = audit_texts(traces, marks, detector.name) | {"judge": detector.identity, "spent": spent.to_json()["spent"]}
     if labels is None:
         measured = against_keys(traces, marks)
     found |= {"agreement": measured, "agreement_with": "labels" if labels else None if measured is None else "state keys"}
@@ -92,13 +93,13 @@ def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str
     return {"found": False, "verdict": f"nothing stands out: {seen}, which {rate} explain"}
 
 
-def on_labels(detector: Judge, labels: Path) -> dict[str, Any]:
+def on_labels(detector: Judge, labels: Path, ledger: Ledger | None = None) -> dict[str, Any]:
     """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (:func:`ramify.methods.maze_recovery.traces.mask_precision`).
 
     Raises UserError naming the file and line that is wrong, NeedsError where the detector could mark none.
     """
     known = labelled(read_lines(labels), str(labels))
-    seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector))
+    seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector, ledger=ledger))
     truth = [[step for _, step in own] for own, steps in zip(known, seen, strict=True) if steps is not None]
     marked = [steps for steps in seen if steps is not None]
     if not truth:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
+from ramify.base.ledger import Ledger
 from ramify.methods.maze_recovery.attempts import Traces
 from ramify.score.judge import Item, Judge, Judgement, Question, as_asked, find_judge, judged
 from ramify.stats.intervals import clustered_proportion
@@ -172,9 +173,9 @@ def find_detector(spec: str) -> Judge:
     return find_judge(as_asked(spec, "lexicon"), question=STEPS, kinds=kinds, only=("lexicon", "judge"), what="detector")
 
 
-async def marks(detector: Judge, steps: Sequence[str]) -> tuple[list[Step] | None, str]:
+async def marks(detector: Judge, steps: Sequence[str], ledger: Ledger | None = None) -> tuple[list[Step] | None, str]:
     """One mark a step, None where the detector could not tell, and why."""
-    found = await judged(detector, [Item(step) for step in steps])
+    found = await judged(detector, [Item(step) for step in steps], ledger)
     said = [Step(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
     if len(said) < len(steps):
         return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a mark")
@@ -189,15 +190,15 @@ class Marked(NamedTuple):
 
 
 async def mark_all(
-    texts: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8
+    texts: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
 ) -> tuple[list[list[Step] | None], list[str]]:
-    """The marks of the steps of each text, None where the detector could not tell; and what went wrong there."""
+    """The marks of the steps of each text, None where the detector could not tell; and what went wrong there. The cost goes to ``ledger``."""
     gate = asyncio.Semaphore(concurrent)
     faults: list[str] = []
 
     async def one(steps: Sequence[str]) -> list[Step] | None:
         async with gate:
-            found, why = await marks(detector, steps)
+            found, why = await marks(detector, steps, ledger)
         if why:
             faults.append(why)
         return found
@@ -205,12 +206,14 @@ async def mark_all(
     return list(await asyncio.gather(*map(one, texts))), faults
 
 
-async def detect(replies: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8) -> tuple[list[list[Marked]], list[str]]:
+async def detect(
+    replies: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
+) -> tuple[list[list[Marked]], list[str]]:
     """What ``detector`` sees in the replies of each attempt, and what went wrong where it could not tell (those replies have no steps)."""
     texts = [text for own in replies for text in own]
     spans = [segment(text) for text in texts]
     steps = [[text[a:b] for a, b in own] for text, own in zip(texts, spans, strict=True)]
-    seen, faults = await mark_all(steps, detector, concurrent)
+    seen, faults = await mark_all(steps, detector, concurrent, ledger)
     each = iter([Marked([], []) if found is None else Marked(own, found) for own, found in zip(spans, seen, strict=True)])
     return [list(islice(each, len(own))) for own in replies], faults
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from ramify.base.command import Json, takes
 from ramify.base.config import load as resolve
 from ramify.base.errors import UserError
+from ramify.base.ledger import Ledger
 from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.attempts import Source, Traces, load
 from ramify.methods.maze_recovery.audit import audit_traces
@@ -113,20 +114,20 @@ def build(
         template = chat_template(options.checkpoint)
     traces = load(source, options, form)
     detector = _detector(options, traces)
-    marks = measured = None
+    marks, measured, spent = None, None, Ledger()
     if detector is not None:
-        measured = None if options.labels is None else on_labels(detector, options.labels)
+        measured = None if options.labels is None else on_labels(detector, options.labels, spent)
         check_masks(options, measured)  # before all replies are read
-        marks = mark(traces, detector)
+        marks = mark(traces, detector, spent)
     chosen = {name: getattr(options, name) for name in BuildConfig.model_fields}
     made = build_sft(traces, marks=marks, measured=measured, template=template, **chosen)
     rows = list(_rows(made, options.form, template))
     write_rows(out, rows)
-    found = made.summary | {"form": options.form, "rows": len(rows), "out": str(out)}
+    found = made.summary | {"form": options.form, "rows": len(rows), "out": str(out), "spent": spent.to_json()["spent"]}
     if detector is not None and measured is None:
         found["warnings"] = [*found["warnings"], UNMEASURED]
     _warn(found)
-    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items() if k != "warnings"]))
+    emit(found, as_json, table(["number", "value"], [[k, v] for k, v in found.items() if k not in ("warnings", "spent")]))
 
 
 def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
@@ -171,8 +172,9 @@ def _page(found: dict[str, Any]) -> str:
     shown = [
         [name, _cell(value)]
         for name, value in found.items()
-        if not isinstance(value, list) and name not in ("kinds", "agreement", "verdict")
+        if not isinstance(value, list) and name not in ("kinds", "agreement", "verdict", "spent")
     ]
+    shown += [[f"judge: {unit}", amount] for unit, amount in found.get("spent", {}).get("judge", {}).items()]
     for name in ("kinds", "agreement"):
         shown += [[f"{name}: {key}", _cell(value)] for key, value in (found.get(name) or {}).items()]
     text = table(["number", "value"], shown)
