@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.env.protocol import World, close, tools_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Model, Sampling
-
-if TYPE_CHECKING:
-    from ramify.rollout.compact import Compactor
+from ramify.rollout.compact import Compactor
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,10 +22,7 @@ from ramify.rollout.sampler import Place, Sampler
 from ramify.trace.context import whole_tokens
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
-from ramify.trace.path import Part, as_messages, by_message, message_of
-
-if TYPE_CHECKING:
-    from ramify.rollout.agent import Agent
+from ramify.trace.path import Part, by_message, message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,30 +303,6 @@ def window_of(sampler: Sampler, template: ChatTemplate | None, settings: Samplin
         return (await reply(sampler, template, messages, replace(settings, max_tokens=max_tokens), place, purpose="compact"))[0]
 
     return Window(limit, measure, ask)
-
-
-async def fitted(agent: Agent, parts: Sequence[Part], opens: bool, sampler: Sampler, place: Place) -> list[Part] | None:
-    """What ``agent`` is shown in the place of ``parts``; None where they fit its window. ``opens``: a new reply is to be drawn.
-
-    Raises BoundaryError("compactor") where the compactor breaks a promise.
-    """
-    template, said = agent.template, as_messages(parts)
-    head = len(template.open("assistant", said[-1].role if said else "")) if template is not None and opens else 0
-    size = sum(len(message.text) for message in said) if template is None else len(whole_tokens(parts))
-    if agent.compactor is None or size + head <= agent.window:
-        return None
-    limit = agent.window - head - (_front(template) if template is not None and said and said[0].role != "system" else 0)
-    window = window_of(sampler, template, agent.sampling, limit, place)
-    shown = await compacted(parts, agent.compactor, window, template)
-    if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
-        raise BoundaryError("compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit")
-    return shown
-
-
-def _front(template: ChatTemplate) -> int:
-    """Tokens a template puts in front of a conversation, which another message gets when the first is dropped."""
-    first, later = (len(template.render("user", "x", after)[0]) for after in ("", "user"))
-    return max(0, first - later)
 
 
 def called(data: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:

@@ -151,7 +151,7 @@ async def fork(
     here = plan.node
     at = offset if here is node else len(here)
     if start is None:
-        start = _start(episodes, tree, here.id if here.role != "assistant" or at else str(here.parent), key)
+        start = _start(episodes, tree, episodes.prompts.at(here, at).parent.id, key)
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
         behind = _start(episodes, tree, first.leaf, key and f"{key}/replaced")

@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ramify.model.chat import JinjaTemplate
+from ramify.base.errors import BoundaryError
+from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Turn
-from ramify.rollout.compact import fitted
+from ramify.rollout.compact import compacted, window_of
 from ramify.rollout.record import Record
 from ramify.rollout.sampler import Sampler
-from ramify.rollout.shown import head_of, rendered_parts
+from ramify.rollout.shown import Position, Prompt, head_of, rendered_parts
 from ramify.trace.context import changed, seen, whole_tokens
 from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.trace.path import Part, as_messages
-
-
-@dataclass
-class Position:
-    """Where the next message goes: the path so far, in the form the model wants."""
-
-    parent: Node
-    offset: int
-    tokens: list[np.ndarray]
-    messages: list[Message]
-    reward: float
-    turns: int
-    begun: str | None = None
-    """Text of the reply begun already, when a fork continues inside it."""
-    shown: list[Part] | None = None
-    """The model's history where that is not the path: something was compacted or edited. What it is shown of it, its template says."""
-    insert: Node | None = None
-    """The parent where it is an edit, which is stored with what is sampled after it: one that the model refuses leaves nothing."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What one reply is sampled from."""
-
-    prefix: Prefix
-    rendered: list[Part] | None
-    """What the template makes of the history, where that is something else."""
-    head: np.ndarray | None
-    """The tokens that open the reply."""
 
 
 class Prompts:
@@ -58,7 +30,12 @@ class Prompts:
         self.agent, self.record, self.sampler = agent, record, sampler
 
     def at(self, node: Node, offset: int | None = None) -> Position:
-        """The position after ``node``, or after ``offset`` tokens of it, with what the model will be shown."""
+        """The position after ``node``, or after ``offset`` tokens of it, with what the model will be shown.
+
+        After no token of an agent's message is after the message before it: what is sampled there is a sibling.
+        """
+        if node.role == "assistant" and offset == 0:
+            node, offset = self.record.load(node.tree).node(str(node.parent)), None
         path = self.record.trees[node.tree].path(node.id)
         if offset is not None:
             path = path.upto(offset)
@@ -103,12 +80,26 @@ class Prompts:
         return replace(place, **self._laid_out(parts), shown=parts)
 
     async def fitted(self, place: Position) -> Position:
-        """``place`` with what is shown shortened by the agent's compactor where it is beyond the window."""
+        """``place`` with what is shown shortened by the agent's compactor where it is beyond the window.
+
+        Raises BoundaryError("compactor") where the compactor breaks a promise.
+        """
         if self.agent.compactor is None:
             return place
         parts = place.shown or self.shown(place.parent, place.offset)
-        shown = await fitted(self.agent, parts, place.begun is None, self.sampler, ("compact", place.parent.id, place.offset))
-        return place if shown is None else self.instead(place, shown)
+        agent, template, said = self.agent, self.agent.template, as_messages(parts)
+        head = (
+            0 if template is None or place.begun is not None else len(template.open("assistant", said[-1].role if said else ""))
+        )
+        size = sum(len(message.text) for message in said) if template is None else len(whole_tokens(parts))
+        if size + head <= agent.window:
+            return place
+        limit = agent.window - head - (_front(template) if template is not None and said and said[0].role != "system" else 0)
+        window = window_of(self.sampler, template, agent.sampling, limit, ("compact", place.parent.id, place.offset))
+        shown = await compacted(parts, self.agent.compactor, window, template)
+        if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
+            raise BoundaryError("compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit")
+        return self.instead(place, shown)
 
     def prompt(self, place: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """What the model is asked at ``place``. Raises BoundaryError("template") where the template refuses the history."""
@@ -140,3 +131,9 @@ class Prompts:
         if not isinstance(template, JinjaTemplate):
             return None, head_of(template, place.messages) if place.begun is None else None
         return rendered_parts(template, place.shown or self.shown(place.parent, place.offset), place.begun is None)
+
+
+def _front(template: ChatTemplate) -> int:
+    """Tokens a template puts in front of a conversation, which another message gets when the first is dropped."""
+    first, later = (len(template.render("user", "x", after)[0]) for after in ("", "user"))
+    return max(0, first - later)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +12,12 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Snapshot, Task, Volatile
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Draw
+from ramify.rollout.shown import Position, Prompt
 from ramify.trace.context import HISTORY, context_of_parts
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict, make_node
 from ramify.trace.path import Part
 from ramify.trace.tree import Tree
-
-if TYPE_CHECKING:
-    from ramify.rollout.prompt import Position, Prompt
 
 
 class Record:

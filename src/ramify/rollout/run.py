@@ -23,10 +23,11 @@ from ramify.rollout.attempts import Turn as Turn
 from ramify.rollout.attempts import as_turn as as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.prompt import Position, Prompts
+from ramify.rollout.prompt import Prompts
 from ramify.rollout.record import Record
 from ramify.rollout.replay import check
 from ramify.rollout.sampler import Sampler, sample_key
+from ramify.rollout.shown import Position
 from ramify.rollout.stage import Stage
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Producer, Verdict
@@ -96,8 +97,6 @@ class Episodes:
             if insert is not None:
                 self.trees[tree].add(insert)
                 place = replace(self.prompts.at(insert), insert=insert)
-            elif node.role == "assistant" and offset == 0:
-                place = self.prompts.at(self.trees[tree].node(str(node.parent)))
             else:
                 place = self.prompts.at(node, offset if node.role == "assistant" else None)
             if change is not None and change.rewrite is not None:

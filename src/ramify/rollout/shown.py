@@ -1,17 +1,48 @@
-"""What a chat template shows an agent of its history, in parts of the tree: a node's own tokens wherever they are still shown."""
+"""What an agent is shown at a position, in parts of the tree: a node's own tokens wherever they are still shown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ramify.base.errors import BoundaryError, NeedsError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
+from ramify.model.protocol import Prefix
 from ramify.model.rendered import Filled, Known, Piece, rendered
 from ramify.trace.message import Message
-from ramify.trace.node import Insert
+from ramify.trace.node import Insert, Node
 from ramify.trace.path import Part, by_message, message_of, text_between
+
+
+@dataclass
+class Position:
+    """Where the next message goes: the path so far, in the form the model wants."""
+
+    parent: Node
+    offset: int
+    tokens: list[np.ndarray]
+    messages: list[Message]
+    reward: float
+    turns: int
+    begun: str | None = None
+    """Text of the reply begun already, when a fork continues inside it."""
+    shown: list[Part] | None = None
+    """The model's history where that is not the path: something was compacted or edited. What it is shown of it, its template says."""
+    insert: Node | None = None
+    """The parent where it is an edit, which is stored with what is sampled after it: one that the model refuses leaves nothing."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one reply is sampled from."""
+
+    prefix: Prefix
+    rendered: list[Part] | None
+    """What the template makes of the history, where that is something else."""
+    head: np.ndarray | None
+    """The tokens that open the reply."""
 
 
 def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
