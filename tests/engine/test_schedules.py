@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.engine.controller import MARGIN
 from ramify.engine.schedules import (
-    MARGIN,
     Fixed,
     Greedy,
     Off,
@@ -282,21 +282,31 @@ def test_hysteresis_does_not_flap():
     choices = [schedule.depth(r) > 0 for r in [edge, edge + 1] * 50]
     assert sum(a != b for a, b in itertools.pairwise(choices)) == 1  # on, then off for good at this load
     assert schedule.depth(1) > 0
-    assert schedule.depth(edge) > 0
 
 
-def test_acceptance_that_falls_ends_drafting_and_probes_find_its_return():
+def test_acceptance_that_falls_ends_drafting_and_one_that_rises_begins_it():
     costs = Counted(3.0, 0.2)
     schedule = Greedy(costs, 3, np.full(3, 0.7))
-    good, bad, limits = np.full((4, 3), 0.9), np.full((4, 3), 0.05), np.full(4, 3)
-    assert schedule.depth(4) > 0
+    limits, drafted = np.full(4, 3), []
+
+    def steps(count: int, accept: float) -> None:
+        for _ in range(count):
+            depth = schedule.depth(4)
+            tokens = 4.0
+            if depth:
+                lengths = schedule.admit(np.full((4, depth), accept), limits)
+                tokens += sum(accept**j for n in lengths for j in range(1, n + 1))
+            drafted.append(depth > 0)
+            schedule.controller.saw(4, depth > 0, round(tokens), float(costs.cycle(4, np.array([tokens]), depth)[0]))
+
+    steps(300, 0.9)
+    assert sum(drafted[100:]) > 150
+    steps(3000, 0.05)
+    assert 0 < sum(drafted[-2000:]) < 200  # rare trials, ever rarer
     for _ in range(60):
-        schedule.admit(bad, limits)
-    drafted = [schedule.depth(4) > 0 for _ in range(3000)]
-    assert 0 < sum(drafted) < 12  # rare probes, ever rarer
-    for _ in range(60):
-        schedule.admit(good, limits)
-    assert schedule.depth(4) > 0
+        schedule.admit(np.full((4, 3), 0.9), limits)
+    steps(500, 0.9)
+    assert sum(drafted[-400:]) > 300
 
 
 def test_what_is_admitted_depends_on_nothing_drawn_later():

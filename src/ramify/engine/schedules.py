@@ -17,15 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.engine.controller import AdaptiveController
 
-MARGIN = 0.05
-"""Drafting starts where it promises so much more than no drafting, and ends where it promises less than no drafting."""
 RECENT = 128
 """Rounds whose survivals stand for those to come."""
 REFRESH = 32
 """Steps after which the break-even is computed anew."""
-PROBE, PROBE_MOST = 128, 4096
-"""Steps without drafts after which one step drafts again, to see whether acceptance has changed; doubled each time it has not."""
 
 
 class Costs(Protocol):
@@ -37,7 +34,7 @@ class Costs(Protocol):
 
 
 class Schedule(Protocol):
-    """One object a run: it may remember earlier steps."""
+    """One object a run: it may remember earlier steps. One with a ``controller`` is told what its steps took."""
 
     def depth(self, requests: int) -> int:
         """How many tokens to draft this step for so many requests; 0 = none. Decided before anything is drafted."""
@@ -132,15 +129,14 @@ class Greedy:
     """
 
     def __init__(self, costs: Costs, block: int, prior: np.ndarray) -> None:
-        self.costs, self.block = costs, block
+        self.costs, self.block, self.controller = costs, block, AdaptiveController()
         self.recent = survival(np.tile(prior, (RECENT, 1)))
         """Survivals of the last rounds when the break-even was computed, [at most RECENT, block]."""
         self._newer: list[np.ndarray] = []
         self._known: dict[int, tuple[float, int, float]] = {}
         self._seconds: dict[tuple[int, int], np.ndarray] = {}
+        self._payable: dict[int, bool] = {}
         self._age = 0
-        self._on: bool | None = None
-        self._idle, self._patience = 0, PROBE
 
     def outlook(self, requests: int) -> tuple[float, int, float]:
         """(gain over no drafting, depth, drafts verified a request) of the best drafting at this load, by the recent survivals.
@@ -163,24 +159,19 @@ class Greedy:
         return found
 
     def depth(self, requests: int) -> int:
-        """The depth that promises most, 0 where no drafting is at least as fast."""
+        """The depth that promises most, 0 where the controller says that no drafting is at least as fast."""
         gain, depth, _ = self.outlook(requests)
-        self._on = gain > (1.0 if self._on is None or self._on else 1.0 + MARGIN)
-        if self._on:
-            self._idle, self._patience = 0, PROBE
-            return depth
-        self._idle += 1
-        if self._idle < self._patience or not self._could_pay(requests):
-            return 0
-        self._idle, self._patience = 0, min(2 * self._patience, PROBE_MOST)
-        return depth
+        promise = gain if gain > 1 or self._could_pay(requests) else 0.0
+        return depth if self.controller.drafts(requests, promise) else 0
 
     def _could_pay(self, requests: int) -> bool:
         """Whether drafting would pay here if every draft were accepted."""
-        ks = np.arange(1, self.block + 1)
-        plain = float(self.costs.cycle(requests, np.array([float(requests)]), 0)[0])
-        best = [float(self.costs.cycle(requests, np.array([requests * (k + 1.0)]), int(k))[0]) / (k + 1) for k in ks]
-        return bool(min(best) < plain)
+        if requests not in self._payable:
+            ks = np.arange(1, self.block + 1)
+            plain = float(self.costs.cycle(requests, np.array([float(requests)]), 0)[0])
+            best = [float(self.costs.cycle(requests, np.array([requests * (k + 1.0)]), int(k))[0]) / (k + 1) for k in ks]
+            self._payable[requests] = bool(min(best) < plain)
+        return self._payable[requests]
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """The greedy prefix of the ranked candidates of this step, cut at the first loss."""

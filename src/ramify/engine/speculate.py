@@ -34,9 +34,9 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import KVCache
-from ramify.engine.referee import Referee
+from ramify.engine.controller import AdaptiveController
 from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
-from ramify.engine.schedules import Greedy, Schedule
+from ramify.engine.schedules import Schedule
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
 
@@ -168,7 +168,7 @@ class Speculator:
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
         self._room: dict[int, Tensor] = {}
-        self._referee = Referee()
+        self._controller: AdaptiveController | None = getattr(schedule, "controller", None)
 
     def admit(self, key: int) -> DraftState:
         """The state of a sequence that gets a slot."""
@@ -228,8 +228,6 @@ class Speculator:
         """
         began, load = time.perf_counter(), len(sequences)
         depth = self.schedule.depth(load) if load else 0
-        if depth and isinstance(self.schedule, Greedy) and not self._referee.allows(load):
-            depth = 0
         if load:
             self.drafting = depth > 0
         return Round(load, depth, began=began, since=began)
@@ -362,8 +360,10 @@ class Speculator:
     def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
         """Count what was kept: the first ``kept[i]`` of sequence i's emitted tokens. One that ended has its ``stop`` set."""
         stats, now = self.stats, time.perf_counter()
-        if round_.load:  # prompts ran before the step began, and what happens at the ends of completions comes after
-            self._referee.saw(round_.load, round_.depth > 0, sum(kept), now - round_.began)
+        if (
+            round_.load and self._controller is not None
+        ):  # prompts ran before the step began, and what happens at the ends of completions comes after
+            self._controller.saw(round_.load, round_.depth > 0, sum(kept), now - round_.began)
         if not any(round_.drafts):
             stats.plain += sum(kept)
             return

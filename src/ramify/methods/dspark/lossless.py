@@ -22,7 +22,6 @@ from ramify.base.seeds import place_key
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
-from ramify.engine.referee import Referee
 from ramify.engine.sampling import Picked, adjusted, laws
 from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, schedule_of, survival
 from ramify.engine.sequence import Sequence
@@ -59,19 +58,12 @@ class _Costs:
         return np.asarray(64.0 + np.asarray(tokens, np.float64))
 
 
-class _Untimed(Referee):
-    """Lets the schedule decide alone: a check should not depend on the clock."""
-
-    def allows(self, requests: int) -> bool:
-        return True
-
-
 class _Watched(Speculator):
     """Counts the drafts by what came before them, and keeps what was verified."""
 
     def __init__(self, drafter: Drafter, schedule: Schedule, first: int, law: str) -> None:
         super().__init__(drafter, schedule, first, law)
-        self._referee = _Untimed()
+        self._controller = None  # a check should not depend on the clock
         self.drawn: dict[Past, tuple[np.ndarray, np.ndarray]] = {}
         """By past: the sum of the laws said to be drawn from, and how often each token was drafted, [V] each."""
         self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
