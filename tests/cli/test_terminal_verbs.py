@@ -68,7 +68,7 @@ VERBS = {
     "rollout": Verb("rollout --panel 2 --attempts 2", "play .*4/4 attempts", "rollout --panel 4000", "go on with `ramify resume", fast=True),
     "resume": Verb("resume runs/rollout-1", "play", "resume runs/rollout-9", "ramify resume", ("rollout --panel 2", "stop rollout --panel 4000")),
     "fork": Verb("fork runs/rollout-1 NODE --n 2", "fork .*2/2", "fork runs/rollout-1 NODE --n 4000", "stay in", ("rollout --panel 1",)),
-    "tree-rollouts run": Verb("tree-rollouts run --out t.jsonl --count 2 --budget 40", "sample .* turns", "tree-rollouts run --out t.jsonl --count 64 --budget 4000"),
+    "tree-rollouts run": Verb("tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
     "cliffs scan": Verb(f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200", "scan .*traces", f"{CLIFFS} --samples 400 --max-tokens 60", f"{AGAIN}|{NOTHING}", ends=(0, 3)),
     "cliffs ablate": Verb(f"cliffs ablate scan --n 4 --k 1,4 --model builtin --verifier {PARTS}:verifier", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),

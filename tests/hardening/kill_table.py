@@ -132,7 +132,7 @@ READERS: tuple[Verb, ...] = (
     Verb("implicit-advantage blame --scores scores.jsonl --json", after="implicit-advantage score"),
     Verb("implicit-advantage report --scores scores.jsonl --json", after="implicit-advantage score"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
-    Verb("tree-rollouts report trees.jsonl --json", after="tree-rollouts run"),
+    Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
     Verb("tree-rollouts sweep --prompts 1 --json"),
 )

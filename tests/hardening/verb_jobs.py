@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,14 +181,13 @@ class Verb(Job):
             code, said = self._call(f"export {shlex.quote(str(run))} {out} --to jsonl --json", folder)
             assert code == 0, said
             lines = [json.loads(line) for line in out.read_text().splitlines()]
-        lines = [line for line in lines if line["kind"] != "run" and line.get("entry") not in CLOCK_ENTRIES]
-        return tuple(sorted(json.dumps(_timeless(line), sort_keys=True) for line in lines))
+        return _sorted(line for line in lines if line["kind"] != "run")
 
     def _value(self, path: Path, name: str) -> Any:
         if path.suffix == ".jsonl" and path.name != self.old:
             *lines, torn = path.read_bytes().split(b"\n")
             assert not torn or self._is(name, self.grows), f"a torn line: {torn[-80:]!r}"
-            return tuple(sorted(json.dumps(_timeless(json.loads(line)), sort_keys=True) for line in lines))
+            return _sorted(map(json.loads, lines))
         if path.suffix == ".json":
             value = _timeless(json.loads(path.read_bytes()))
             return _shape(value) if self._is(name, self.timed) else value
@@ -292,6 +292,12 @@ def _key(line: str) -> str:
     """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them."""
     record = json.loads(line)
     return str([record[name] for name in ("maker", "name", "node", "offset")] if record.get("kind") == "finding" else line)
+
+
+def _sorted(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Records as text, those of a run's journal that hold clocks left out."""
+    kept = (record for record in records if record.get("entry") not in CLOCK_ENTRIES)
+    return tuple(sorted(json.dumps(_timeless(record), sort_keys=True) for record in kept))
 
 
 def _timeless(value: Any) -> Any:

@@ -26,10 +26,12 @@ from ramify.methods.forensics.old import import_case
 from ramify.methods.forensics.record import report
 from ramify.methods.governance.record import read_rows
 from ramify.methods.implicit_advantage.verbs import read_scores
-from ramify.methods.tree_rollouts.record import read_trees
+from ramify.methods.tree_rollouts.old import import_trees
+from ramify.methods.tree_rollouts.record import GrownTree, read_trees
+from ramify.methods.tree_rollouts.run import report as summed
 from ramify.trace.db import Run
 from ramify.trace.lines import read_lines
-from ramify.trace.node import Entry
+from ramify.trace.node import Entry, Node
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
@@ -181,6 +183,11 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
         ("tree-rollouts report studies/tree-rollouts/turns.jsonl", 0, "mixed"),
         ("tree-rollouts report studies/tree-rollouts/tokens.jsonl", 0, "mixed"),
         ("tree-rollouts report studies/tree-rollouts/of-run.jsonl", 0, "mixed"),
+        ("import studies/tree-rollouts/turns.jsonl --run turns", 0, "not converted: what the agent was shown was not kept"),
+        ("import studies/tree-rollouts/of-run.jsonl --run of-run", 0, "(trees)"),
+        ("tree-rollouts report turns", 0, "mixed"),
+        ("show turns", 0, "tree-rollouts report turns"),
+        ("check run turns", 0, "undamaged"),
     ],
     "cells": [],
 }
@@ -348,10 +355,14 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     assert sorted(json.loads(Path("studies/forensics/case/controls.json").read_text())) == ["doors", "hinted"]
     assert {one["name"] for one in found["tests"] if one["control"]} == {"doors", "hinted"}
     assert len(found["tests"]) == len(list(Path("studies/forensics/case/results").glob("*.json"))) == 5
-    unpack(place, "runs-trees")
-    with Run.open("runs/trees") as run:  # the trees file points into its run
-        for tree in read_trees(Path("studies/tree-rollouts/of-run.jsonl")):
-            assert all(run.node(leaf.stored).tree == tree.tree for leaf in tree.leaves)
+    for name in ("turns", "tokens", "of-run"):
+        file = Path(f"studies/tree-rollouts/{name}.jsonl")
+        old = [GrownTree.from_json(record) for _, record in read_lines(file)]
+        assert import_trees(file, Path(name)) == len(old)
+        assert summed(read_trees(Path(name))) == summed(old)
+        with Run.open(name) as run:
+            said = [node for node in run.each(Node) if node.role == "assistant"]
+            assert len(said) == sum(len(tree.places) - 1 for tree in old)
     lab = pytest.importorskip("ramify_experiments.lab")
 
     def doubled(x: int) -> int:

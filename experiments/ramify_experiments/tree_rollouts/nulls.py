@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramify.methods.tree_rollouts.record import write_trees
+from ramify.methods.tree_rollouts.record import keep_trees
 from ramify.methods.tree_rollouts.toy import grow, make_prompts
+from ramify.trace.db import Run
 from ramify_experiments.cases import Case, Repetition
 
 TASKS, MANY, TURNS = 40, 180, 32
@@ -15,11 +16,12 @@ TASKS, MANY, TURNS = 40, 180, 32
 def _differ(rep: Repetition, tasks: int, *arms: tuple[str, int]) -> dict[str, float]:
     """What the verb says differs between two arms (name, seed) at equal turns on the same tasks, by number: the difference."""
     prompts = make_prompts(tasks, rep.seed)
-    files: list[Path] = []
+    runs: list[Path] = []
     for side, (name, seed) in enumerate(arms):
-        files.append(rep.folder / f"{side}.jsonl")
-        write_trees(files[-1], grow(prompts, name, seed, budget=TURNS))
-    found = rep.verb("tree-rollouts", "report", str(files[0]), "--against", str(files[1]))["against"]
+        runs.append(rep.folder / f"arm-{side}")
+        with Run.create(runs[-1], {}) as run:
+            keep_trees(run, grow(prompts, name, seed, budget=TURNS))
+    found = rep.verb("tree-rollouts", "report", str(runs[0]), "--against", str(runs[1]))["against"]
     return {name: found["compared"][name]["difference"] for name in found["differ"]}
 
 

@@ -12,7 +12,7 @@ from ramify.base.command import Json, takes
 from ramify.base.errors import BudgetSpentError, RamifyError, UserError
 from ramify.base.progress import Progress
 from ramify.cli.improve import kept, next_run
-from ramify.render.terminal import emit, progress, short, table
+from ramify.render.terminal import emit, progress, say, short, table
 
 if TYPE_CHECKING:
     from ramify.base.config import Config
@@ -122,7 +122,7 @@ def summary(result: dict[str, Any]) -> str:
 
 @tree_app.command("run")
 def tree_run(
-    out: Annotated[Path | None, typer.Option(help="File to write, one tree a line; the run holds the trees, too.")] = None,
+    out: Annotated[Path | None, typer.Option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
     run: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/trees-N."),
@@ -147,7 +147,6 @@ def tree_run(
     """
     from ramify.base.config import check
     from ramify.jobs.trees import TreeCollection, TreeRolloutConfig
-    from ramify.methods.tree_rollouts.record import write_trees
     from ramify.methods.tree_rollouts.run import report_text
 
     given = {"env": env, "model": model, "tree_budget": budget, "allocate": allocate, "tasks": tasks, "panel": count}
@@ -160,7 +159,14 @@ def tree_run(
     result = played(folder, as_json, lambda bar: collection.collect(folder, bar))
     if result["trees"] is not None:
         if out is not None:
-            write_trees(out, collection.grown)
+            from ramify.trace.convert import write_lines
+            from ramify.trace.db import Run
+
+            with Run.open(folder) as opened:
+                write_lines(opened, out)
+            say(
+                f"{out} is an export of {folder}, which holds the trees: `ramify tree-rollouts report` and `ramify import` read either"
+            )
         record = result["trees"] | {"out": None if out is None else str(out), "run": str(folder)}
         emit(record, as_json, f"{report_text(result['trees'])}\n\nLook at them with `ramify show {folder} --web`.")
     ended(folder, result)

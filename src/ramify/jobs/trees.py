@@ -17,7 +17,7 @@ from ramify.jobs import parts, play
 from ramify.jobs.collect import Collection, RolloutConfig, summary_of
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
-from ramify.methods.tree_rollouts.record import ENTRY, GrownTree
+from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, keep_trees
 from ramify.methods.tree_rollouts.run import report
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.model.protocol import require
@@ -121,8 +121,7 @@ class TreeCollection(Collection):
             with run.transaction():
                 for key, payload in done.items():
                     run.log("attempt", key, payload)  # the failed ones, too: they are not tried again
-                for tree in self.grown:
-                    run.log(ENTRY, tree.prompt_id, tree.to_json())
+                keep_trees(run, self.grown)
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:

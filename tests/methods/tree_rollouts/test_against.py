@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
-from ramify.methods.tree_rollouts.record import GrownTree, write_trees
+from ramify.methods.tree_rollouts.record import GrownTree, keep_trees
 from ramify.methods.tree_rollouts.toy import grow, make_prompts
+from ramify.trace.db import Run
 
 PROMPTS = make_prompts(60, 0)
 
 
 def written(path: Path, trees: list[GrownTree]) -> str:
-    write_trees(path, trees)
+    with Run.create(path, {}) as run:
+        keep_trees(run, trees)
     return str(path)
 
 
@@ -28,7 +30,7 @@ def against(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[s
 
 
 def test_equal_arms_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    arms = [written(tmp_path / f"{seed}.jsonl", grow(PROMPTS, "uucb", seed, budget=32)) for seed in (1, 2)]
+    arms = [written(tmp_path / f"{seed}", grow(PROMPTS, "uucb", seed, budget=32)) for seed in (1, 2)]
     found, text = against(capsys, arms[0], "--against", arms[1])
     versus = found["against"]
     assert versus["differ"] == []
@@ -44,8 +46,8 @@ def test_equal_arms_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_better_arm_is_found_and_unequal_cost_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Twice the budget on the same tasks, so the difference is no merit of the arm: both are said."""
-    rich = written(tmp_path / "rich.jsonl", grow(PROMPTS, "uucb + allocator", 0, budget=64))
-    poor = written(tmp_path / "poor.jsonl", grow(PROMPTS, "flat", 0, budget=16))
+    rich = written(tmp_path / "rich", grow(PROMPTS, "uucb + allocator", 0, budget=64))
+    poor = written(tmp_path / "poor", grow(PROMPTS, "flat", 0, budget=16))
     found, text = against(capsys, rich, "--against", poor)
     assert found["against"]["differ"] == ["mixed", "l1_mass"]
     assert "the share of mixed groups is higher and the L1 mass is higher" in text
@@ -57,12 +59,12 @@ def test_a_better_arm_is_found_and_unequal_cost_said(tmp_path: Path, capsys: pyt
 
 def test_arms_without_common_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trees = grow(make_prompts(3, 0), "flat", 0, budget=16)
-    first, one = written(tmp_path / "first.jsonl", trees), written(tmp_path / "one.jsonl", trees[:1])
+    first, one = written(tmp_path / "first", trees), written(tmp_path / "one", trees[:1])
     assert main(["tree-rollouts", "report", first, "--against", one]) == 2
     assert "these share 1" in capsys.readouterr().err
     for tree in trees:
         tree.unit = "tokens"
-    tokens = written(tmp_path / "tokens.jsonl", trees)
+    tokens = written(tmp_path / "tokens", trees)
     assert main(["tree-rollouts", "report", first, "--against", tokens]) == 2
     assert "their budgets cannot be equal" in capsys.readouterr().err
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,14 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
-from ramify.methods.tree_rollouts.record import GrownTree, read_trees, write_trees
+from ramify.methods.tree_rollouts.old import import_trees
+from ramify.methods.tree_rollouts.record import GrownTree, keep_trees, read_trees
+from ramify.methods.tree_rollouts.run import report
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.methods.tree_rollouts.toy import ToyGrower, make_prompts
+from ramify.trace.convert import write_lines
+from ramify.trace.db import Run
+from ramify.trace.failures import failures
 from tree_rollouts.growers import TASK, Scrambled, Words, check_accounting
 
 TOY = {"worst_attempt": 8.0}
@@ -131,19 +138,42 @@ def test_equal_turns_are_one_place_and_every_leaf_counts() -> None:
     assert len({leaf.stored for leaf in tree.leaves}) == len(tree.leaves)
 
 
-def test_the_file_reads_back_exactly(tmp_path: Path) -> None:
+def test_trees_read_back_exactly_from_their_run_and_from_an_export_of_it(tmp_path: Path) -> None:
     trees = [toy(), sample(Words(4, unscored=0.3, no_logprobs=True), 40, unit="tokens")]
-    write_trees(tmp_path / "t.jsonl", trees)
-    again = read_trees(tmp_path / "t.jsonl")
-    assert again == trees
-    write_trees(tmp_path / "u.jsonl", again)
-    assert (tmp_path / "t.jsonl").read_bytes() == (tmp_path / "u.jsonl").read_bytes()
+    with Run.create(tmp_path / "run", {}) as run:
+        trees[1].prompt_id = "other"
+        keep_trees(run, trees)
+        with pytest.raises(UserError, match="holds a tree of task 'other' already"):
+            keep_trees(run, trees[1:])
+        write_lines(run, tmp_path / "run.jsonl")
+    assert read_trees(tmp_path / "run") == read_trees(tmp_path / "run.jsonl") == trees
 
 
-@pytest.mark.parametrize("line", ["{", "3", "{}", '{"nodes": [], "leaves": []}', '{"nodes": [{"id": 1}], "leaves": []}'])
-def test_foreign_files_are_refused_with_their_line(tmp_path: Path, line: str) -> None:
-    (tmp_path / "t.jsonl").write_text("\n" + line + "\n")
-    with pytest.raises(UserError, match=r"t\.jsonl:2: "):
+def test_a_file_of_trees_becomes_a_run_that_reports_the_same(tmp_path: Path) -> None:
+    trees = [toy(), sample(Words(4, unscored=0.3, no_logprobs=True), 40, unit="tokens")]
+    trees[1].leaves[0] = replace(trees[1].leaves[0], failure="gone")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(tree.to_json()) + "\n" for tree in [*trees, *trees]))
+    assert import_trees(tmp_path / "t.jsonl", tmp_path / "run") == 4
+    assert report(read_trees(tmp_path / "run")) == report([*trees, *trees])
+    with Run.open(tmp_path / "run") as run:
+        assert run.config["imported"]["left"].startswith("what the agent was shown was not kept")
+        for tree in read_trees(tmp_path / "run"):
+            ends = [run.path(leaf.stored) for leaf in tree.leaves]
+            assert len({leaf.stored for leaf in tree.leaves}) == len(tree.leaves)
+            for leaf, end in zip(tree.leaves, ends, strict=True):
+                said = [message.text for message in end.messages() if message.role == "assistant"]
+                assert said == [place.text for place in tree.path(leaf.node)[-2::-1]]
+                (verdict,) = run.verdicts(node=leaf.stored)
+                assert verdict.value == (None if leaf.outcome is None else leaf.reward)
+        assert failures(run).counted["gone"] == 2
+
+
+@pytest.mark.parametrize(
+    "record", [{"nodes": [], "leaves": []}, {"nodes": [{"id": 1}], "leaves": []}, {"nodes": 3, "leaves": []}]
+)
+def test_a_foreign_file_is_refused_with_its_line(tmp_path: Path, record: dict[str, object]) -> None:
+    (tmp_path / "t.jsonl").write_text("\n" + json.dumps({"prompt_id": "p", "selector": {}, **record}) + "\n")
+    with pytest.raises(UserError, match=r"t\.jsonl:2: not a grown tree"):
         read_trees(tmp_path / "t.jsonl")
     with pytest.raises(UserError, match="cannot read"):
         read_trees(tmp_path / "none.jsonl")

@@ -19,7 +19,7 @@ from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld, next_action
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, grpo, tree_grpo
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
-from ramify.methods.tree_rollouts.record import GrownTree, write_trees
+from ramify.methods.tree_rollouts.record import GrownTree, keep_trees
 from ramify.methods.tree_rollouts.run import app, report, to_rows
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import TagTemplate
@@ -197,9 +197,10 @@ def call(*words: str) -> str:
 
 def test_verbs(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
     assert json.loads(call("collapse", "--p", "0.01", "--n", "8", "--json"))["mixed"] == pytest.approx(0.077255, abs=5e-7)
-    write_trees(tmp_path / "t.jsonl", grown[0])
-    assert json.loads(call("report", str(tmp_path / "t.jsonl"), "--json")) == json.loads(json.dumps(report(grown[0])))
-    assert "mixed" in call("report", str(tmp_path / "t.jsonl"))
+    with Run.create(tmp_path / "run", {}) as run:
+        keep_trees(run, grown[0])
+    assert json.loads(call("report", str(tmp_path / "run"), "--json")) == json.loads(json.dumps(report(grown[0])))
+    assert "mixed" in call("report", str(tmp_path / "run"))
     found = json.loads(call("sweep", "--prompts", "1", "--json"))
     assert len(found["cells"]) == 125
     assert CliRunner().invoke(app, ["collapse", "--p", "0.5", "--n", "10000000000"]).exit_code == 2  # it sums over n terms

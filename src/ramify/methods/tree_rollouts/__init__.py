@@ -13,14 +13,17 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
 
+PARTS = {"reader": ("old",)}
+"""Modules of this package that register parts, by kind."""
+
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.tree_rollouts.algorithm import UUCB as UUCB
     from ramify.methods.tree_rollouts.algorithm import Allocation as Allocation
     from ramify.methods.tree_rollouts.algorithm import TreeConfig as TreeConfig
     from ramify.methods.tree_rollouts.allocator import BudgetAllocator as BudgetAllocator
     from ramify.methods.tree_rollouts.record import GrownTree as GrownTree
+    from ramify.methods.tree_rollouts.record import keep_trees as keep_trees
     from ramify.methods.tree_rollouts.record import read_trees as read_trees
-    from ramify.methods.tree_rollouts.record import write_trees as write_trees
     from ramify.methods.tree_rollouts.run import report as report
     from ramify.methods.tree_rollouts.run import to_rows as to_rows
     from ramify.methods.tree_rollouts.sampler import TreeSampler as TreeSampler
@@ -29,7 +32,7 @@ else:
         __name__,
         {
             "algorithm": "UUCB TreeConfig Allocation",
-            "record": "GrownTree read_trees write_trees",
+            "record": "GrownTree keep_trees read_trees",
             "sampler": "TreeSampler",
             "allocator": "BudgetAllocator",
             "run": "to_rows report",

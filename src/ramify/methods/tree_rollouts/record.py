@@ -1,4 +1,4 @@
-"""The record of one grown tree: places, leaves, counts along paths, and its exact JSON form (3.1, 3.9)."""
+"""The record of one grown tree: places, leaves, counts along paths, and its exact JSON form in the journal of its run (3.1, 3.9)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json
 from ramify.methods.tree_rollouts.algorithm import is_mixed
 from ramify.trace.db import Run
-from ramify.trace.lines import read_lines
-from ramify.trace.sources import run_folder
+from ramify.trace.sources import opened
 
 if TYPE_CHECKING:
     from ramify.rollout.run import Attempt, Turn
@@ -189,7 +187,7 @@ class GrownTree:
         return place
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form of one line; :meth:`from_json` reads it back exactly."""
+        """The JSON form; :meth:`from_json` reads it back exactly."""
         record = {k: v for k, v in vars(self).items() if k not in ("places", "leaves", "reserved", "_twins")}
         return record | {"nodes": [asdict(p) for p in self.places.values()], "leaves": [asdict(leaf) for leaf in self.leaves]}
 
@@ -209,26 +207,21 @@ class GrownTree:
         return tree
 
 
-def write_trees(path: Path, trees: Iterable[GrownTree]) -> None:
-    """Write one tree a line, whole or not at all. Raises like :func:`ramify.base.files.write_whole`."""
-    write_whole(path, "".join(canonical_json(tree.to_json()) + "\n" for tree in trees))
+def keep_trees(run: Run, trees: Iterable[GrownTree]) -> None:
+    """Store grown trees, one a task, whole or not at all, and commit. Raises UserError on a second one of a task."""
+    with run.transaction():
+        for tree in trees:
+            if not run.log(ENTRY, tree.prompt_id, tree.to_json()):
+                raise UserError(f"{run.folder} holds a tree of task '{tree.prompt_id}' already")
 
 
-def read_trees(path: Path) -> list[GrownTree]:
-    """Read JSON lines written by :func:`write_trees`, or the trees of a run (its folder, or its name under ./runs).
+def read_trees(source: Path) -> list[GrownTree]:
+    """The trees of a run (its folder, or its name under ./runs), or of a file that can be imported and holds some.
 
-    Raises UserError naming file and line, or where a run holds no grown trees.
+    Raises UserError naming file and line, or where there are no grown trees.
     """
-    if (folder := run_folder(path)) is not None:
-        with Run.open(folder) as run:
-            trees = [GrownTree.from_json(entry.payload) for entry in run.journal(ENTRY)]
-        if not trees:
-            raise UserError(f"{path} holds no grown trees: `ramify rollout --tree` makes a run that does, once it is done")
-        return trees
-    trees = []
-    for number, record in read_lines(path):
-        try:
-            trees.append(GrownTree.from_json(record))
-        except UserError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
+    with opened(source) as run:
+        trees = [GrownTree.from_json(entry.payload) for entry in run.journal(ENTRY)]
+    if not trees:
+        raise UserError(f"{source} holds no grown trees: `ramify rollout --tree` makes a run that does, once it is done")
     return trees

@@ -202,17 +202,19 @@ def _pairs(first: Sequence[GrownTree], second: Sequence[GrownTree]) -> list[tupl
 
 @app.command("report")
 def report_verb(
-    file: Annotated[Path, typer.Argument(help="Trees as JSON lines, or a run that `ramify rollout --tree` made.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run that `ramify rollout --tree` made, or a file that `ramify import` makes one of.")
+    ],
     other: Annotated[
-        Path | None, typer.Option("--against", metavar="FILE", help="Trees of another arm on the same tasks, to compare with.")
+        Path | None, typer.Option("--against", metavar="RUN", help="Another arm's run on the same tasks, to compare with.")
     ] = None,
     level: Annotated[
         float, typer.Option(min=0, max=1, help="With --against: chance of reporting a difference of equal arms.")
     ] = LEVEL,
     as_json: Json = False,
 ) -> None:
-    """Mixed groups, informativeness and cost of trees in a file or run; with --against, whether they differ from another arm's."""
-    trees = read_trees(file)
+    """Mixed groups, informativeness and cost of the trees of a run; with --against, whether they differ from another arm's."""
+    trees = read_trees(run)
     found = report(trees)
     text = report_text(found)
     if other is not None:
@@ -221,7 +223,7 @@ def report_verb(
             [name, one["difference"], "{:.3f} to {:.3f}".format(*one["interval"]), one["p_corrected"]]
             for name, one in versus["compared"].items()
         ]
-        text += "\n\n" + table(["number", "difference", "95 % interval", "p, corrected"], rows, f"{file} - {other}")
+        text += "\n\n" + table(["number", "difference", "95 % interval", "p, corrected"], rows, f"{run} - {other}")
         text += f"\n{versus['verdict']}"
         if not versus["equal_cost"]:
             say(
