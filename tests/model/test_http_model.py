@@ -28,6 +28,7 @@ from ramify.jobs.play import fork_run
 from ramify.model import wire
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
+from ramify.model.grammar import json_object
 from ramify.model.http import ProviderError
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel, scripted_draw
@@ -42,6 +43,8 @@ from model_server import NAME, ModelServer, serving
 
 BUILTIN = model_folder("builtin")
 PREFIX = Prefix(np.array([3, 5, 9], np.int32))
+ASKED = {"penalties", "grammar"}
+"""What every server is asked for by name; :meth:`HttpModel.check` refuses what it does not know."""
 
 
 def varied(messages: Any, key: int) -> str:
@@ -84,7 +87,7 @@ def draw(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **field
 def test_completions_pass_the_battery() -> None:
     with serving(token_server().app) as url:
         model = completions(url)
-        assert model.capabilities == {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds"}
+        assert model.capabilities == {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds", *ASKED}
         assert check_model(model) == []
 
 
@@ -104,7 +107,7 @@ def test_ids_inside_the_log_probs_do_as_well() -> None:
 def test_a_chat_passes_the_battery() -> None:
     with serving(chat_server(varied).app) as url:
         model = HttpModel(url, NAME)
-        assert model.capabilities == {"seeds"}
+        assert model.capabilities == {"seeds", *ASKED}
         assert check_model(model) == []
 
 
@@ -159,7 +162,7 @@ def test_a_strict_server_is_asked_plainly() -> None:
     server = chat_server(varied, strict=True)
     with serving(server.app) as url:
         model = HttpModel(url, NAME)
-        assert model.capabilities == {"seeds"}
+        assert model.capabilities == {"seeds", *ASKED}
         draw(model, Prefix(messages=(Message("user", "x"),)))
         assert "top_k" not in server.log[-1]
         assert server.log[-1]["seed"] == 1
@@ -176,7 +179,7 @@ def test_new_hosted_models_take_max_completion_tokens_and_some_no_seed() -> None
 
     with FaultyServer(picky) as server:
         model = HttpModel(server.url, "m")
-        assert model.capabilities == frozenset()
+        assert model.capabilities == ASKED
         draw(model, Prefix(messages=(Message("user", "x"),)), max_tokens=5)
         assert server.requests[-1][2]["max_completion_tokens"] == 5
 
@@ -200,7 +203,7 @@ def test_a_server_that_scores_given_tokens_otherwise_does_not_claim_to() -> None
 
     with FaultyServer(answer) as server:
         model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
-        assert model.capabilities == {"tokens", "continue", "logprobs"}
+        assert model.capabilities == {"tokens", "continue", "logprobs", *ASKED}
         with pytest.raises(NeedsError, match="does not give log-probs of given tokens"):
             asyncio.run(model.logprobs([np.array([1, 2], np.int32)]))
 
@@ -278,6 +281,29 @@ def test_settings_reach_the_server_and_cut_what_it_drew_too_much() -> None:
         assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_tokens"]) == (0.5, 0.9, 3, 3)
         assert sent["logit_bias"] == {"7": -100}
         assert 0 <= sent["seed"] < 2**31
+
+
+def test_penalties_go_by_their_names_and_a_grammar_only_where_it_is_kept_to() -> None:
+    server = token_server()
+    with serving(server.app) as url:
+        model = completions(url)
+        made = draw(
+            model, PREFIX, (9,), min_p=0.1, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias=((3, 2.5),), ban=(7,)
+        )
+        sent = server.log[-1]
+        assert (sent["min_p"], sent["repetition_penalty"], sent["frequency_penalty"]) == (0.1, 1.2, 0.5)
+        assert sent["logit_bias"] == {"3": 2.5, "7": -100}
+        assert "presence_penalty" not in sent
+        assert made[0].logprobs is None
+        with pytest.raises(NeedsError, match="does not hold replies to a grammar"):
+            model.check(Sampling(grammar=json_object()))
+        assert server.log[-1]["response_format"]["json_schema"]["schema"] == {"enum": ["quux-7 quux-7"]}
+    strict = chat_server(varied, strict=True)
+    with serving(strict.app) as url:
+        with pytest.raises(NeedsError, match="'min_p' is no field"):
+            HttpModel(url, NAME).check(Sampling(min_p=0.1))
+        with pytest.raises(NeedsError, match="'logit_bias' needs a model that takes token ids"):
+            HttpModel(url, NAME).check(Sampling(logit_bias=((1, 1.0),)))
 
 
 def test_a_first_token_with_bans_of_its_own() -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from ramify.model.protocol import Sampling
+import json
+
+from ramify.model.protocol import Grammar, Sampling
+from ramify.rollout.parts import read_sampling
+from ramify.rollout.token_traces import sampling_of
 
 
 def test_how_to_draw_is_no_part_of_the_settings_identity():
@@ -8,3 +12,18 @@ def test_how_to_draw_is_no_part_of_the_settings_identity():
     assert told == Sampling(temperature=0.5)
     assert told.to_json() == Sampling(temperature=0.5).to_json()
     assert not {"seeded", "until"} & set(told.to_json())
+
+
+def test_settings_at_their_defaults_are_stored_as_before_they_were_there():
+    assert set(Sampling().to_json()) == {
+        "temperature", "top_p", "top_k", "max_tokens", "stop_tokens", "stop_texts", "ban", "ban_first",
+    }  # fmt: skip
+
+
+def test_every_setting_is_read_as_it_was_stored():
+    told = Sampling(
+        min_p=0.1, logit_bias=((3, -2.0),), repetition_penalty=1.2, presence_penalty=0.5, grammar=Grammar("regex", "a+")
+    )
+    stored = json.loads(json.dumps(told.to_json()))
+    assert read_sampling(stored) == told
+    assert sampling_of(stored) == told

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ramify.engine.forward import CHUNK, Exactness, Forward, ForwardBatch, threads_for
+from ramify.engine.grammar import shapes_after
 from ramify.engine.sampling import Picked, pick
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.sequence import Sequence
@@ -235,8 +236,10 @@ class EngineCore:
         return count, failure
 
     def _end(self, seq: Sequence) -> Exception | None:
-        """Set a sequence's stop reason if its last token ends it; returns what its ``until`` raised."""
-        settings, token = seq.request.settings, seq.tokens[-1]
+        """Set a sequence's stop reason if its last token ends it; returns what its ``until`` raised, or why its grammar has no token."""
+        settings, token, shaper = seq.request.settings, seq.tokens[-1], seq.request.shaper
+        if shaper is not None and (failure := shaper.take(token)) is not None:
+            return failure
         if token in self.eos:
             seq.stop = "eos"
         elif token in settings.stop_tokens or (settings.stop_texts and self._has_stop_text(seq)):
@@ -246,6 +249,8 @@ class EngineCore:
                 seq.stop = "stop" if settings.until(np.array(seq.sampled, dtype=np.int32)) else ""
             except Exception as error:  # the caller's own function; it fails that caller's completion only
                 return error
+        if not seq.stop and shaper is not None and shaper.complete:
+            seq.stop = "stop"
         if not seq.stop and len(seq.logprobs) == len(seq.uniforms):
             seq.stop = "length"
         return None
@@ -262,6 +267,7 @@ class EngineCore:
 def _next(logits: Tensor, sequences: GenericSequence[Sequence]) -> list[Picked]:
     """One token of each sequence, without drafts. ``logits`` [R, V]."""
     settings, first = [seq.request.settings for seq in sequences], [not seq.logprobs for seq in sequences]
-    picked = pick(logits, settings, first, [float(seq.uniforms[len(seq.logprobs)]) for seq in sequences])
+    shapes = shapes_after([seq.request.shaper for seq in sequences], [()] * len(sequences))
+    picked = pick(logits, settings, first, [float(seq.uniforms[len(seq.logprobs)]) for seq in sequences], shapes)
     each = zip(picked.tokens, picked.logprobs, picked.model_logprobs, picked.entropy, strict=True)
     return [Picked([token], [logprob], [model], [entropy]) for token, logprob, model, entropy in each]

@@ -31,6 +31,7 @@ from ramify.engine.drafters import Drafter, load_drafter
 from ramify.engine.forward import UNIT, Exactness, Forward, TinyForward, exactness
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.generation import read_generation
+from ramify.engine.grammar import Grammars
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
 from ramify.engine.sampling import adjusted, check, plain
@@ -124,6 +125,7 @@ class LocalModel:
         self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
         """How rows run on this machine."""
         self._weights = ""
+        self._grammars = Grammars(tokenizer, self.forward.vocab, self.eos)
         speculator = None
         if isinstance(drafter, Path | str):
             folder = Path(drafter)
@@ -220,7 +222,9 @@ class LocalModel:
     @property
     def capabilities(self) -> frozenset[str]:
         """All but what this machine does not give: ``batch_invariant`` is there if a way to run rows that gives it was found at load."""
-        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps"}
+        found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps", "penalties"}
+        if self.tokenizer is not None:
+            found.add("grammar")
         if not self._exact:
             return frozenset(found)  # a row's bits depend on its batch, and an optimiser's small steps would be lost
         found.add("train")
@@ -330,7 +334,9 @@ class LocalModel:
             if len(results) == n and not waiting.done():
                 waiting.set_result(None)
 
-        requests = [Request(key, settings, done, progress, CLIENT.get()) for key in keys]
+        shapers = await self._grammars.shapers(settings, tokens, n)
+        pairs = zip(keys, shapers, strict=True)
+        requests = [Request(key, settings, done, progress, CLIENT.get(), shaper) for key, shaper in pairs]
         self._scheduler.add(tokens, requests, taps)
         self._wake()
         try:
@@ -404,6 +410,8 @@ class LocalModel:
             taps.check(self.forward.layers, self.forward.width)
         if settings is not None:
             check(settings, self.forward.vocab)
+            if settings.penalised or settings.grammar:
+                raise UserError("given tokens are not scored under a grammar or penalties, which depend on where a reply begins")
         scores: dict[int, TokenScores] = {}
         for batch in batches_of([len(row) for row in rows]):
             try:

@@ -1,11 +1,15 @@
-"""From logits to one token a row: ban, temperature, top-k, top-p, then one uniform a row through the inverse of the CDF.
+"""From logits to one token a row: the one place where settings make the model's distribution the one that is sampled.
+
+In vLLM's order: grammar and bans, ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``, temperature,
+``min_p``, ``top_k``, ``top_p``; then one uniform a row through the inverse of the CDF.
 
 Axis legend: N rows that draw, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +19,11 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.seeds import uniforms
 from ramify.model.protocol import Sampling
+
+Shape = Callable[[Tensor], None]
+"""Changes one row's logits, float64 [V], in place by what the reply says so far: grammar and penalties (:mod:`ramify.engine.grammar`)."""
+Shapes = Sequence[Shape | None] | None
+"""One a row, None for a row that has none; None where no row has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,18 @@ def check(settings: Sampling, vocab: int) -> None:
         raise UserError(f"top_p is {settings.top_p}; it must lie above 0 and at most at 1")
     if settings.top_k < 0:
         raise UserError(f"top_k is {settings.top_k}; it must be 0 (keep all) or more")
+    if not 0 <= settings.min_p <= 1:
+        raise UserError(f"min_p is {settings.min_p}; it must lie between 0 and 1")
+    if not 0 < settings.repetition_penalty < math.inf:
+        raise UserError(f"repetition_penalty is {settings.repetition_penalty}; it must be a number above 0")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not math.isfinite(getattr(settings, name)):
+            raise UserError(f"{name} is {getattr(settings, name)}; it must be a number")
+    for token, value in settings.logit_bias:
+        if not 0 <= token < vocab:
+            raise UserError(f"logit_bias names token {token}; the model knows 0 to {vocab - 1}")
+        if not math.isfinite(value):
+            raise UserError(f"logit_bias of token {token} is {value}; it must be a number")
     if settings.max_tokens < 1:
         raise UserError(f"max_tokens is {settings.max_tokens}; it must be at least 1")
     if "" in settings.stop_texts:
@@ -50,7 +71,7 @@ def check(settings: Sampling, vocab: int) -> None:
 def plain(settings: Sampling, first: bool) -> bool:
     """Whether the sampling distribution is the model's own at this token."""
     cut = settings.top_p < 1 or settings.top_k > 0 or settings.ban or (first and settings.ban_first)
-    return settings.temperature == 1 and not cut
+    return settings.temperature == 1 and not cut and not settings.needs
 
 
 def draw_uniforms(key: int, count: int) -> np.ndarray:
@@ -58,20 +79,30 @@ def draw_uniforms(key: int, count: int) -> np.ndarray:
     return uniforms(np.full(count, key), np.arange(count)) * (1 - 2.0**-52)
 
 
-def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) -> Tensor:
+def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None) -> Tensor:
     """Log-probabilities of the sampling distribution, float64 [N, V] of ``logits`` float64 [N, V]; cut tokens have -inf.
 
     Ties at a cut are kept by lowest id. Top-p keeps the fewest most likely tokens whose mass reaches ``top_p`` after top-k.
-    Temperature 0 puts all mass on the most likely token (lowest id on ties).
+    Temperature 0 puts all mass on the most likely token (lowest id on ties). Without its shape a row has neither grammar nor penalties.
     """
     z = logits.clone()
     for row, (s, is_first) in enumerate(zip(settings, first, strict=True)):
         banned = (*s.ban, *s.ban_first) if is_first else s.ban
         if banned:
             z[row, list(banned)] = float("-inf")
+        if s.logit_bias:
+            ids, values = zip(*s.logit_bias, strict=True)
+            z[row, list(ids)] += torch.tensor(values, dtype=torch.float64, device=z.device)
+        if shapes is not None and (shape := shapes[row]) is not None:
+            shape(z[row])
     greedy = [s.temperature == 0 for s in settings]
     heat = torch.tensor([s.temperature or 1.0 for s in settings], dtype=torch.float64, device=z.device)
     z /= heat[:, None]
+    if any(s.min_p for s in settings):
+        least = torch.tensor(
+            [math.log(s.min_p) if s.min_p else -math.inf for s in settings], dtype=torch.float64, device=z.device
+        )
+        z.masked_fill_(z < z.amax(-1, keepdim=True) + least[:, None], float("-inf"))
     if any(greedy) or any(s.top_k or s.top_p < 1 for s in settings):
         top_k = torch.tensor([1 if g else s.top_k or z.shape[1] for s, g in zip(settings, greedy, strict=True)], device=z.device)
         top_p = torch.tensor([s.top_p for s in settings], dtype=torch.float64, device=z.device)
@@ -84,7 +115,7 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
     return z.log_softmax(-1)
 
 
-def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) -> tuple[Tensor, Tensor]:
+def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the model and of the sampler, float32 [N, V] each; one tensor where no row's settings change the model's.
 
     ``first[i]`` marks row i's first drawn token. A row's result depends on that row alone.
@@ -93,7 +124,8 @@ def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]) ->
     changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
     if not changed:
         return model, model
-    part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed])
+    own = None if shapes is None else [shapes[i] for i in changed]
+    part = adjusted(logits[changed].double(), [settings[i] for i in changed], [first[i] for i in changed], own)
     sampler = model.clone()
     sampler[changed] = part.float()
     return model, sampler
@@ -105,12 +137,14 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
 
 
-def pick(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float]) -> Picked:
+def pick(
+    logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float], shapes: Shapes = None
+) -> Picked:
     """Draw one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first drawn token, ``u[i]`` its uniform.
 
     A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
     """
-    model, sampler = laws(logits, settings, first)
+    model, sampler = laws(logits, settings, first, shapes)
     weights = model.exp()
     entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
     tokens = inverse_cdf(

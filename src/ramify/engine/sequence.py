@@ -13,6 +13,7 @@ from ramify.engine.taps import States, Taps
 from ramify.model.protocol import Sampling
 
 if TYPE_CHECKING:
+    from ramify.engine.grammar import Shaper
     from ramify.engine.speculate import DraftState
 
 
@@ -47,6 +48,8 @@ class Request:
     """Called with the sequence each time it has more tokens."""
     client: str = ""
     """The client it is made for."""
+    shaper: Shaper | None = None
+    """Its grammar and penalties, as far as the completion has come."""
     cancelled: bool = False
     number: int = 0
     """Set by the scheduler: order of arrival."""

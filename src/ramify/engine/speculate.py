@@ -35,6 +35,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import KVCache
 from ramify.engine.controller import AdaptiveController
+from ramify.engine.grammar import drafted_shapes
 from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
 from ramify.engine.schedules import Schedule
 from ramify.engine.tiny import Tap
@@ -270,12 +271,18 @@ class Speculator:
         never = [False] * len(sequences)
         bare = [all(plain(s, f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
         weights: list[Tensor] = []
+        shapers = [seq.request.shaper for seq in sequences]
+        so_far: list[Tensor] = []
 
         def pick(k: int, logits: Tensor) -> Tensor:
-            q = logits.softmax(-1) if bare[k > 0] else laws(logits, settings, never if k else begins)[1].exp()
+            if bare[k > 0]:
+                q = logits.softmax(-1)
+            else:
+                q = laws(logits, settings, never if k else begins, drafted_shapes(shapers, so_far))[1].exp()
             if chances is not None:
                 weights.append(q)
-            return inverse_cdf(q, u[k])
+            so_far.append(inverse_cdf(q, u[k]))
+            return so_far[-1]
 
         anchors, positions = [seq.tokens[-1] for seq in sequences], [seq.computed for seq in sequences]
         numbers = torch.tensor([slots, anchors, positions], device=device)
@@ -344,18 +351,19 @@ class Speculator:
         """Verification of sequences under one law."""
         settings = [seq.request.settings for seq in sequences]
         begins = [not seq.logprobs for seq in sequences]
+        shapers = [seq.request.shaper for seq in sequences]
         u = [
             seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + len(draft) + 1]
             for seq, draft in zip(sequences, round_.drafts, strict=True)
         ]
         if by_coupling or not any(round_.drafts):
-            return coupled(logits, settings, begins, u, round_.drafts)
+            return coupled(logits, settings, begins, u, round_.drafts, shapers)
         assert round_.q is not None
         assert round_.chances is not None
         q, chances = round_.q, round_.chances
         if round_.places != tuple(range(len(q))):
             q, chances = q[list(round_.places)], chances[list(round_.places)]
-        return rejection(logits, settings, begins, u, round_.drafts, q, chances)
+        return rejection(logits, settings, begins, u, round_.drafts, q, chances, shapers)
 
     def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
         """Count what was kept: the first ``kept[i]`` of sequence i's emitted tokens. One that ended has its ``stop`` set."""

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.engine.sampling import Picked, inverse_cdf, laws, pick
+from ramify.engine.grammar import Shaper, shapes_after
+from ramify.engine.sampling import Picked, Shapes, inverse_cdf, laws, pick
 from ramify.model.protocol import Sampling
 
 NOTHING = 1e-12
@@ -38,11 +39,16 @@ def accepted(p: np.ndarray, q: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 
 def coupled(
-    logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[np.ndarray], drafts: Sequence[Sequence[int]]
+    logits: Tensor,
+    settings: Sequence[Sampling],
+    first: Sequence[bool],
+    u: Sequence[np.ndarray],
+    drafts: Sequence[Sequence[int]],
+    shapers: Sequence[Shaper | None] | None = None,
 ) -> list[Picked]:
     """What each row emits. ``logits`` [E, V], row by row; ``u[r]`` the uniforms of row r's next len(drafts[r]) + 1 tokens."""
-    each, begins, stops = _entries(settings, first, drafts)
-    picked = pick(logits, each, begins, np.concatenate(u).tolist())
+    each, begins, stops, shapes = _entries(settings, first, drafts, shapers)
+    picked = pick(logits, each, begins, np.concatenate(u).tolist(), shapes)
     result, start = [], 0
     for row, stop in zip(drafts, stops, strict=True):
         n = 0
@@ -61,13 +67,14 @@ def rejection(
     drafts: Sequence[Sequence[int]],
     q: Tensor,
     accept: np.ndarray,
+    shapers: Sequence[Shaper | None] | None = None,
 ) -> list[Picked]:
     """As :func:`coupled`, with the drafter's weights ``q`` [R, K, V] and the uniforms ``accept`` [R, K] of the acceptances.
 
     ``q`` need not sum to 1. ``u`` draws the corrected or bonus token, by its position.
     """
-    each, begins, stops = _entries(settings, first, drafts)
-    model, sampler = laws(logits, each, begins)
+    each, begins, stops, shapes = _entries(settings, first, drafts, shapers)
+    model, sampler = laws(logits, each, begins, shapes)
     of_model = model.exp()
     entropy = -(of_model * model).nansum(-1)
     p = of_model if sampler is model else sampler.exp()
@@ -100,13 +107,19 @@ def rejection(
 
 
 def _entries(
-    settings: Sequence[Sampling], first: Sequence[bool], drafts: Sequence[Sequence[int]]
-) -> tuple[list[Sampling], list[bool], list[int]]:
-    """Settings and "first token" of every entry, and where each row's entries end."""
+    settings: Sequence[Sampling],
+    first: Sequence[bool],
+    drafts: Sequence[Sequence[int]],
+    shapers: Sequence[Shaper | None] | None,
+) -> tuple[list[Sampling], list[bool], list[int], Shapes]:
+    """Settings and "first token" of every entry, where each row's entries end, and each entry's shape after the drafts before it."""
     each = [s for s, row in zip(settings, drafts, strict=True) for _ in range(len(row) + 1)]
     begins = [f and k == 0 for f, row in zip(first, drafts, strict=True) for k in range(len(row) + 1)]
     stops = np.cumsum([len(row) + 1 for row in drafts]).tolist()
-    return each, begins, stops
+    if shapers is None:
+        return each, begins, stops, None
+    owners = [shaper for shaper, row in zip(shapers, drafts, strict=True) for _ in range(len(row) + 1)]
+    return each, begins, stops, shapes_after(owners, [row[:k] for row in drafts for k in range(len(row) + 1)])
 
 
 def _slice(picked: Picked, start: int, stop: int) -> Picked:

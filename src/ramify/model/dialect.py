@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.model.protocol import NO_LIMIT, Sampling
+from ramify.model.protocol import NO_LIMIT, Grammar, Sampling
 
-#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): switched off by name.
-_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): always sent by name.
+_EXTENDED = ("min_p", "repetition_penalty")
 _TOKEN_FIELDS = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -39,7 +40,10 @@ class Dialect:
         if self.seed:
             body["seed"] = key & 0x7FFFFFFF  # servers cut seeds to 32 bits, some refuse more
         if self.extended:
-            body |= _NEUTRAL
+            body |= {"top_k": -1} | {name: getattr(settings, name) for name in _EXTENDED}
+        body |= {name: value for name in ("frequency_penalty", "presence_penalty") if (value := getattr(settings, name))}
+        if settings.grammar is not None:
+            body |= _held_to(settings.grammar)
         if settings.top_k:
             body["top_k"] = settings.top_k
         return body
@@ -58,9 +62,23 @@ class Dialect:
                 body["stop_token_ids"] = list(settings.stop_tokens)
             if settings.stop_texts:
                 body |= {"stop": list(settings.stop_texts), "include_stop_str_in_output": True}
-        if settings.ban:
-            body["logit_bias"] = {str(token): -100 for token in settings.ban}
+        if settings.ban or settings.logit_bias:
+            body["logit_bias"] = {str(token): value for token, value in settings.logit_bias}
+            body["logit_bias"] |= {str(token): -100 for token in settings.ban}
         return body
+
+    def lacks(self, settings: Sampling) -> str:
+        """A setting that changes something and that such a server does not know; "" where there is none."""
+        neutral = Sampling()
+        return next((name for name in _EXTENDED if not self.extended and getattr(settings, name) != getattr(neutral, name)), "")
+
+
+def _held_to(grammar: Grammar) -> dict[str, Any]:
+    """A grammar as OpenAI's servers (a JSON schema) or vLLM (anything else) are asked to keep to it."""
+    if grammar.kind == "json":
+        schema = {"name": "reply", "schema": json.loads(grammar.text), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"structured_outputs": {{"lark": "grammar"}.get(grammar.kind, grammar.kind): grammar.text}}
 
 
 #: From what a server may take at most to the plainest, by mode.

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ramify.model.address import Endpoint, Limits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Draw, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.sse import TYPE, Events, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
@@ -48,7 +48,7 @@ LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache
 def _is_plain(settings: Sampling, asked: Mapping[str, Any]) -> bool:
     """Whether sampling is from the model's own distribution."""
     cut = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) != (1, 1, 0, (), ())
-    return not cut and asked.keys() <= set(LABELS)
+    return not cut and not settings.needs and asked.keys() <= set(LABELS)
 
 
 class HttpModel:
@@ -91,6 +91,7 @@ class HttpModel:
         self._dialect = Dialect()
         self._offers: frozenset[str] | None = None
         self._top_k: bool | None = None
+        self._grammars: dict[str, bool] = {}
         self._streams = True
         self._lacks = ""
 
@@ -154,7 +155,7 @@ class HttpModel:
             raise UserError("a stop text is empty, so every reply would stop at once")
         offers = self.capabilities
         if self.mode == "chat":
-            for name in ("stop_tokens", "ban", "ban_first", "until"):
+            for name in ("stop_tokens", "ban", "ban_first", "logit_bias", "until"):
                 if getattr(settings, name):
                     raise NeedsError(
                         f"'{name}' needs a model that takes token ids, which the chat endpoint '{self.model}' does not"
@@ -162,6 +163,14 @@ class HttpModel:
         elif "tokens" not in offers:
             raise NeedsError(
                 f"'{self.model}' at {self.endpoint.host} {self._lacks}; use it as chat:{self.model}@{self.endpoint.url}"
+            )
+        if name := self._dialect.lacks(settings):
+            raise NeedsError(f"'{name}' is no field that '{self.model}' at {self.endpoint.host} knows")
+        if settings.ban_first and (settings.grammar or settings.penalised):
+            raise NeedsError(f"'ban_first' with a grammar or penalties needs the local engine, not '{self.model}'")
+        if settings.grammar and not self._follows_grammar(settings.grammar.kind):
+            raise NeedsError(
+                f"'{self.model}' at {self.endpoint.host} does not hold replies to a grammar ({settings.grammar.kind})"
             )
         if settings.top_k and not self._follows_top_k():
             raise NeedsError(f"'top_k' is not followed by '{self.model}' at {self.endpoint.host}")
@@ -467,7 +476,8 @@ class HttpModel:
             self._lacks = f"takes and returns no token ids ({refused.message if refused else ''})"
             return frozenset()
         self._dialect = dialect
-        offers = {"tokens", "continue"} if first.tokens is not None else set()
+        offers = {"penalties", "grammar"}  # by name; :meth:`check` asks whether the server keeps to it
+        offers |= {"tokens", "continue"} if first.tokens is not None else set()
         if dialect.seed and await self._repeats(dialect):
             offers.add("seeds")
         if first.model_logprobs is not None:
@@ -518,6 +528,23 @@ class HttpModel:
             if self._top_k is None:
                 self._top_k = wait_for(self._try_top_k)
         return self._top_k
+
+    def _follows_grammar(self, kind: str) -> bool:
+        """Whether a grammar of this kind is kept to: a reply that no model would give is given."""
+        with self._lock:
+            if kind not in self._grammars:
+                self._grammars[kind] = wait_for(partial(self._try_grammar, kind))
+        return self._grammars[kind]
+
+    async def _try_grammar(self, kind: str) -> bool:
+        text = {"json": '{"enum": ["quux-7 quux-7"]}', "lark": 'start: "quux-7 quux-7"'}.get(kind, "quux-7 quux-7")
+        try:
+            draw = await self._look(1, self._dialect, replace(_LOOK, max_tokens=32, grammar=Grammar(kind, text)))
+            return draw.text.replace('"', "").strip() == "quux-7 quux-7"
+        except ProviderError as error:
+            if error.kind != "request":
+                raise
+            return False
 
     async def _try_top_k(self) -> bool:
         settings = replace(_LOOK, temperature=2.0, top_k=1)

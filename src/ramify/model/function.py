@@ -12,7 +12,7 @@ import numpy as np
 from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of, takes
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
 from ramify.model.wire import request_messages
 
 AnyModel: TypeAlias = Model | str | Callable[..., Any]
@@ -44,6 +44,7 @@ class FunctionModel:
         """See :class:`ramify.model.protocol.Model`."""
         if prefix.tokens is not None:
             raise NeedsError(f"the model '{self.identity.name}' is a function of messages and takes no tokens")
+        require(self, settings.needs, "a sampling setting")
         return list(await asyncio.gather(*(self._reply(request_messages(prefix.messages), key) for key in keys)))
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:

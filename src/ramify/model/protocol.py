@@ -25,6 +25,8 @@ CAPABILITIES = {
     "entropy": "returns the entropy of each next-token distribution",
     "seeds": "repeats a draw for the same seed",
     "batch_invariant": "a row's draw does not depend on its batch mates",
+    "penalties": "follows logit_bias, min_p and the penalties",
+    "grammar": "holds a reply to a grammar",
     "taps": "hidden states can be read and patched",
     "train": "weights can be trained in process",
 }
@@ -50,8 +52,20 @@ NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text of a reply has to match; :mod:`ramify.model.grammar` makes them."""
+
+    kind: str
+    """json (a JSON schema), regex (a regular expression) or lark (a grammar in llguidance's Lark syntax)."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings. Everything but ``until`` and ``seeded`` is part of the producer's identity."""
+    """Sampling settings. Everything but ``until`` and ``seeded`` is part of the producer's identity.
+
+    What they do to the model's distribution, and in which order, is in :mod:`ramify.engine.sampling`.
+    """
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -67,17 +81,51 @@ class Sampling:
     """Token ids given probability 0 throughout."""
     ban_first: tuple[int, ...] = ()
     """Token ids given probability 0 at the first drawn token only (fork "anything but this token")."""
+    min_p: float = 0.0
+    """Cuts tokens less likely than this share of the likeliest; 0 keeps all."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, number added to its logit), by rising id."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that the prompt or the reply holds already (multiplies negative ones); above 0, 1 changes nothing."""
+    frequency_penalty: float = 0.0
+    """Taken off a token's logit once for each time that the reply holds it."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the reply holds."""
+    grammar: Grammar | None = None
+    """Tokens after which the reply could no longer match it have probability 0; a reply that cannot go on ends."""
     until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
     """Called with the tokens drawn so far; True stops."""
     seeded: bool = field(default=False, compare=False)
     """Whether the draw must come out of its key again whatever runs beside it; an engine may otherwise trade that for speed (never for
     the law of what is drawn). An engine that never does ignores it."""
 
+    @property
+    def penalised(self) -> bool:
+        """Whether a token's probability depends on which tokens came before, beyond what the model makes of them."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a model must be able to do to follow these settings, beyond what every model does."""
+        shaped = self.penalised or self.min_p > 0 or self.logit_bias
+        return ("penalties",) * bool(shaped) + ("grammar",) * (self.grammar is not None)
+
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as stored with the producer (without the callable and what says how, not what, to draw)."""
+        """JSON form, as stored with the producer (without the callable and what says how, not what, to draw).
+
+        Settings that came after the first version are there only where they change something, so that what is stored keeps its identity.
+        """
         record = asdict(self)
         del record["until"], record["seeded"]
+        for name in _LATER:
+            if record[name] == _LATER[name]:
+                del record[name]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
+
+
+_LATER = {
+    "min_p": 0.0, "logit_bias": (), "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "grammar": None
+}  # fmt: skip
 
 
 def sampling_of(model: object, **given: Any) -> Sampling:

@@ -20,7 +20,7 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import END, TAGS
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores, require
 from ramify.trace.message import Message
 
 _SPECIALS = (*TAGS.values(), END)
@@ -133,6 +133,7 @@ class ScriptedModel:
         """
         if len(keys) != n:
             raise UserError(f"{n} draws need {n} keys, not {len(keys)}")
+        require(self, settings.needs, "a sampling setting")
         if self.tokens != (prefix.tokens is not None):
             raise NeedsError(f"the scripted model '{self.identity.name}' takes {'tokens' if self.tokens else 'messages'} only")
         if callable(self._replies):

@@ -88,7 +88,7 @@ class HfTokenizer:
         """
         ids = [int(t) for t in tokens]
         text = self.decode(ids)
-        pieces = [self._piece(t, first=not i) for i, t in enumerate(ids)]
+        pieces = [self.piece(t, first=not i) for i, t in enumerate(ids)]
         if "".join(pieces) == text and _BROKEN not in text:
             return np.cumsum([len(piece) for piece in pieces], dtype=np.int32)
         ends = self._windowed_ends(ids, text)
@@ -127,7 +127,7 @@ class HfTokenizer:
                         return None
         return ends if text[done:] == read(first, len(ids)) else None
 
-    def _piece(self, token: int, first: bool) -> str:
+    def piece(self, token: int, first: bool) -> str:
         """Text of one token at the start of a text or inside it (decoders may treat a word's first token differently)."""
         known = self._pieces.get((token, first))
         if known is None:

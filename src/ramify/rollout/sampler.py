@@ -139,14 +139,22 @@ class Sampler:
         """
         self.budget.require()
         policies = [one for one in (self.policy, policy) if one is not None]
-        for one in policies:
-            require(self.model, one.needs, one.name)
+        self._check(settings, policies)
         keys = [Key(self.seed, place, start + i) for i in range(n)]
         if not policies and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
             return await self._caught(self._plain(prefix, settings, keys, purpose), n, purpose)
         made = (self._made(prefix, settings, key, purpose, *policies) for key in keys)
         done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
         return [draw for (draw,) in done]
+
+    def _check(self, settings: Sampling, policies: Sequence[Policy]) -> None:
+        """Raises NeedsError where the model cannot follow the settings or a policy."""
+        if needs := settings.needs:  # asked only then: an endpoint finds out what it offers by requests
+            require(self.model, needs, "a sampling setting")
+        for one in policies:
+            require(self.model, one.needs, one.name)
+            if settings.grammar or settings.penalised:
+                raise NeedsError(f"{one.name} samples a reply in parts, which no grammar or penalty spans")
 
     async def one(
         self,
@@ -162,6 +170,8 @@ class Sampler:
         ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises BoundaryError where the model
         failed, else as :meth:`sample`.
         """
+        if settings.needs:
+            self._check(settings, () if self.policy is None or taps is not None else (self.policy,))
         key = Key(self.seed, place, index)
         try:
             if taps is not None:

@@ -18,6 +18,7 @@ from ramify.base.files import write_whole
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.model.rendered import laid_out
+from ramify.rollout.parts import read_sampling
 from ramify.rollout.potential import counts_mark
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
@@ -189,11 +190,18 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, tem
     return trace
 
 
+_NESTED = ("logit_bias", "grammar")
+"""Settings that are neither a number nor a list of one kind of thing."""
+
+
 def sampling_of(record: Mapping[str, Any]) -> Sampling:
     """Sampling settings from JSON. Raises UserError on a setting there is none of, or one of the wrong kind."""
-    known = {f.name: f for f in fields(Sampling) if f.name not in ("until", "seeded")}
+    known = {f.name: f for f in fields(Sampling) if f.name not in ("until", "seeded", *_NESTED)}
     values: dict[str, Any] = {}
     for name, value in record.items():
+        if name in _NESTED:
+            values[name] = getattr(read_sampling({name: value}), name)
+            continue
         if name not in known:
             raise UserError(f"'sampler' has the unknown setting '{name}' ({nearest(name, known)})")
         default = getattr(Sampling(), name)

@@ -311,7 +311,8 @@ class StepForks(Steps):
 
 def plain(settings: Sampling) -> bool:
     """Whether the settings draw from the model's own distribution."""
-    return settings.temperature == 1 and settings.top_p == 1 and not (settings.top_k or settings.ban or settings.ban_first)
+    cut = settings.top_k or settings.ban or settings.ban_first or settings.needs
+    return settings.temperature == 1 and settings.top_p == 1 and not cut
 
 
 def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:
@@ -320,7 +321,7 @@ def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
     None where these do not decide it: settings that keep more tokens than are named, or that ban some. -inf for tokens cut off.
     """
     kept = logprobs
-    if settings.ban or settings.ban_first:
+    if settings.ban or settings.ban_first or settings.needs:
         return None
     if settings.temperature == 0:
         kept = logprobs[:, :1]
