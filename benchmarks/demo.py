@@ -22,8 +22,8 @@ from ramify.base.config import check
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, improve
-from ramify.stats.checks import Check
 from ramify.trace.db import Run
+from ramify_experiments.lab import Checks
 
 FILE = Path(__file__).resolve().parents[1] / "repro" / "improve-processors.json"
 
@@ -61,28 +61,25 @@ def row(seed: int, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def checks(rows: Sequence[dict[str, Any]]) -> list[Check]:
+def checks(rows: Sequence[dict[str, Any]]) -> Checks:
     """The headline over all rows, then the rows."""
     seeds = tuple(sorted({one["seed"] for one in rows}))
     places = sorted({(one["processor"], one["kernels"]) for one in rows})
-    found = [
-        Check.mean(f"default job: {name}, over {len(seeds)} seeds and {len(places)} kernels", [one[name] for one in rows], seeds)
-        for name in ("before", "after", "gain")
-    ]
+    found = Checks(seeds)
+    for name in ("before", "after", "gain"):
+        found.mean(f"default job: {name}, over {len(seeds)} seeds and {len(places)} kernels", [one[name] for one in rows])
     low, high = found[-1].interval or (found[-1].value,) * 2
-    found.append(
-        Check("default job: gain over seeds and kernels, lower 95 % bound", low, (low, high), len(rows), seeds, ">", 0.1)
-    )
+    found.value("default job: gain over seeds and kernels, lower 95 % bound", low, len(rows), ">", 0.1, (low, high))
     for place in places:
         mine = [one for one in rows if (one["processor"], one["kernels"]) == place]
         where = f"{place[0]} ({place[1]})"
-        found.append(Check.mean(f"{where}: gain", [one["gain"] for one in mine], [one["seed"] for one in mine]))
+        here = Checks([one["seed"] for one in mine])
+        here.mean(f"{where}: gain", [one["gain"] for one in mine])
+        found += here
         for one in mine:
-            found.append(
-                Check(
-                    f"{where}: seed {one['seed']}", one["gain"], tuple(one["interval"]), one["episodes"], (one["seed"],), "report"
-                )
-            )
+            alone = Checks((one["seed"],))
+            alone.value(f"{where}: seed {one['seed']}", one["gain"], one["episodes"], interval=tuple(one["interval"]))
+            found += alone
     return found
 
 

@@ -24,11 +24,9 @@ from ramify.jobs.improve import ImproveConfig, Job
 from ramify.methods.maze_recovery.attempts import Traces, from_run
 from ramify.methods.maze_recovery.build import build_sft
 from ramify.render.terminal import progress
-from ramify.stats.checks import Check
-from ramify.stats.intervals import mean_t, paired_t
 from ramify.trace.db import Run
 from ramify_experiments.improve import SIZES
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, Checks, columns
 
 SETS: dict[str, dict[str, Any]] = {
     "loops cut": {"mode": "success_loop_erased"},
@@ -82,19 +80,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     seeds = range(args.seeds)
-    jobs = {f"{arm} {s}": {"arm": arm, "seed": s, "size": args.size} for s in seeds for arm in args.arms}
+    arms = {arm: {"arm": arm, "size": args.size} for arm in args.arms}
     with progress("recoveries", unit="cells") as bar:
-        done = Cells(args.cache, progress=bar).map(cell, jobs, workers=args.workers)
-    of = {arm: [done[f"{arm} {s}"]["success"] for s in seeds] for arm in args.arms}
-    checks = [Check(f"{arm}: success", float(np.mean(v)), mean_t(v), len(v), tuple(seeds), "report") for arm, v in of.items()]
+        done = Cells(args.cache, progress=bar).grid(cell, arms, seeds, workers=args.workers)
+    of, checks = {arm: columns(runs) for arm, runs in done.items()}, Checks(seeds)
+    for arm in args.arms:
+        checks.mean(f"{arm}: success", of[arm]["success"])
     for arm in (arm for arm in args.arms if arm in SETS):
         for what in ("with recovery", "trained"):
-            values = [done[f"{arm} {s}"][what] for s in seeds]
-            checks.append(Check(f"{arm}: {what}", float(np.mean(values)), mean_t(values), len(values), tuple(seeds), "report"))
+            checks.mean(f"{arm}: {what}", of[arm][what])
         for rival in (r for r in ("ours", "imitate") if r in args.arms):
-            gap = float(np.mean(np.subtract(of[arm], of[rival])))
-            interval = paired_t(of[arm], of[rival])
-            checks.append(Check(f"{arm} - {rival}", gap, interval, len(seeds), tuple(seeds), "report"))
+            checks.paired(f"{arm} - {rival}", of[arm]["success"], of[rival]["success"])
     for found in checks:
         print(
             f"{found.name:45s} {found.value:9.4g}  [{found.interval[0]:.4g}, {found.interval[1]:.4g}]" if found.interval else ""

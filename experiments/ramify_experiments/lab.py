@@ -7,14 +7,15 @@ other code made is made again: see :mod:`ramify_experiments.code`.
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.stats.checks import Check
+from ramify.stats.intervals import Interval, clopper_pearson, mean_t, paired_t, wilson
 from ramify_experiments.code import code_of
 
 _THREAD_VARIABLES = (
@@ -38,6 +40,10 @@ _THREAD_VARIABLES = (
 MADE = "RAMIFY_MADE"
 """Environment variable: where :func:`ramify_experiments.models.place` keeps what was made."""
 
+Values = Sequence[Any] | np.ndarray
+"""One number an observation; None where there is none."""
+Wanted = tuple[str, float] | tuple[()]
+"""Operator and threshold of a check; nothing of a report."""
 Reproduce = Callable[..., Sequence[Check]]
 """``reproduce(size, cells, first=0)``: the checks of one size (quick, cpu, gpu), ``first`` the first seed."""
 
@@ -48,20 +54,79 @@ def cache() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
 
 
-def sized(name: str, *sizes: str) -> Callable[[Reproduce], Reproduce]:
-    """Decorate a reproduction with the sizes it has (default: quick and cpu); another one is refused before anything runs."""
-    known = sizes or ("quick", "cpu")
+def sized(name: str, **seeds: int) -> Callable[[Callable[[str, Cells, Sequence[int]], Sequence[Check]]], Reproduce]:
+    """Decorate ``experiment(size, cells, seeds)`` with the sizes it has and how many seeds each has; another size is refused before
+    anything runs."""
 
-    def wrap(reproduce: Reproduce) -> Reproduce:
-        @functools.wraps(reproduce)
-        def guarded(size: str, cells: Cells, first: int = 0) -> Sequence[Check]:
-            if size not in known:
-                raise UserError(f"the reproduction of {name} has no size '{size}': there are {' and '.join(known)}")
-            return reproduce(size, cells, first)
+    def wrap(experiment: Callable[[str, Cells, Sequence[int]], Sequence[Check]]) -> Reproduce:
+        def reproduce(size: str, cells: Cells, first: int = 0) -> Sequence[Check]:
+            if size not in seeds:
+                raise UserError(f"the reproduction of {name} has no size '{size}': there are {' and '.join(seeds)}")
+            return experiment(size, cells, tuple(range(first, first + seeds[size])))
 
-        return guarded
+        reproduce.__doc__ = experiment.__doc__
+        return reproduce
 
     return wrap
+
+
+def columns(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What each of ``runs`` has under each name of the first."""
+    return {name: [run[name] for run in runs] for name in runs[0]}
+
+
+class Checks(list[Check]):
+    """Checks of what the same seeds gave. ``known``: name of a check -> why a miss is expected, with the page that tells of it.
+
+    A check is judged where it has an operator and a threshold, else reported; see :class:`ramify.stats.checks.Check`.
+    """
+
+    def __init__(self, seeds: Sequence[int], known: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.seeds, self.known = tuple(seeds), known or {}
+
+    def value(
+        self,
+        name: str,
+        value: float,
+        n: int,
+        op: str = "report",
+        threshold: float | None = None,
+        interval: Interval | None = None,
+    ) -> None:
+        """A figure that ``n`` observations gave."""
+        self._add(Check(name, float(value), interval, n, self.seeds, op, threshold))
+
+    def mean(self, name: str, values: Values, op: str = "report", threshold: float | None = None) -> None:
+        """The mean of independent values, (n,), with Student's interval where there are several finite ones; nan of none.
+
+        A report leaves out a value that is None, and its seed; a check misses by it.
+        """
+        counts = [op != "report" or value is not None for value in values]
+        known = [math.nan if value is None else value for value, one in zip(values, counts, strict=True) if one]
+        seeds = self.seeds
+        if len(seeds) == len(counts):
+            seeds = tuple(seed for seed, one in zip(seeds, counts, strict=True) if one)
+        interval = mean_t(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
+        self._add(Check(name, float(np.mean(known)) if known else math.nan, interval, len(known), seeds, op, threshold))
+
+    def paired(self, name: str, a: Values, b: Values, op: str = "report", threshold: float | None = None) -> None:
+        """Mean difference of two arms on the same tasks, (n,) each, with Student's interval of the differences."""
+        self.value(name, float(np.mean(np.subtract(a, b))), len(a), op, threshold, paired_t(a, b))
+
+    def worst(self, name: str, values: Values, op: str, threshold: float | None, n: int | None = None) -> None:
+        """The one of ``values`` that is furthest on the wrong side of ``op``: the least where more is wanted, else the largest."""
+        value = (min if op in (">=", ">") else max)(values)
+        self.value(name, value, len(values) if n is None else n, op, threshold)
+
+    def share(
+        self, name: str, k: int, n: int, op: str = "report", threshold: float | None = None, *, exact: bool = False
+    ) -> None:
+        """``k`` of ``n``, 0 of none, with Wilson's interval, or ``exact``, that of Clopper and Pearson."""
+        self.value(name, k / n if n else 0.0, n, op, threshold, (clopper_pearson if exact else wilson)(k, n))
+
+    def _add(self, check: Check) -> None:
+        self.append(replace(check, known_miss=self.known.get(check.name, "")))
 
 
 def tuned(

@@ -10,7 +10,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify_experiments.cliffs import repro
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import Cells, Checks
 
 #: learns nothing in its single look: the shape of a cell is what is tested
 RECIPE: dict[str, Any] = {
@@ -39,9 +39,10 @@ def test_the_exact_process_shows_what_the_paper_does_not() -> None:
 
 def test_a_ratio_without_a_cliff_in_right_replies_is_cut_off() -> None:
     right = np.array([False, False, True, True])
-    check = repro._ratio("ratio", np.array([1, 3, 1, 0]), right, (0,), 2.0)
-    assert check.value == pytest.approx(4.0)
-    assert repro._ratio("ratio", np.array([1, 3, 0, 0]), right, (0,), 2.0).value == 1000.0
+    checks = Checks((0,))
+    repro._ratio(checks, "ratio", np.array([1, 3, 1, 0]), right, 2.0)
+    repro._ratio(checks, "ratio", np.array([1, 3, 0, 0]), right, 2.0)
+    assert [check.value for check in checks] == pytest.approx([4.0, 1000.0])
 
 
 def test_an_undefined_control_scores_zero() -> None:

@@ -160,19 +160,15 @@ def test_checks_on_scripted_agents() -> None:
         for seed in (2, 3)
     }
     found = repro._Found(cells, dict.fromkeys(repro.OWN, (50, 3)), 50)
-    checks = [
-        *repro._organisms(found, True),
-        *repro._tests(found, True),
-        *repro._sentence(found, True),
-        *repro._verdicts(found, True),
-    ]
-    by_name = {check.name: check for check in checks}
-    assert len(by_name) == len(checks)
-    assert [check.name for check in checks if check.status == "miss"] == []
+    for judge in (repro._organisms, repro._tests, repro._sentence, repro._verdicts):
+        judge(found, True)
+    by_name = {check.name: check for check in found}
+    assert len(by_name) == len(found)
+    assert [check.name for check in found if check.status == "miss"] == []
     assert all(by_name[f"{kind}: largest distance of an exact rate from the law"].value == 0 for kind in organisms.KINDS)
     assert by_name["dose: fires on tedium"].value == 1.0
     assert by_name["protocol names evasive"].n == 2
-    for check in checks:
+    for check in found:
         check.to_json()
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ramify.base.errors import CellError, UserError
 from ramify.base.progress import Progress
 from ramify.cli import experiments
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells, sized, tuned
+from ramify_experiments.lab import Cells, Checks, sized, tuned
 
 
 def square(x: int) -> dict[str, object]:
@@ -58,13 +59,51 @@ def test_arms_by_seeds_and_each_arms_own_best_rate(tmp_path: Path) -> None:
 
 
 def test_a_size_that_is_not_there_is_refused_before_anything_runs() -> None:
-    @sized("toy")
-    def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-        return [Check(size, first, None, 1, (first,), "report")]
+    @sized("toy", quick=1, cpu=2)
+    def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> list[Check]:
+        return [Check(size, 0, None, 1, tuple(seeds), "report")]
 
-    assert [check.name for check in reproduce("cpu", Cells(), 3)] == ["cpu"]
+    assert [(check.name, check.seeds) for check in reproduce("cpu", Cells(), 3)] == [("cpu", (3, 4))]
     with pytest.raises(UserError, match="the reproduction of toy has no size 'gpu': there are quick and cpu"):
         reproduce("gpu", Cells())
+
+
+def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
+    checks = Checks((0, 1, 2), {"gain": "known"})
+    checks.mean("gain", [1.0, 2.0, 3.0], ">=", 0.5)
+    checks.mean("other", [1.0])
+    checks.mean("none", [], ">", 0.0)
+    checks.share("fires", 23, 175, "<=", 0.2)
+    checks.share("exactly", 0, 10, exact=True)
+    mean, one, none, share, exactly = checks
+    assert (mean.value, mean.n, mean.seeds, mean.status, mean.known_miss) == (2.0, 3, (0, 1, 2), "pass", "known")
+    assert mean.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)
+    assert (one.value, one.interval, one.op, one.known_miss) == (1.0, None, "report", "")
+    assert (none.to_json()["value"], none.n, none.status) == (None, 0, "miss")
+    assert (share.value, share.n, share.status) == (23 / 175, 175, "pass")
+    assert share.interval == pytest.approx((0.0892, 0.1895), abs=5e-5)
+    assert exactly.interval == pytest.approx((0.0, 1 - 0.025**0.1))
+
+
+def test_a_report_leaves_out_what_is_missing_and_a_check_misses_by_it() -> None:
+    checks = Checks((5, 6, 7))
+    checks.mean("gain", [1.0, None, 3.0])
+    checks.mean("gain", [1.0, None, 3.0], ">", 0.0)
+    told, judged = checks
+    assert (told.value, told.n, told.seeds, told.status) == (2.0, 2, (5, 7), "reported")
+    assert (judged.n, judged.interval, judged.status) == (3, None, "miss")
+
+
+def test_pairs_differ_by_their_mean_and_the_worst_is_on_the_wrong_side() -> None:
+    checks = Checks((0, 1))
+    checks.paired("gain", [3.0, 5.0], [1.0, 2.0], ">", 2.0)
+    for op in ("<=", "<", "==", ">=", ">"):
+        checks.worst("w", [1.0, 3.0, 2.0], op, 2.0, n=40)
+    pair, *worst = checks
+    assert (pair.value, pair.n, pair.status) == (2.5, 2, "pass")
+    assert pair.interval == pytest.approx((2.5 - 12.7062 * 0.5, 2.5 + 12.7062 * 0.5), abs=1e-3)
+    assert [one.value for one in worst] == [3.0, 3.0, 3.0, 1.0, 1.0]
+    assert {one.n for one in worst} == {40}
 
 
 @pytest.mark.parametrize("name", sorted(experiments.found("reproductions")))

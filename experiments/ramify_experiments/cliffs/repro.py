@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,14 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.problems import Problem
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.group import normalise
-from ramify.stats.checks import Check
 from ramify.stats.drops import Counts, standard_error
-from ramify.stats.intervals import bootstrap, clopper_pearson, paired_t
+from ramify.stats.intervals import bootstrap
 from ramify.train.batch import Row
 from ramify.train.loop import with_reference
 from ramify_experiments import recipes
 from ramify_experiments.cliffs.martingale import simulate
 from ramify_experiments.cliffs.pairs import pair_rows
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, Wanted, columns, sized
 from ramify_experiments.models import Course, train, training
 
 TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
@@ -369,111 +368,110 @@ def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, kno
 
 @dataclass(frozen=True)
 class _Size:
-    """What one size runs, and the thresholds that depend on it."""
+    """What one size runs, and the thresholds that depend on it; the defaults are those of ``cpu``."""
 
-    recipe: dict[str, Any]
-    seeds: tuple[int, ...]
-    traces: int
-    problems: int
-    block: int
-    answers: int
-    train_seeds: tuple[int, ...]
-    train_recipe: dict[str, Any]
-    """Of the model that is trained on: stopped earlier, so that its greedy answers leave room."""
-    train_problems: int
-    train_block: int
-    gap: float
-    ratio: float
-    recall: float
-    share: float
-    cliffs: int
+    recipe: dict[str, Any] = field(default_factory=dict)
+    traces: int = 400
+    problems: int = 25
+    block: int = 5
+    answers: int = 1000
+    gap: float = 0.25
+    ratio: float = 5.0
+    recall: float = 0.95
+    share: float = 0.25
+    cliffs: int = 60
     """Least number of confirmed cliffs that the recall is measured on."""
 
 
 _SIZES = {
     "quick": _Size(
         {"mod": 11, "operand": 3, "hops": 3, "rows": 24, "demonstrations": 400, "held_out": 100, "below": 0.3, "lr": 2e-3},
-        (0,), 400, 8, 8, 100, (), {}, 0, 0, 0.2, 2.0, 0.6, 0.45, 1,
+        problems=8,
+        block=8,
+        answers=100,
+        gap=0.2,
+        ratio=2.0,
+        recall=0.6,
+        share=0.45,
+        cliffs=1,
     ),
-    "cpu": _Size({}, (0, 1, 2, 3, 4), 400, 25, 5, 1000, (0, 1, 2), {"accuracy": 0.15, "every": 5}, 30, 10, 0.25, 5.0, 0.95, 0.25, 60),
-}  # fmt: skip
+    "cpu": _Size(),
+}
+TRAINED = {"accuracy": 0.15, "every": 5}
+"""Of the model that is trained on: stopped earlier, so that its greedy answers leave room."""
+TRAIN_SEEDS, TRAIN_PROBLEMS, TRAIN_BLOCK = 3, 30, 10
 #: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and on replies
 EPOCHS, RATE, DENSE_RATE, POLICY_RATE = 4, 1e-5, 1e-4, 3e-4
-GREEDY = "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and there are few pairs: see docs/methods/cliffs.md"
-DENSE = "few replies, each potential measured on a few forks: see docs/methods/cliffs.md"
-NEAR = "many of these drops lie near the least detectable one, where chance decides; a faithful scan repeated finds fewer: see docs/methods/cliffs.md"
-OTHER = (
-    "a cliff whose true drop is near the least detectable one is found by half of all scans, faithful ones too (next row): "
-    "see docs/methods/cliffs.md"
-)
+KNOWN = {
+    "training: gain in greedy accuracy, cliffs": "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and "
+    "there are few pairs: see docs/methods/cliffs.md",
+    "training: gain in sampled accuracy, dense advantages": "few replies, each potential measured on a few forks: see docs/methods/cliffs.md",
+    "exact process: budgeted scan: share found of the cliffs found and confirmed": "many of these drops lie near the least detectable one, "
+    "where chance decides; a faithful scan repeated finds fewer: see docs/methods/cliffs.md",
+    "budgeted scan: share found of the cliffs found and confirmed, on forks of its own": "a cliff whose true drop is near the least detectable "
+    "one is found by half of all scans, faithful ones too (next row): see docs/methods/cliffs.md",
+}
+"""Checks that are expected to miss, and why."""
 
 
-@sized("cliffs")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Run section 7(a)."""
-    plan = _SIZES[size]
-    plan = replace(plan, seeds=tuple(first + s for s in plan.seeds), train_seeds=tuple(first + s for s in plan.train_seeds))
-    process = cells.grid(process_cell, {"process": {"traces": plan.traces}}, plan.seeds, workers=1)["process"]
-    models = cells.grid(model_cell, {"model": {"recipe": plan.recipe, "problems": plan.answers}}, plan.seeds)["model"]
-    base = dict(zip(plan.seeds, models, strict=True))
-    keys = {
-        f"scan, seed {seed}, from {start}": {
-            "recipe": plan.recipe, "seed": seed, "problems": plan.problems, "start": start, "stop": start + plan.block,
-        }
-        for start in range(0, plan.problems, plan.block)
-        for seed in plan.seeds
-    }  # fmt: skip
-    scans = cells.map(scan_cell, keys)
-    for seed in plan.seeds:
-        _decide([trace for key, cell in scans.items() if f"seed {seed}," in key for trace in cell["traces"]])
-    done = list(scans.values())
-    checks = [
-        *_process(plan, process),
-        *_rates(plan, base, done),
-        *_deletion(plan, done),
-        *_classes(plan, done),
-        *_budget(plan, done),
-    ]
-    return checks + (_training(plan, cells) if plan.train_seeds else [])
+@sized("cliffs", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Run section 7(a). ``quick``: without training."""
+    plan, checks = _SIZES[size], Checks(seeds, KNOWN)
+    process = cells.grid(process_cell, {"process": {"traces": plan.traces}}, seeds, workers=1)["process"]
+    base = cells.grid(model_cell, {"model": {"recipe": plan.recipe, "problems": plan.answers}}, seeds)["model"]
+    scans = cells.grid(scan_cell, _blocks("scan", plan.recipe, plan.problems, plan.block), seeds).values()
+    for one in zip(*scans, strict=True):  # the blocks of a seed
+        _decide([trace for cell in one for trace in cell["traces"]])
+    done = [cell for block in scans for cell in block]
+    traces = [trace for cell in done for trace in cell["traces"]]
+    _process(checks, plan, process)
+    _rates(checks, plan, base, traces)
+    _deletion(checks, plan, [record for cell in done for record in cell["ablation"]])
+    _classes(checks, [cliff for trace in traces for cliff in trace["faithful"]])
+    _budget(checks, plan, traces, columns([cell["spent"] for cell in done]))
+    if size != "quick":
+        checks += _training(plan, cells, seeds[:TRAIN_SEEDS])
+    return checks
 
 
-def _process(plan: _Size, cells: Sequence[Mapping[str, Any]]) -> list[Check]:
-    cliffs, right = (np.concatenate([cell[name] for cell in cells]) for name in ("cliffs", "right"))
-    checks = [_ratio("exact process: cliffs per reply, wrong over right", cliffs, right, plan.seeds, 2.0)]
-    for arm, k, op, threshold in (
-        ("del", 64, ">=", 0.999), ("keep", 64, ">=", 0.65), ("keep", 64, "<=", 0.95), ("del", 1, "report", None), ("keep", 1, "report", None),
-    ):  # fmt: skip
-        passed = [pass_at_k(FORKS, c, k) for cell in cells for c in cell[arm]]
-        name = f"exact process: first cliff of a wrong reply, pass@{k}, {arm}"
-        checks.append(Check.mean(name, passed, plan.seeds, op, threshold))
-    for kind, op, threshold in zip(KINDS, ("<=", "report", ">=", "report"), (0.05, None, 0.5, None), strict=True):
-        observed, true, held = (np.concatenate([cell["classes"][kind][part] for cell in cells]) for part in range(3))
-        n = len(held)
-        for name, values in (("detected drop", observed), ("true drop", true)):
-            checks.append(Check.mean(f"exact process: {kind}, mean {name}", values, plan.seeds))
-        interval = clopper_pearson(int(held.sum()), n)
-        checks.append(
-            Check(f"exact process: {kind}, share confirmed", float(held.mean()), interval, n, plan.seeds, op, threshold)
-        )
-    return checks + _process_budget(plan, [cell["budgeted"] for cell in cells])
+def _blocks(name: str, recipe: dict[str, Any], problems: int, block: int) -> dict[str, dict[str, Any]]:
+    """Arms that take the problems block by block."""
+    of = {"recipe": recipe, "problems": problems}
+    return {f"{name}, from {start}": {**of, "start": start, "stop": start + block} for start in range(0, problems, block)}
 
 
-def _process_budget(plan: _Size, cells: Sequence[Mapping[str, int]]) -> list[Check]:
-    """The budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop too small."""
-    total = {name: sum(cell[name] for cell in cells) for name in cells[0]}
-    n, confirmed, whole = total["reference"], total["confirmed"], FORKS * (TOKENS + 1) * plan.traces * len(cells)
-    found, again = (clopper_pearson(total[key], n) for key in ("hits", "again"))
-    false = clopper_pearson(total["false"], confirmed)
-    name = "exact process: budgeted scan"
-    return [
-        Check(f"{name}: share found of the cliffs found and confirmed", total["hits"] / n, found, n, plan.seeds, ">=", 0.95, NEAR),
-        Check("exact process: the same share when a faithful scan is repeated", total["again"] / n, again, n, plan.seeds, "report"),
-        Check(f"{name}: share of its confirmed cliffs that lose no tenth", total["false"] / confirmed, false, confirmed, plan.seeds, "<=", 0.05),
-        Check(f"{name}: share of the faithful scan's forks", total["forks"] / whole, None, whole, plan.seeds, "report"),
-    ]  # fmt: skip
+def _process(checks: Checks, plan: _Size, cells: Sequence[Mapping[str, Any]]) -> None:
+    got = columns(cells)
+    cliffs, right = (np.concatenate(got[name]) for name in ("cliffs", "right"))
+    _ratio(checks, "exact process: cliffs per reply, wrong over right", cliffs, right, 2.0)
+    passes: tuple[tuple[str, int, Wanted], ...] = (
+        ("del", 64, (">=", 0.999)),
+        ("keep", 64, (">=", 0.65)),
+        ("keep", 64, ("<=", 0.95)),
+        ("del", 1, ()),
+        ("keep", 1, ()),
+    )
+    for arm, k, wanted in passes:
+        passed = [pass_at_k(FORKS, c, k) for counts in got[arm] for c in counts]
+        checks.mean(f"exact process: first cliff of a wrong reply, pass@{k}, {arm}", passed, *wanted)
+    limits: tuple[Wanted, ...] = (("<=", 0.05), (), (">=", 0.5), ())
+    for kind, wanted in zip(KINDS, limits, strict=True):
+        observed, true, held = (np.concatenate(part) for part in zip(*(each[kind] for each in got["classes"]), strict=True))
+        checks.mean(f"exact process: {kind}, mean detected drop", observed)
+        checks.mean(f"exact process: {kind}, mean true drop", true)
+        checks.share(f"exact process: {kind}, share confirmed", int(held.sum()), len(held), *wanted, exact=True)
+    # the budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop too small
+    total = {name: sum(values) for name, values in columns(got["budgeted"]).items()}
+    n, whole, name = total["reference"], FORKS * (TOKENS + 1) * plan.traces * len(cells), "exact process: budgeted scan"
+    checks.share(f"{name}: share found of the cliffs found and confirmed", total["hits"], n, ">=", 0.95, exact=True)
+    checks.share("exact process: the same share when a faithful scan is repeated", total["again"], n, exact=True)
+    small = (total["false"], total["confirmed"])
+    checks.share(f"{name}: share of its confirmed cliffs that lose no tenth", *small, "<=", 0.05, exact=True)
+    checks.value(f"{name}: share of the faithful scan's forks", total["forks"] / whole, whole)
 
 
-def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, ...], threshold: float) -> Check:
+def _ratio(checks: Checks, name: str, cliffs: np.ndarray, right: np.ndarray, threshold: float) -> None:
     """Mean cliffs of wrong replies over that of right ones, bootstrapped over replies; 1000 stands for more, where right ones have none."""
 
     def ratio(rows: np.ndarray) -> np.ndarray:
@@ -484,26 +482,22 @@ def _ratio(name: str, cliffs: np.ndarray, right: np.ndarray, seeds: tuple[int, .
         return np.asarray(np.nan_to_num(found, nan=1.0, posinf=1000.0))
 
     everything = np.arange(len(cliffs))
-    return Check(name, float(ratio(everything[None])[0]), bootstrap(everything, ratio), len(cliffs), seeds, ">=", threshold)
+    checks.value(name, ratio(everything[None])[0], len(cliffs), ">=", threshold, bootstrap(everything, ratio))
 
 
-def _rates(plan: _Size, base: Mapping[int, Mapping[str, float]], scans: Sequence[Mapping[str, Any]]) -> list[Check]:
-    traces, checks = [trace for cell in scans for trace in cell["traces"]], []
-    for name in ("sampled", "greedy"):
-        checks.append(Check.mean(f"model: {name} accuracy", [base[seed][name] for seed in plan.seeds], plan.seeds))
+def _rates(checks: Checks, plan: _Size, base: Sequence[Mapping[str, float]], traces: Sequence[Mapping[str, Any]]) -> None:
+    for name in HOW:
+        checks.mean(f"model: {name} accuracy", columns(base)[name])
     right = np.array([trace["right"] for trace in traces])
     found, held = (np.array([len(_of(trace, *statuses)) for trace in traces]) for statuses in ((), ("confirmed",)))
     for name, cliffs in (("found", found), ("confirmed", held)):
         for side, rows in (("wrong", ~right), ("right", right)):
+            checks.mean(f"model: cliffs {name} per {side} reply", cliffs[rows])
             some, n = int((cliffs[rows] > 0).sum()), int(rows.sum())
-            checks += [
-                Check.mean(f"model: cliffs {name} per {side} reply", cliffs[rows], plan.seeds),
-                Check(f"model: {side} replies with a cliff {name}", some / n, clopper_pearson(some, n), n, plan.seeds, "report"),
-            ]  # fmt: skip
-    checks.append(_ratio("model: cliffs found per reply, wrong over right", found, right, plan.seeds, plan.ratio))
-    tokens = sum(trace["tokens"] for trace in traces)
-    likely = sum(trace["likely"] for trace in traces) / tokens
-    return [*checks, Check("model: tokens of probability 0.9 or more", likely, None, tokens, plan.seeds, "report")]
+            checks.share(f"model: {side} replies with a cliff {name}", some, n, exact=True)
+    _ratio(checks, "model: cliffs found per reply, wrong over right", found, right, plan.ratio)
+    likely, tokens = (sum(trace[what] for trace in traces) for what in ("likely", "tokens"))
+    checks.value("model: tokens of probability 0.9 or more", likely / tokens, tokens)
 
 
 def _decide(traces: Sequence[dict[str, Any]]) -> None:
@@ -521,23 +515,17 @@ def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> lis
     return [cliff for cliff in trace[scan] if not statuses or cliff["status"] in statuses]
 
 
-def _deletion(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
+def _deletion(checks: Checks, plan: _Size, records: Sequence[Mapping[str, Any]]) -> None:
     """First cliffs of wrong replies as they were found, fresh forks; an arm without a place to cut scores 0."""
-    records, checks = [record for cell in scans for record in cell["ablation"]], []
-    n, at = len(records), {}
-    for arm, k in ((arm, k) for arm in ARMS for k in (1, 8, 64)):
+    at = {}
+    for arm, k in itertools.product(ARMS, (1, 8, 64)):
         at[arm, k] = np.array([_pass(record[arm], k) for record in records])
-        name = f"model: first cliff of a wrong reply, pass@{k}, {arm}"
-        checks.append(Check.mean(name, at[arm, k], plan.seeds))
-    gap = at["del", 1] - at["keep", 1]
+        checks.mean(f"model: first cliff of a wrong reply, pass@{k}, {arm}", at[arm, k])
+    gap, n = at["del", 1] - at["keep", 1], len(records)
     interval = bootstrap(gap)
-    over = paired_t(at["del", 1], at["random", 1])
-    return [
-        *checks,
-        Check("model: pass@1, del - keep", float(gap.mean()), interval, n, plan.seeds, ">=", plan.gap),
-        Check("model: pass@1, del - keep, lower end of the interval", interval[0], None, n, plan.seeds, ">", 0.0),
-        Check("model: pass@1, del - random", float((at["del", 1] - at["random", 1]).mean()), over, n, plan.seeds, ">", 0.0),
-    ]
+    checks.value("model: pass@1, del - keep", gap.mean(), n, ">=", plan.gap, interval)
+    checks.value("model: pass@1, del - keep, lower end of the interval", interval[0], n, ">", 0.0)
+    checks.paired("model: pass@1, del - random", at["del", 1], at["random", 1], ">", 0.0)
 
 
 def _pass(counts: Mapping[str, int] | None, k: int) -> float:
@@ -545,99 +533,78 @@ def _pass(counts: Mapping[str, int] | None, k: int) -> float:
     return pass_at_k(counts["n"], counts["k"], min(k, counts["n"])) if counts and counts["n"] else 0.0
 
 
-def _classes(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
-    cliffs, checks = [cliff for cell in scans for trace in cell["traces"] for cliff in trace["faithful"]], []
+def _classes(checks: Checks, cliffs: Sequence[Mapping[str, Any]]) -> None:
     for kind in KINDS:
         own = [cliff for cliff in cliffs if cliff["class"] == kind]
-        n, held = len(own), sum(cliff["status"] == "confirmed" for cliff in own)
-        checks.append(Check(f"model: {kind} cliffs found", n, None, n, plan.seeds, "report"))
-        for name, values in (("detected", [c["d"] for c in own]), ("fresh", [c["confirm"]["d"] for c in own])):
-            if n:
-                checks.append(Check.mean(f"model: {kind}, mean {name} drop", values, plan.seeds))
-        op, threshold = ("<=", 0.1) if kind == "deterministic" else ("report", None)
-        share = held / n if n else 0.0
-        checks.append(Check(f"model: {kind}, share confirmed", share, clopper_pearson(held, n), n, plan.seeds, op, threshold))
+        checks.value(f"model: {kind} cliffs found", len(own), len(own))
+        if own:
+            checks.mean(f"model: {kind}, mean detected drop", [cliff["d"] for cliff in own])
+            checks.mean(f"model: {kind}, mean fresh drop", [cliff["confirm"]["d"] for cliff in own])
+        held, wanted = sum(cliff["status"] == "confirmed" for cliff in own), ("<=", 0.1) if kind == "deterministic" else ()
+        checks.share(f"model: {kind}, share confirmed", held, len(own), *wanted, exact=True)
     confirmed = [cliff for cliff in cliffs if cliff["status"] == "confirmed"]
-    doubted = sum(cliff["suspect"] for cliff in confirmed)
+    checks.value("model: confirmed cliffs flagged suspect", sum(cliff["suspect"] for cliff in confirmed), len(confirmed))
     most = max((cliff["pi_token"] for cliff in confirmed), default=0.0)
-    return [
-        *checks,
-        Check("model: confirmed cliffs flagged suspect", doubted, None, len(confirmed), plan.seeds, "report"),
-        Check("model: largest probability of a confirmed cliff token", most, None, len(confirmed), plan.seeds, "report"),
-    ]
+    checks.value("model: largest probability of a confirmed cliff token", most, len(confirmed))
 
 
-def _budget(plan: _Size, scans: Sequence[Mapping[str, Any]]) -> list[Check]:
-    traces = [trace for cell in scans for trace in cell["traces"]]
+def _budget(
+    checks: Checks, plan: _Size, traces: Sequence[Mapping[str, Any]], spent: Mapping[str, Sequence[Mapping[str, int]]]
+) -> None:
     confirmed = {(trace["id"], c["t"]): c["pi_token"] for trace in traces for c in _of(trace, "confirmed")}
     found, kept = (
         {(trace["id"], c["t"]) for trace in traces for c in _of(trace, "confirmed", scan=name)} for name in ("budgeted", "same")
     )
     n, hits, same = len(confirmed), len(found & confirmed.keys()), len(kept & confirmed.keys())
-    again = sum(
-        a for trace in traces for c, a in zip(trace["faithful"], trace["again"], strict=True) if c["status"] == "confirmed"
-    )
-    spent = {name: {key: sum(cell["spent"][name][key] for cell in scans) for key in ("scan", "confirm", "forward_tokens")}
-             for name in ("faithful", "budgeted")}  # fmt: skip
-    whole, part = spent["faithful"], spent["budgeted"]
+    pairs = [(c, a) for trace in traces for c, a in zip(trace["faithful"], trace["again"], strict=True)]
+    again = sum(a for c, a in pairs if c["status"] == "confirmed")
     saved = 1 - sum(trace["screened"] for trace in traces) / sum(trace["tokens"] + 1 for trace in traces)
-    lost = sum(pi >= 1 - DELTA for pi in confirmed.values())
+    checks.value("screen: share of forks saved", saved, len(traces), ">=", 0.6)
+    checks.value("screen: confirmed cliffs lost", sum(pi >= 1 - DELTA for pi in confirmed.values()), n, "<=", 0.0)
+    name = "budgeted scan: share found of the cliffs found and confirmed"
+    checks.share(f"{name}, on the same forks", same, n, ">=", plan.recall, exact=True)
+    checks.share(f"{name}, on forks of its own", hits, n, ">=", plan.recall, exact=True)
+    checks.share("faithful scan: the same share when it is repeated on those other forks", again, n, exact=True)
+    checks.value("budgeted scan: cliffs that these shares are of", n, n, ">=", plan.cliffs)
+    whole, part = ({key: sum(values) for key, values in columns(spent[name]).items()} for name in ("faithful", "budgeted"))
     share, tokens = (part["scan"] + part["confirm"]) / whole["scan"], part["forward_tokens"] / whole["forward_tokens"]
-    return [
-        Check("screen: share of forks saved", saved, None, len(traces), plan.seeds, ">=", 0.6),
-        Check("screen: confirmed cliffs lost", lost, None, n, plan.seeds, "<=", 0.0),
-        *(
-            Check(name, hit / max(1, n), clopper_pearson(hit, n), n, plan.seeds, *judged)
-            for name, hit, *judged in (
-                ("budgeted scan: share found of the cliffs found and confirmed, on the same forks", same, ">=", plan.recall),
-                ("budgeted scan: share found of the cliffs found and confirmed, on forks of its own", hits, ">=", plan.recall, OTHER),
-                ("faithful scan: the same share when it is repeated on those other forks", again, "report"),
-            )
-        ),
-        Check("budgeted scan: cliffs that these shares are of", n, None, n, plan.seeds, ">=", plan.cliffs),
-        Check("budgeted scan: forks with confirmation, share of the faithful scan's without", share, None, int(whole["scan"]), plan.seeds, "<=", plan.share),
-        Check("budgeted scan: forward tokens, share of the faithful scan's, both with confirmation", tokens, None, int(whole["forward_tokens"]), plan.seeds, "report"),
-        Check("budgeted scan: confirmed cliffs that the faithful scan did not confirm", len(found - confirmed.keys()), None, len(found), plan.seeds, "report"),
-    ]  # fmt: skip
+    name = "budgeted scan: forks with confirmation, share of the faithful scan's without"
+    checks.value(name, share, int(whole["scan"]), "<=", plan.share)
+    name = "budgeted scan: forward tokens, share of the faithful scan's, both with confirmation"
+    checks.value(name, tokens, int(whole["forward_tokens"]))
+    checks.value(
+        "budgeted scan: confirmed cliffs that the faithful scan did not confirm", len(found - confirmed.keys()), len(found)
+    )
 
 
-def _training(plan: _Size, cells: Cells) -> list[Check]:
+def _training(plan: _Size, cells: Cells, seeds: Sequence[int]) -> Checks:
     """What the same scans give to training: pairs at cliffs and at random positions, dense advantages, and plain policy gradient."""
-    recipe = plan.recipe | plan.train_recipe
-    common = {seed: {"recipe": recipe, "seed": seed, "problems": plan.answers} for seed in plan.train_seeds}
-    models = cells.map(model_cell, {f"model for training, seed {seed}": arguments for seed, arguments in common.items()})
-    base = dict(zip(plan.train_seeds, models.values(), strict=True))
-    keys = {
-        f"pairs, seed {seed}, from {start}": {
-            "recipe": recipe, "seed": seed, "problems": plan.train_problems, "start": start, "stop": start + plan.train_block,
-        }
-        for start in range(0, plan.train_problems, plan.train_block)
-        for seed in plan.train_seeds
-    }  # fmt: skip
-    blocks = cells.map(pairs_cell, keys)
+    recipe, checks = plan.recipe | TRAINED, Checks(seeds, KNOWN)
+    common = {"recipe": recipe, "problems": plan.answers}
+    base = cells.grid(model_cell, {"model for training": common}, seeds)["model for training"]
+    blocks = cells.grid(pairs_cell, _blocks("pairs", recipe, TRAIN_PROBLEMS, TRAIN_BLOCK), seeds).values()
     jobs: dict[str, dict[str, Any]] = {}
     dense, policy = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     sets: dict[str, list[int]] = {"cliffs": [], "random": []}
-    for seed in plan.train_seeds:
-        own = [block for key, block in blocks.items() if f"seed {seed}," in key]
+    for seed, own in zip(seeds, zip(*blocks, strict=True), strict=True):
         rows = {name: [row for block in own for row in block[name]] for name in ("cliffs", "random", "dense")}
+        of = {**common, "seed": seed}
         for arm in sets:
             sets[arm].append(len(rows[arm]))
             if rows[arm]:
-                shown = EPOCHS * len(rows["cliffs"])
-                jobs[f"{arm}, seed {seed}"] = {**common[seed], "rows": rows[arm], "shown": shown, "lr": RATE}
-        dense[f"dense advantages, seed {seed}"] = {**common[seed], "rows": rows["dense"], "passes": EPOCHS, "lr": DENSE_RATE}
+                jobs[f"{arm}, seed {seed}"] = {**of, "rows": rows[arm], "shown": EPOCHS * len(rows["cliffs"]), "lr": RATE}
+        dense[f"dense advantages, seed {seed}"] = {**of, "rows": rows["dense"], "passes": EPOCHS, "lr": DENSE_RATE}
         tokens = sum(block["tokens"] for block in own) / 10
-        policy[f"policy gradient, seed {seed}"] = {**common[seed], "tokens": tokens, "lr": POLICY_RATE, "known": 800}
+        policy[f"policy gradient, seed {seed}"] = {**of, "tokens": tokens, "lr": POLICY_RATE, "known": 800}
     done = cells.map(training_cell, jobs) | cells.map(dense_cell, dense) | cells.map(policy_cell, policy)
-    greedy = max(cell["greedy"] for cell in base.values())
-    checks = [Check(f"training: pairs, {arm}", sum(n), None, len(n), plan.train_seeds, "report") for arm, n in sets.items()]
-    checks.append(Check("training: greedy accuracy before, the highest", greedy, None, len(base), plan.train_seeds, "<=", 0.8))
-    judged = {("cliffs", "greedy"): (">=", 0.02, GREEDY), ("dense advantages", "sampled"): (">=", 0.02, DENSE)}
+    for arm, n in sets.items():
+        checks.value(f"training: pairs, {arm}", sum(n), len(n))
+    checks.worst("training: greedy accuracy before, the highest", columns(base)["greedy"], "<=", 0.8)
     for arm in ("cliffs", "random", "dense advantages", "policy gradient"):
         for how in ("greedy", "sampled"):
-            gains = [done[key][how] - base[seed][how] for seed in plan.train_seeds if (key := f"{arm}, seed {seed}") in done]
+            pairs = [(done[key], one) for seed, one in zip(seeds, base, strict=True) if (key := f"{arm}, seed {seed}") in done]
+            gains = [after[how] - before[how] for after, before in pairs]
             name = f"training: gain in {how} accuracy, {arm}{' at a tenth of the tokens' if 'policy' in arm else ''}"
             if gains:  # else no seed gave such pairs
-                checks.append(Check.mean(name, gains, plan.train_seeds, *judged.get((arm, how), ("report",))))
+                checks.mean(name, gains, *((">=", 0.02) if name in KNOWN else ()))
     return checks

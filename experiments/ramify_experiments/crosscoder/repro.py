@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,8 @@ from ramify.methods.crosscoder.dictionary import (
     quality,
 )
 from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
-from ramify.stats.checks import Check
 from ramify.train.batch import Row
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 from ramify_experiments.models import Course, train, training
 
 # --- 7(a1): planted directions --------------------------------------------------------------------------------------------------
@@ -360,36 +358,32 @@ def reconstructions(
 # --- checks ---------------------------------------------------------------------------------------------------------------------
 
 
-@sized("crosscoder")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Sections 7(a1) and 7(a2). ``cpu``: 5 seeds; ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
-    quick = size == "quick"
-    seeds = tuple(range(first, first + (1 if quick else 5)))
+@sized("crosscoder", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Sections 7(a1) and 7(a2). ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
+    quick, checks = size == "quick", Checks(seeds, _MISSES)
     studies = [] if quick else cells.grid(study, {"pair": {}}, seeds)["pair"]
     names = ["10 %, sum L1", "10 %, no L1"] if quick else list(VARIANTS)
     less = {"steps": 500, "rows": 30_000} if quick else {}
-    checks = _recovery(cells.grid(recover, {name: VARIANTS[name] | less for name in names}, seeds), seeds, quick)
-    if quick:
-        return checks
-    checks += _pair(studies, seeds)
-    return [replace(check, known_miss=f"{_MISSES[check.name]}; {PAGE}") if check.name in _MISSES else check for check in checks]
+    _recovery(checks, cells.grid(recover, {name: VARIANTS[name] | less for name in names}, seeds), quick)
+    if studies:
+        _pair(checks, studies)
+    return checks
 
 
-def _recovery(found: dict[str, list[dict[str, Any]]], seeds: Sequence[int], quick: bool) -> list[Check]:
-    checks = []
+def _recovery(checks: Checks, found: dict[str, list[dict[str, Any]]], quick: bool) -> None:
     for name, runs in found.items():
-        checks += [
-            Check.mean(f"planted, {name}: variance explained, the worse model", [min(r["fve"]) for r in runs], seeds, ">=", 0.8 if quick else 0.88),
-            Check.worst(f"planted, {name}: worst cosine of A's own directions", [r["cosine"] for r in runs], seeds, ">=", 0.9 if quick else 0.95),
-            Check.mean(f"planted, {name}: A's own directions in A's block, of 6", [r["in block"] for r in runs], seeds, *_block(name, quick)),
-            Check.worst(f"planted, {name}: change of B's reconstruction when A's codes grow tenfold", [r["change"] for r in runs], seeds, "==", 0.0),
-            Check.mean(f"planted, {name}: dead features", [r["dead"] for r in runs], seeds),
-            Check.mean(f"planted, {name}: features called A's own that are, of 6", [r["named"] for r in runs], seeds),
-            Check.mean(f"planted, {name}: features called A's own that are not", [r["named wrongly"] for r in runs], seeds, "<=", 0.05),
-            Check.mean(f"planted, {name}: firings of them without their direction, share", [r["foreign"] for r in runs], seeds, *_purity(name, quick)),
-        ]  # fmt: skip
-    simple = [r["components"] for r in next(iter(found.values()))]
-    return [*checks, Check.mean("planted, baseline: worst cosine of a principal component of what B leaves of A", simple, seeds)]
+        at, got = f"planted, {name}", columns(runs)
+        checks.mean(f"{at}: variance explained, the worse model", [*map(min, got["fve"])], ">=", 0.8 if quick else 0.88)
+        checks.worst(f"{at}: worst cosine of A's own directions", got["cosine"], ">=", 0.9 if quick else 0.95)
+        checks.mean(f"{at}: A's own directions in A's block, of 6", got["in block"], *_block(name, quick))
+        checks.worst(f"{at}: change of B's reconstruction when A's codes grow tenfold", got["change"], "==", 0.0)
+        checks.mean(f"{at}: dead features", got["dead"])
+        checks.mean(f"{at}: features called A's own that are, of 6", got["named"])
+        checks.mean(f"{at}: features called A's own that are not", got["named wrongly"], "<=", 0.05)
+        checks.mean(f"{at}: firings of them without their direction, share", got["foreign"], *_purity(name, quick))
+    simple = columns(next(iter(found.values())))["components"]
+    checks.mean("planted, baseline: worst cosine of a principal component of what B leaves of A", simple)
 
 
 def _block(name: str, quick: bool) -> tuple[str, float | None]:
@@ -406,81 +400,59 @@ def _purity(name: str, quick: bool) -> tuple[str, float | None]:
 
 _MISSES = {
     "partitioned - plain: best single feature": "a short REINFORCE run leaves no feature of the tuned model's own, so its exclusive features "
-    "hold little to steer with, and five pairs do not tell the two dictionaries apart",
+    f"hold little to steer with, and five pairs do not tell the two dictionaries apart; {PAGE}",
     "partitioned: average feature under the same clamp, lift": "where the tuned model stalls it is easily tipped: random directions of "
-    "the same length do more than the average feature",
+    f"the same length do more than the average feature; {PAGE}",
 }
 """Checks that miss in the full size, and why."""
 
 
-def _pair(studies: list[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
-    def rows(kind: str, name: str) -> list[Outcome]:
-        """A row of the confirmation table by name; '' is the chosen cell."""
-        return [Outcome(**next(r for r in s[kind]["confirmed"] if r["name"] == (name or s[kind]["cell"]))) for s in studies]
-
-    def randoms(kind: str) -> np.ndarray:
-        return np.array([[r["lift"] for r in s[kind]["confirmed"] if r["name"].startswith("random")] for s in studies])
-
-    checks = [
-        Check.mean("pair: REINFORCE steps to the stalling point", [s["rl steps"] for s in studies], seeds),
-        Check.mean("pair: clean tuned model calls rightly", [s["clean"][0] for s in studies], seeds),
-        Check.mean("pair: clean base calls rightly", [s["clean"][1] for s in studies], seeds),
-        Check.mean("pair: features called the tuned model's own", [s["own"] for s in studies], seeds),
-        Check.mean(
-            "base against base: features called the tuned model's own",
-            [s["base against base"]["own"] for s in studies],
-            seeds,
-            "==",
-            0.0,
-        ),
-        Check.mean(
-            "base against base: active features of a's block", [s["base against base"]["l0"]["a"] for s in studies], seeds
-        ),
-    ]
-    wanted: dict[str, tuple[str, float]] = {"partitioned": (">=", 0.3)}
-    for kind in ("partitioned", "plain"):
-        chosen = rows(kind, "")
-        lifts = [one.lift for one in chosen]
-        checks += [
-            Check.mean(f"{kind}: variance explained, the worse model", [min(s[kind]["fve"]) for s in studies], seeds),
-            Check.mean(f"{kind}: dead features", [s[kind]["dead"] for s in studies], seeds),
-            Check.mean(f"{kind}: best single feature, held-out lift", lifts, seeds, *wanted.get(kind, ("report",))),
-            Check.mean(f"{kind}: best single feature, length of the change over the state's", [one.size for one in chosen], seeds),
-            Check.mean(f"{kind}: best single feature, coverage", [one.coverage for one in chosen], seeds),
-            Check.mean(f"{kind}: best single feature, its place in the order of d", [s[kind]["d rank"] + 1 for s in studies], seeds),
-            Check.mean(f"{kind}: best single feature, latent scaling", [s[kind]["latent scaling"] for s in studies], seeds),
-            Check.mean(f"{kind}: best single feature, ablated", [s[kind]["ablated"]["lift"] for s in studies], seeds),
-            Check.mean(f"{kind}: feature of the highest d, best lift on the selection prompts", [s[kind]["highest d"] for s in studies], seeds),
-            Check.mean(f"{kind}: random directions of the same length, mean lift", randoms(kind).mean(axis=1).tolist(), seeds),
-            Check.mean(f"{kind}: random directions of the same length, best lift", randoms(kind).max(axis=1).tolist(), seeds),
-            Check.mean(
-                f"{kind}: share of random directions that do at least as well",
-                (randoms(kind) >= np.array(lifts)[:, None]).mean(axis=1).tolist(),
-                seeds,
-            ),
-        ]  # fmt: skip
-        for name in ("tool - plain", "tuned - base"):
-            checks.append(Check.mean(f"{kind}: {name} at the same length, lift", [one.lift for one in rows(kind, name)], seeds))
-        average = [float(np.mean(s[kind]["average"]["lifts"])) for s in studies]
-        limit = ("<=", 0.1) if kind == "partitioned" else ("report",)
-        checks.append(Check.mean(f"{kind}: average feature under the same clamp, lift", average, seeds, *limit))
-    one, other = ([r.lift for r in rows(kind, "")] for kind in ("partitioned", "plain"))
-    checks.append(Check.mean("partitioned - plain: best single feature", np.subtract(one, other).tolist(), seeds, ">=", -0.05))
-    reach = [value for s in studies for value in s["partitioned"]["no reach"]]
-    checks.append(Check.worst("largest effect of either model's own features on the other", reach, seeds, "==", 0.0))
-    return checks + _reconstructed(studies, seeds)
+def _pair(checks: Checks, studies: list[dict[str, Any]]) -> None:
+    about, same = columns(studies), columns([s["base against base"] for s in studies])
+    checks.mean("pair: REINFORCE steps to the stalling point", about["rl steps"])
+    checks.mean("pair: clean tuned model calls rightly", [tuned for tuned, _ in about["clean"]])
+    checks.mean("pair: clean base calls rightly", [base for _, base in about["clean"]])
+    checks.mean("pair: features called the tuned model's own", about["own"])
+    checks.mean("base against base: features called the tuned model's own", same["own"], "==", 0.0)
+    checks.mean("base against base: active features of a's block", [l0["a"] for l0 in same["l0"]])
+    lifts = {kind: _steered(checks, kind, about[kind]) for kind in ("partitioned", "plain")}
+    checks.mean("partitioned - plain: best single feature", np.subtract(lifts["partitioned"], lifts["plain"]), ">=", -0.05)
+    reach = [value for one in about["partitioned"] for value in one["no reach"]]
+    checks.worst("largest effect of either model's own features on the other", reach, "==", 0.0)
+    _reconstructed(checks, about["reconstruction"])
 
 
-def _reconstructed(studies: list[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
-    found = [s["reconstruction"] for s in studies]
-    checks = []
+def _steered(checks: Checks, kind: str, studies: list[dict[str, Any]]) -> list[float]:
+    """What steering with one kind of dictionary did; the lift of each study's best single feature."""
+    got, parted = columns(studies), kind == "partitioned"
+    tables = [{row["name"]: Outcome(**row) for row in one["confirmed"]} for one in studies]
+    chosen = [table[one["cell"]] for table, one in zip(tables, studies, strict=True)]
+    lifts = [one.lift for one in chosen]
+    chance = np.array([[row.lift for name, row in table.items() if name.startswith("random")] for table in tables])
+    checks.mean(f"{kind}: variance explained, the worse model", [*map(min, got["fve"])])
+    checks.mean(f"{kind}: dead features", got["dead"])
+    checks.mean(f"{kind}: best single feature, held-out lift", lifts, *((">=", 0.3) if parted else ()))
+    checks.mean(f"{kind}: best single feature, length of the change over the state's", [one.size for one in chosen])
+    checks.mean(f"{kind}: best single feature, coverage", [one.coverage for one in chosen])
+    checks.mean(f"{kind}: best single feature, its place in the order of d", [rank + 1 for rank in got["d rank"]])
+    checks.mean(f"{kind}: best single feature, latent scaling", got["latent scaling"])
+    checks.mean(f"{kind}: best single feature, ablated", [one["lift"] for one in got["ablated"]])
+    checks.mean(f"{kind}: feature of the highest d, best lift on the selection prompts", got["highest d"])
+    checks.mean(f"{kind}: random directions of the same length, mean lift", chance.mean(axis=1))
+    checks.mean(f"{kind}: random directions of the same length, best lift", chance.max(axis=1))
+    as_well = (chance >= np.array(lifts)[:, None]).mean(axis=1)
+    checks.mean(f"{kind}: share of random directions that do at least as well", as_well)
+    for name in ("tool - plain", "tuned - base"):
+        checks.mean(f"{kind}: {name} at the same length, lift", [table[name].lift for table in tables])
+    average = [float(np.mean(one["lifts"])) for one in got["average"]]
+    checks.mean(f"{kind}: average feature under the same clamp, lift", average, *(("<=", 0.1) if parted else ()))
+    return lifts
+
+
+def _reconstructed(checks: Checks, found: list[dict[str, Any]]) -> None:
     for target, model in enumerate(("tuned", "base")):
         for kind in ("clean", "matched", "mismatched"):
             for j, window in enumerate(WINDOWS):
-                values = [f[kind][target][j] for f in found]
-                checks.append(Check.mean(f"{model}, {kind}: right tool within {window} tokens", values, seeds))
+                checks.mean(f"{model}, {kind}: right tool within {window} tokens", [f[kind][target][j] for f in found])
         for kind in ("matched", "mismatched"):
-            checks.append(
-                Check.mean(f"{model}, {kind}: cosine of the reconstruction", [f[f"{kind}, cosine"][target] for f in found], seeds)
-            )
-    return checks
+            checks.mean(f"{model}, {kind}: cosine of the reconstruction", [f[f"{kind}, cosine"][target] for f in found])

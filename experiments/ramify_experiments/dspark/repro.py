@@ -23,14 +23,13 @@ from ramify.methods.dspark.algorithm import (
 )
 from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Check
-from ramify.stats.intervals import bootstrap, mean_t
+from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark.domains import DOMAINS, prompts
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, Wanted, sized
 
 BLOCK = 7
 SEED = 0
-SEEDS = (0, 1)
-"""Of target, text and drafters. DSpark and DFlash are compared on all of them, the rest is measured on the first."""
+"""The first seed of target, text and drafters: what one seed alone says is of this one. All are shifted by the first one asked for."""
 _PARALLEL = {"sequences": 2400, "steps": 3000}
 VARIANTS: dict[str, dict[str, Any]] = {
     "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
@@ -58,8 +57,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "loads": (1, 16, 64),
     },
 }
-PAGE = "see docs/methods/dspark.md"
 
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Ratios [draws, parts] -> [draws]."""
 Measured = Mapping[str, Mapping[str, Rounds]]
 """Drafter -> domain -> rounds."""
 
@@ -86,7 +86,7 @@ def acceptance(k: int) -> Callable[[Rounds], tuple[np.ndarray, np.ndarray]]:
 
 def resampled(
     parts: Sequence[tuple[Callable[[Rounds], tuple[np.ndarray, np.ndarray]], Rounds]],
-    statistic: Callable[[np.ndarray], np.ndarray],
+    statistic: Statistic,
 ) -> tuple[float, tuple[float, float]]:
     """A statistic of ratios, and its 95 % bootstrap interval over prompts.
 
@@ -104,67 +104,63 @@ def resampled(
     return whole, bootstrap(np.arange(prompts), of)
 
 
-def acceptance_checks(found: Measured, quick: bool) -> list[Check]:
+class Ratios(Checks):
+    """Checks of statistics of ratios, with their intervals over prompts; see :func:`resampled`."""
+
+    def ratio(
+        self, name: str, parts: Sequence[Any], statistic: Statistic, op: str = "report", limit: float | None = None
+    ) -> None:
+        """One statistic of ``parts``."""
+        value, interval = resampled(parts, statistic)
+        self.value(name, value, min(len(rounds) for _, rounds in parts), op, limit, interval)
+
+
+def acceptance_checks(found: Measured, quick: bool) -> Checks:
     """The first three thresholds of section 7(a), and tau of every drafter and domain."""
-    checks = []
+    checks = Ratios((SEED,))
     for name, by_domain in found.items():
         for domain, rounds in by_domain.items():
-            checks.append(_measured(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], _mean))
-        macro = [(tokens, by_domain[domain]) for domain in DOMAINS]
-        checks.append(_measured(f"{name}: tokens a pass, macro", macro, _mean))
+            checks.ratio(f"{name}: tokens a pass, {domain}", [(tokens, rounds)], _mean)
+        checks.ratio(f"{name}: tokens a pass, macro", [(tokens, by_domain[domain]) for domain in DOMAINS], _mean)
     checks += compared(found, quick)
     for name in (name for name in VARIANTS if name in found):
         both = [(tokens, found[one][domain]) for one in (name, "DFlash") for domain in DOMAINS]
-        checks.append(_measured(f"{name}, over DFlash of 3: tokens a pass, macro", both, _over))
+        checks.ratio(f"{name}, over DFlash of 3: tokens a pass, macro", both, _over)
     for name, by_domain in () if quick else found.items():
         for domain, rounds in by_domain.items():
             for k in range(1, BLOCK + 1):
-                title = f"{name}: acceptance at position {k}, {domain}"
-                checks.append(_measured(title, [(acceptance(k), rounds)], _mean))
+                checks.ratio(f"{name}: acceptance at position {k}, {domain}", [(acceptance(k), rounds)], _mean)
     return checks
 
 
-def compared(found: Measured, quick: bool, seed: int = SEED) -> list[Check]:
+def compared(found: Measured, quick: bool, seed: int = SEED) -> Checks:
     """DSpark beside DFlash: tokens a pass, and acceptance at the first position and at late ones."""
+    checks = Ratios((seed,))
     both = [(tokens, found[name][domain]) for name in COMPARED for domain in DOMAINS]
-    limit = 1.03 if quick else 1.10
-    checks = [_measured("DSpark over DFlash: tokens a pass, macro", both, _over, seed, ">=", limit)]
+    checks.ratio("DSpark over DFlash: tokens a pass, macro", both, _over, ">=", 1.03 if quick else 1.10)
     for domain in DOMAINS:
         first = [(acceptance(1), found[name][domain]) for name in COMPARED]
-        limit, title = 0.15 if quick else 0.08, f"DSpark and DFlash: distance at position 1, {domain}"
-        checks.append(_measured(title, first, lambda r: abs(_gain(r)), seed, "<=", limit))
+        title = f"DSpark and DFlash: distance at position 1, {domain}"
+        checks.ratio(title, first, lambda r: abs(_gain(r)), "<=", 0.15 if quick else 0.08)
     late = (2, 3, 4) if quick else (5, 6, 7)  # a drafter trained for seconds seldom gets further
     for where in (*DOMAINS, "all"):
         some = [domain for domain in DOMAINS if where in (domain, "all")]
         parts = [(acceptance(k), found[name][domain]) for name in COMPARED for domain in some for k in late]
-        wanted = (">=", 0.03 if quick else 0.10) if where in (("all",) if quick else ("code", "chat")) else ("report", None)
-        title = f"DSpark - DFlash: acceptance at positions {late[0]} to {late[-1]}, {where}"
-        checks.append(_measured(title, parts, _gain, seed, *wanted))
+        wanted = (">=", 0.03 if quick else 0.10) if where in (("all",) if quick else ("code", "chat")) else ()
+        checks.ratio(f"DSpark - DFlash: acceptance at positions {late[0]} to {late[-1]}, {where}", parts, _gain, *wanted)
     return checks
 
 
-def seed_checks(by_seed: Mapping[int, Measured]) -> list[Check]:
+def seed_checks(by_seed: Mapping[int, Measured]) -> Checks:
     """:func:`compared` of each seed of target, text and drafters, and the means over seeds with their Student intervals.
 
     The thresholds are judged on the means, too: prompts resampled within a seed say nothing of another target.
     """
-    runs = [compared(found, False, seed) for seed, found in by_seed.items()]
-    checks = []
-    for same in zip(*runs, strict=True):
-        for check in same:
-            checks.append(replace(check, name=f"{check.name}, seed {check.seeds[0]}", op="report", threshold=None))
-        values = [check.value for check in same]
-        mean, interval = float(np.mean(values)), mean_t(values)
-        title = f"{same[0].name}, mean over seeds"
-        checks.append(Check(title, mean, interval, len(same), tuple(by_seed), same[0].op, same[0].threshold))
+    checks = Checks(tuple(by_seed))
+    for same in zip(*(compared(found, False, seed) for seed, found in by_seed.items()), strict=True):
+        checks += [replace(one, name=f"{one.name}, seed {one.seeds[0]}", op="report", threshold=None) for one in same]
+        checks.mean(f"{same[0].name}, mean over seeds", [one.value for one in same], same[0].op, same[0].threshold)
     return checks
-
-
-def _measured(
-    name: str, parts: Sequence[Any], statistic: Any, seed: int = SEED, op: str = "report", limit: float | None = None
-) -> Check:
-    value, interval = resampled(parts, statistic)
-    return Check(name, value, interval, min(len(rounds) for _, rounds in parts), (seed,), op, limit)
 
 
 def _mean(r: np.ndarray) -> np.ndarray:
@@ -200,26 +196,21 @@ def calibration_cell(rounds: dict[str, Any], heat: float) -> dict[str, Any]:
     }
 
 
-def calibration_checks(plain: dict[str, Any], heated: dict[str, Any], quick: bool) -> list[Check]:
+def calibration_checks(plain: dict[str, Any], heated: dict[str, Any], quick: bool) -> Checks:
     """What scaling does to the head as trained, and to one whose logits were doubled."""
-    checks = []
+    checks, n = Checks((SEED,)), heated["n"]
     for name, cell in (("as trained", plain), ("logits doubled", heated)):
         for key, shown in (("before", "before scaling"), ("after", "after scaling"), ("floor", "of a perfect predictor")):
             title = f"calibration, {name}: error {shown}"
-            checks.append(_figure(title, np.mean(cell[key]), cell["n"]))
-            checks += [_figure(f"{title}, position {k + 1}", cell[key][k], cell["n"]) for k in (() if quick else range(BLOCK))]
-        checks.append(_figure(f"calibration, {name}: AUROC", np.nanmean(np.array(cell["ranking"], float)), cell["n"]))
+            checks.value(title, np.mean(cell[key]), cell["n"])
+            for k in () if quick else range(BLOCK):
+                checks.value(f"{title}, position {k + 1}", cell[key][k], cell["n"])
+        checks.value(f"calibration, {name}: AUROC", np.nanmean(np.array(cell["ranking"], float)), cell["n"])
     left = np.mean(heated["after"]) / np.mean(heated["before"])
-    limit = 0.8 if quick else 0.5
-    checks.append(_figure("calibration, logits doubled: error after over before", left, heated["n"], "<=", limit))
+    checks.value("calibration, logits doubled: error after over before", left, n, "<=", 0.8 if quick else 0.5)
     found = np.exp(np.mean(np.log(heated["temperatures"])))
-    checks.append(_figure("calibration, logits doubled: mean temperature found", found, heated["n"]))
+    checks.value("calibration, logits doubled: mean temperature found", found, n)
     return checks
-
-
-def _figure(name: str, value: Any, n: int, op: str = "report", limit: float | None = None) -> Check:
-    """A figure without an interval."""
-    return Check(name, float(value), None, n, (SEED,), op, limit)
 
 
 # -- schedules
@@ -248,32 +239,29 @@ def simulation_checks(
     stairs: Mapping[int, Mapping[str, list[float]]],
     steps: int,
     quick: bool = False,
-) -> list[Check]:
+) -> Checks:
     """The thresholds on schedules: ``smooth`` and ``stairs`` hold load -> schedule -> (throughput, budget)."""
-    checks = []
-
-    def add(name: str, value: float, op: str = "report", limit: float | None = None) -> None:
-        checks.append(_figure(name, value, steps, op, limit))
+    checks = Checks((SEED,))
 
     def fixed(at: Mapping[str, list[float]]) -> float:
         return max(value[0] for name, value in at.items() if name.startswith("fixed") or name == "off")
 
     for kind, run in (("T = 64 + B", smooth), ("staircase of 16", stairs)):
         for load, at in run.items():
-            add(f"{kind}, {load} requests: best fixed length", fixed(at))
+            checks.value(f"{kind}, {load} requests: best fixed length", fixed(at), steps)
             for name in ("fixed:7", "threshold:0.3", "threshold:0.5", "threshold:0.7", "greedy", "stale2"):
-                add(f"{kind}, {load} requests: {name}", at[name][0])
-            add(f"{kind}, {load} requests: budget of stale2", at["stale2"][1])
+                checks.value(f"{kind}, {load} requests: {name}", at[name][0], steps)
+            checks.value(f"{kind}, {load} requests: budget of stale2", at["stale2"][1], steps)
     against = {load: at["stale2"][0] / fixed(at) for load, at in smooth.items()}
-    add("stale2 over the best fixed length, at the worst load", min(against.values()), ">=", 0.93 if quick else 0.97)
-    best = max(value for load, value in against.items() if load >= 16)
-    add("stale2 over the best fixed length, at the best load from 16", best, ">=", 1.0 if quick else 1.05)
+    worst, best = min(against.values()), max(value for load, value in against.items() if load >= 16)
+    checks.value("stale2 over the best fixed length, at the worst load", worst, steps, ">=", 0.93 if quick else 0.97)
+    checks.value("stale2 over the best fixed length, at the best load from 16", best, steps, ">=", 1.0 if quick else 1.05)
     top = max(smooth)
-    add(f"stale2 over fixed:7 at {top}", smooth[top]["stale2"][0] / smooth[top]["fixed:7"][0], ">=", 1.2)
+    checks.value(f"stale2 over fixed:7 at {top}", smooth[top]["stale2"][0] / smooth[top]["fixed:7"][0], steps, ">=", 1.2)
     margin = min(at["stale2"][0] - at["greedy"][0] for load, at in stairs.items() if load >= 16)
-    add("staircase: stale2 - greedy, at the worst load from 16", margin, ">", 0.0)
-    budgets = [at["stale2"][1] for at in smooth.values()]
-    add("loads at which the budget of stale2 rises", float(sum(np.diff(budgets) >= 0)), "==", 0.0)
+    checks.value("staircase: stale2 - greedy, at the worst load from 16", margin, steps, ">", 0.0)
+    rises = np.diff([at["stale2"][1] for at in smooth.values()]) >= 0
+    checks.value("loads at which the budget of stale2 rises", sum(rises), steps, "==", 0.0)
     return checks
 
 
@@ -354,75 +342,60 @@ def first_token_law(search: Callable[[np.ndarray], int]) -> np.ndarray:
     return law
 
 
-def lossless_checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
+def lossless_checks(found: Sequence[Mapping[str, Any]]) -> Checks:
     """The pair's checks, and the example in which a search on this step's confidences is caught, in closed form."""
-    checks = [_figure(f"lossless, {c['name']}", c["value"], c["n"], c["op"], c["threshold"]) for c in found]
-    for name, search, op in (
-        ("greedy", until_loss, "<"),
-        ("a search on this step's confidences", lambda rate: int(np.argmax(rate)), ">"),
-    ):
-        apart = float(np.abs(first_token_law(search) - [0.7, 0.3]).sum() / 2)
-        limit = 1e-12 if op == "<" else 0.1
-        checks.append(
-            Check(f"lossless, example of section 8, {name}: distance from the target's law", apart, None, 2, (), op, limit)
-        )
+    checks, example = Checks((SEED,)), Checks(())
+    for c in found:
+        checks.value(f"lossless, {c['name']}", c["value"], c["n"], c["op"], c["threshold"])
+    searches: dict[str, tuple[Callable[[np.ndarray], int], Wanted]] = {
+        "greedy": (until_loss, ("<", 1e-12)),
+        "a search on this step's confidences": (lambda rate: int(np.argmax(rate)), (">", 0.1)),
+    }
+    for name, (search, wanted) in searches.items():
+        apart = np.abs(first_token_law(search) - [0.7, 0.3]).sum() / 2
+        example.value(f"lossless, example of section 8, {name}: distance from the target's law", apart, 2, *wanted)
+    checks += example
     return checks
 
 
-@sized("dspark")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`; ``quick``: DSpark and DFlash on a smaller target, looser thresholds."""
+@sized("dspark", quick=1, cpu=2)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> list[Check]:
+    """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`, those of :data:`COMPARED` with two seeds; ``quick``: DSpark and DFlash on a
+    smaller target, looser thresholds."""
     quick, counts = size == "quick", SIZES[size]
     drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in COMPARED}
-    of = {"size": counts, "seed": first}
+    of = {"size": counts, "seed": seeds[0]}
     entropy = cells.map(target_cell, {"target": of})["target"]
-    raw = cells.map(drafter_cell, {name: of | {"what": what} for name, what in drafters.items()})
-    found = {name: {d: Rounds.from_json(r) for d, r in raw[name].items()} for name in drafters}
-    checks = [_figure(f"target: cross-entropy, {d}", entropy[d], 64) for d in DOMAINS] + acceptance_checks(found, quick)
+    (found,) = _found(cells, counts, drafters, seeds[:1])
+    checks = Checks((SEED,))
+    for domain in DOMAINS:
+        checks.value(f"target: cross-entropy, {domain}", entropy[domain], 64)
+    checks += acceptance_checks(found, quick)
     if not quick:
-        checks += _seeds(cells, counts, found, first)
-        checks += _rivals(cells.map(rivals_cell, {"rivals": of})["rivals"], counts)
+        others = _found(cells, counts, {name: DRAFTERS[name] for name in COMPARED}, seeds[1:])
+        checks += seed_checks(dict(enumerate([found, *others])))
+        rivals = cells.map(rivals_cell, {"rivals": of})["rivals"]
+        for name, run in rivals.items():  # transformers' own ways, as they are
+            for domain, value in (*run.items(), ("macro", np.mean(list(run.values())))):
+                checks.value(f"transformers, {name}: tokens a pass, {domain}", value, counts["rivals"] * counts["tokens"])
     mixed = joined([found["DSpark"][domain] for domain in DOMAINS]).to_json()
     heats = cells.map(calibration_cell, {f"calibration {heat}": {"rounds": mixed, "heat": heat} for heat in (1.0, 2.0)})
     checks += calibration_checks(heats["calibration 1.0"], heats["calibration 2.0"], quick)
-    checks += _scheduled(cells, mixed, counts, quick)
-    exact = of | {"what": drafters["DSpark"], "draws": 10_000}
-    checks += lossless_checks([] if quick else cells.map(lossless_cell, {"lossless": exact})["lossless"])
-    return [replace(check, seeds=tuple(first + seed for seed in check.seeds)) for check in checks]
-
-
-def _seeds(cells: Cells, counts: dict[str, Any], own: Measured, first: int) -> list[Check]:
-    """Train and measure the compared drafters of the other seeds."""
+    steps, loads = counts["simulated"], counts["loads"]
     plan = {
-        f"{name} of seed {seed}": {"size": counts, "seed": first + seed, "what": DRAFTERS[name]}
-        for seed in SEEDS[1:]
-        for name in COMPARED
-    }
-    raw = cells.map(drafter_cell, plan)
-    by_seed = {SEED: own}
-    for seed in SEEDS[1:]:
-        rounds = {name: raw[f"{name} of seed {seed}"] for name in COMPARED}
-        by_seed[seed] = {name: {d: Rounds.from_json(r) for d, r in one.items()} for name, one in rounds.items()}
-    return seed_checks(by_seed)
-
-
-def _rivals(found: Mapping[str, Mapping[str, float]], counts: dict[str, Any]) -> list[Check]:
-    """Tokens a pass of transformers' own ways, as they are."""
-    drawn = counts["rivals"] * counts["tokens"]
-    return [
-        _figure(f"transformers, {name}: tokens a pass, {domain}", value, drawn)
-        for name, run in found.items()
-        for domain, value in (*run.items(), ("macro", np.mean(list(run.values()))))
-    ]
-
-
-def _scheduled(cells: Cells, rounds: dict[str, Any], counts: dict[str, Any], quick: bool) -> list[Check]:
-    steps = counts["simulated"]
-    plan = {
-        f"schedules {stair} {load}": {"rounds": rounds, "stair": stair, "requests": load, "steps": steps, "seed": SEED}
+        f"schedules {stair} {load}": {"rounds": mixed, "stair": stair, "requests": load, "steps": steps, "seed": SEED}
         for stair in (1, 16)
-        for load in counts["loads"]
+        for load in loads
     }
     done = cells.map(simulation_cell, plan)
-    smooth, stairs = ({load: done[f"schedules {stair} {load}"] for load in counts["loads"]} for stair in (1, 16))
-    return simulation_checks(smooth, stairs, steps, quick)
+    smooth, stairs = ({load: done[f"schedules {stair} {load}"] for load in loads} for stair in (1, 16))
+    checks += simulation_checks(smooth, stairs, steps, quick)
+    exact = of | {"what": drafters["DSpark"], "draws": 10_000}
+    checks += lossless_checks([] if quick else cells.map(lossless_cell, {"lossless": exact})["lossless"])
+    return [replace(check, seeds=tuple(seeds[0] + seed for seed in check.seeds)) for check in checks]
+
+
+def _found(cells: Cells, counts: dict[str, Any], drafters: Mapping[str, Any], seeds: Sequence[int]) -> list[Measured]:
+    """Train ``drafters`` and record their rounds, seed by seed."""
+    raw = cells.grid(drafter_cell, {name: {"size": counts, "what": what} for name, what in drafters.items()}, seeds)
+    return [{name: {d: Rounds.from_json(r) for d, r in raw[name][i].items()} for name in drafters} for i in range(len(seeds))]

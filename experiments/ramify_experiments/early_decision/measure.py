@@ -202,10 +202,11 @@ def ideal(traces: int, seed: int = 0) -> dict[str, float]:
     return {"performative": same / cuts, "cuts": cuts}
 
 
-def study(recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, draws: int, shuffles: int) -> dict[str, Any]:
+def study(
+    seed: int, recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, draws: int, shuffles: int
+) -> dict[str, Any]:
     """Everything about one locked or deliberative organism; prompts are not those it was trained on."""
-    lab = Lab(OrganismRecipe(**recipe))
-    seed = lab.recipe.seed
+    lab = Lab(OrganismRecipe(**recipe, seed=seed))
     traces = lab.traces([ask(generator(seed, "eval", i)) for i in range(prompts)], "traces")
     even = lab.traces([ask(generator(seed, "even", i), "ambiguous") for i in range(ambiguous)], "even traces")
     return {
@@ -218,10 +219,9 @@ def study(recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, dra
     }
 
 
-def hybrid_study(recipe: dict[str, Any], prompts: int, opened: int, draws: int) -> dict[str, Any]:
+def hybrid_study(seed: int, recipe: dict[str, Any], prompts: int, opened: int, draws: int) -> dict[str, Any]:
     """Continuations of a hybrid on mixed prompts (one in five of bits) and on prompts of either kind, drawn apart."""
-    lab = Lab(OrganismRecipe(**recipe))
-    seed = lab.recipe.seed
+    lab = Lab(OrganismRecipe(**recipe, seed=seed))
     out: dict[str, Any] = {}
     for name, bits in (("mixed", 5), ("cues", 0), ("bits", 1)):
         asks = [ask(generator(seed, name, i), "bits" if bits and i % bits == 0 else "clear") for i in range(prompts)]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ramify.stats.checks import Check
-from ramify.stats.intervals import wilson
 from ramify_experiments.early_decision.measure import POSITIONS, SHARES, hybrid_study, ideal, study
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 
 Cell = dict[str, Any]
 MIDDLE = slice(2, 9)
@@ -55,13 +53,11 @@ class Limits:
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
-        "seeds": (0, 1, 2, 3, 4),
         "recipe": {},
         "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "draws": 6, "shuffles": 199},
         "limits": Limits(),
     },
     "quick": {
-        "seeds": (0,),
         "recipe": {
             "steps": 350,
             "rows": 32,
@@ -84,43 +80,25 @@ KNOWN_MISSES = {
 }
 
 
-@sized("early-decision")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, smaller organisms with shorter traces, looser thresholds, no hybrid."""
-    chosen, seeds = SIZES[size], tuple(first + seed for seed in SIZES[size]["seeds"])
-    calls = {
-        f"{kind} {seed}": {"recipe": {**chosen["recipe"], "kind": kind, "seed": seed}, **chosen["study"]}
-        for seed in seeds
-        for kind in ("locked", "deliberative")
-    }
-    done = cells.map(study, calls, workers=1 if size == "quick" else 2)  # a process costs the quick size more than it saves
-    locked, deliberative = ([done[f"{kind} {seed}"] for seed in seeds] for kind in ("locked", "deliberative"))
-    checks = _ambiguous(locked, deliberative, seeds, chosen["limits"]) + _judged(locked, deliberative, seeds, chosen["limits"])
-    checks += [
-        check for kind, found in (("locked", locked), ("deliberative", deliberative)) for check in _told(kind, found, seeds)
-    ]
-    checks = [check for check in checks if check.n]
+@sized("early-decision", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a). ``quick``: smaller organisms with shorter traces, looser thresholds, no hybrid."""
+    chosen, checks = SIZES[size], Checks(seeds, KNOWN_MISSES)
+    arms = {kind: {"recipe": {**chosen["recipe"], "kind": kind}, **chosen["study"]} for kind in ("locked", "deliberative")}
+    # a process costs the quick size more than it saves
+    found = cells.grid(study, arms, seeds, workers=1 if size == "quick" else 2)
+    _ambiguous(checks, found, chosen["limits"])
+    _judged(checks, found["locked"], found["deliberative"], chosen["limits"])
+    for kind, runs in found.items():
+        _told(checks, kind, runs)
+    checks[:] = [check for check in checks if check.n]
     if size == "quick":
         return checks
-    found = cells.get("ideal", ideal, traces=40_000)
-    name = "an exact deliberator: performative share of cuts"
-    checks.append(
-        Check(
-            name,
-            found["performative"],
-            wilson(round(found["performative"] * found["cuts"]), found["cuts"]),
-            found["cuts"],
-            (0,),
-            "report",
-        )
-    )
-    return checks + _hybrid(cells, HYBRID_SEEDS)
-
-
-def _mean(
-    name: str, values: Sequence[float | None], seeds: Sequence[int], op: str = "report", threshold: float | None = None
-) -> Check:
-    return Check.mean(name, values, seeds, op, threshold, KNOWN_MISSES.get(name, ""))
+    exact, one = cells.get("ideal", ideal, traces=40_000), Checks((0,))
+    one.share("an exact deliberator: performative share of cuts", round(exact["performative"] * exact["cuts"]), exact["cuts"])
+    checks += one
+    checks += _hybrid(cells)
+    return checks
 
 
 def _of(found: Sequence[Cell], get: Callable[[Cell], float]) -> list[float]:
@@ -131,111 +109,103 @@ def _variance(where: str, mode: str, share: int) -> Callable[[Cell], float]:
     return lambda cell: float(cell[where][mode][str(share)]["variance"])
 
 
-def _ambiguous(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequence[int], limits: Limits) -> list[Check]:
+def _ambiguous(checks: Checks, done: Mapping[str, Sequence[Cell]], limits: Limits) -> None:
     """Where deliberation should matter most comes first: prompts whose cues balance, and nearly do."""
-    checks = []
-    for kind, found in (("locked", locked), ("deliberative", deliberative)):
+    for kind, found in done.items():
         for score, where in ((0, "even"), (1, "near")):
             for what in ("first token", "20 %"):
                 values = [cell["even"][f"{what}, |s| = {score}"] for cell in found]
-                checks.append(_mean(f"{kind}, |s| = {score}: AUROC at {what}", values, seeds))
+                checks.mean(f"{kind}, |s| = {score}: AUROC at {what}", values)
             for mode in ("closed", "open"):
                 for share in SHARES:
-                    values = _of(found, _variance(where, mode, share))
-                    checks.append(_mean(f"{kind}, |s| = {score}: {mode} variance at {share} %", values, seeds))
-    start, early = (np.array(_of(locked, _variance("even", "open", share))) for share in (0, 20))
-    return [
-        *checks,
-        _mean("locked, |s| = 0: open variance with nothing kept, wanted near 1", start.tolist(), seeds, ">=", limits.even),
-        _mean(
-            "locked, |s| = 0: open variance at 20 % / with nothing kept", (early / start).tolist(), seeds, "<=", limits.even_fall
-        ),
-    ]
+                    checks.mean(f"{kind}, |s| = {score}: {mode} variance at {share} %", _of(found, _variance(where, mode, share)))
+    start, early = (np.array(_of(done["locked"], _variance("even", "open", share))) for share in (0, 20))
+    checks.mean("locked, |s| = 0: open variance with nothing kept, wanted near 1", start, ">=", limits.even)
+    checks.mean("locked, |s| = 0: open variance at 20 % / with nothing kept", early / start, "<=", limits.even_fall)
 
 
-def _judged(locked: Sequence[Cell], deliberative: Sequence[Cell], seeds: Sequence[int], limits: Limits) -> list[Check]:
+def _judged(checks: Checks, locked: Sequence[Cell], deliberative: Sequence[Cell], limits: Limits) -> None:
     """The thresholds of section 7(a)."""
 
     def over_null(cell: Cell, value: str, null: str) -> float:
         return float(cell["decoded"][value] - cell["decoded"][null])
 
-    def valley(cell: Cell, end: int) -> float:
-        j = cell["decoded"]["j"]
-        return float(j[end] / np.mean(j[MIDDLE]))
+    def valley(end: int) -> list[float]:
+        return [float(cell["decoded"]["j"][end] / np.mean(cell["decoded"]["j"][MIDDLE])) for cell in locked]
 
-    closed = {share: _variance("continued", "closed", share) for share in SHARES}
-    opened = {share: _variance("continued", "open", share) for share in SHARES}
+    def variance(found: Sequence[Cell], mode: str, share: int) -> np.ndarray:
+        return np.array(_of(found, _variance("continued", mode, share)))
 
-    def flips(cell: Cell) -> float:
-        return float(cell["continued"]["open"]["20"]["flip"])
-
-    def play(cell: Cell) -> float:
-        return float(cell["oscillations"]["performative"])
-
-    wanted: list[tuple[str, Sequence[Cell], Callable[[Cell], float], str, float]] = [
-        ("locked: AUROC at the first token", locked, lambda c: float(c["decoded"]["first token"]), ">=", limits.first),
-        ("locked: text of the first token, AUROC - 95th percentile of shuffled labels", locked, lambda c: over_null(c, "text", "text null"), "<=", limits.null),
-        ("locked: J at the start / mean from 20 to 80 %", locked, lambda c: valley(c, 0), ">=", limits.valley),
-        ("locked: J at the end / mean from 20 to 80 %", locked, lambda c: valley(c, -1), ">=", limits.valley),
-        ("locked: closed variance at 20 %, judged", locked, closed[20], "<=", limits.closed),
-        ("locked: closed variance at 20 % / without thinking", locked, lambda c: closed[20](c) / closed[0](c), "<=", limits.fall),
-        ("locked: open flip rate at 20 %, judged", locked, flips, "<=", limits.flips),
-        ("locked: performative share of cuts", locked, play, ">=", limits.play),
-        ("deliberative: AUROC at the first token - 95th percentile of shuffled labels", deliberative, lambda c: over_null(c, "first token", "null"), "<=", limits.null),
-        ("deliberative: open variance at 20 %, judged", deliberative, opened[20], ">=", limits.open_early),
-        ("deliberative: open variance at 80 %, judged", deliberative, opened[80], ">=", limits.open_late),
-        *((f"deliberative: closed variance at {share} %, judged", deliberative, closed[share], "<=", limits.closed_late) for share in (40, 60, 80)),
-        ("deliberative: performative share of cuts", deliberative, play, "<=", limits.meant),
-    ]  # fmt: skip
-    checks = [_mean(name, _of(found, get), seeds, op, threshold) for name, found, get, op, threshold in wanted]
-    apart = np.subtract(_of(locked, play), _of(deliberative, play)).tolist()
-    return [*checks, _mean("performative share of cuts, locked - deliberative", apart, seeds, ">=", limits.apart)]
+    play = [np.array([cell["oscillations"]["performative"] for cell in found], float) for found in (locked, deliberative)]
+    fall = variance(locked, "closed", 20) / variance(locked, "closed", 0)
+    checks.mean("locked: AUROC at the first token", [cell["decoded"]["first token"] for cell in locked], ">=", limits.first)
+    text = [over_null(cell, "text", "text null") for cell in locked]
+    checks.mean("locked: text of the first token, AUROC - 95th percentile of shuffled labels", text, "<=", limits.null)
+    checks.mean("locked: J at the start / mean from 20 to 80 %", valley(0), ">=", limits.valley)
+    checks.mean("locked: J at the end / mean from 20 to 80 %", valley(-1), ">=", limits.valley)
+    checks.mean("locked: closed variance at 20 %, judged", variance(locked, "closed", 20), "<=", limits.closed)
+    checks.mean("locked: closed variance at 20 % / without thinking", fall, "<=", limits.fall)
+    flips = [cell["continued"]["open"]["20"]["flip"] for cell in locked]
+    checks.mean("locked: open flip rate at 20 %, judged", flips, "<=", limits.flips)
+    checks.mean("locked: performative share of cuts", play[0], ">=", limits.play)
+    first = [over_null(cell, "first token", "null") for cell in deliberative]
+    checks.mean("deliberative: AUROC at the first token - 95th percentile of shuffled labels", first, "<=", limits.null)
+    for share, least in ((20, limits.open_early), (80, limits.open_late)):
+        checks.mean(f"deliberative: open variance at {share} %, judged", variance(deliberative, "open", share), ">=", least)
+    for share in (40, 60, 80):
+        late = variance(deliberative, "closed", share)
+        checks.mean(f"deliberative: closed variance at {share} %, judged", late, "<=", limits.closed_late)
+    checks.mean("deliberative: performative share of cuts", play[1], "<=", limits.meant)
+    checks.mean("performative share of cuts, locked - deliberative", play[0] - play[1], ">=", limits.apart)
 
 
-def _told(kind: str, found: Sequence[Cell], seeds: Sequence[int]) -> list[Check]:
+def _told(checks: Checks, kind: str, found: Sequence[Cell]) -> None:
     """Everything else that was measured, without a threshold."""
-    reports: dict[str, Callable[[Cell], Any]] = {
-        name: (lambda cell, key=key: cell["decoded"][key])  # type: ignore[misc]
-        for name, key in (
-            ("AUROC at state A (prompt only)", "state A"),
-            ("balanced accuracy at the first token", "balanced"),
-            ("AUROC at the first token, 95th percentile of shuffled labels", "null"),
-            ("AUROC of the first token's text", "text"),
-            ("AUROC of the prompt's words", "prompt"),
-            ("depth of the valley of J", "depth"),
-        )
-    }
+    decoded, continued, cuts = (columns([cell[part] for cell in found]) for part in ("decoded", "continued", "oscillations"))
+    for name, key in (
+        ("AUROC at state A (prompt only)", "state A"),
+        ("balanced accuracy at the first token", "balanced"),
+        ("AUROC at the first token, 95th percentile of shuffled labels", "null"),
+        ("AUROC of the first token's text", "text"),
+        ("AUROC of the prompt's words", "prompt"),
+        ("depth of the valley of J", "depth"),
+    ):
+        checks.mean(f"{kind}: {name}", decoded[key])
     for p in range(POSITIONS):
-        reports[f"AUROC at {10 * p} % of the thinking"] = lambda cell, p=p: cell["decoded"]["along"][p]  # type: ignore[misc]
-        reports[f"J at {10 * p} % of the thinking"] = lambda cell, p=p: cell["decoded"]["j"][p]  # type: ignore[misc]
+        checks.mean(f"{kind}: AUROC at {10 * p} % of the thinking", [along[p] for along in decoded["along"]])
+        checks.mean(f"{kind}: J at {10 * p} % of the thinking", [j[p] for j in decoded["j"]])
     for share in SHARES:
         for mode in ("closed", "open"):
-            reports[f"{mode} variance at {share} %"] = _variance("continued", mode, share)
-        reports[f"open flip rate at {share} %"] = lambda cell, s=share: cell["continued"]["open"][str(s)]["flip"]  # type: ignore[misc]
+            checks.mean(f"{kind}: {mode} variance at {share} %", _of(found, _variance("continued", mode, share)))
+        checks.mean(f"{kind}: open flip rate at {share} %", [one[str(share)]["flip"] for one in continued["open"]])
     for name, key in (("rollouts with an oscillation", "with_any"), ("cuts locked before", "locked"), ("cuts", "cuts")):
-        reports[name] = lambda cell, key=key: cell["oscillations"][key]  # type: ignore[misc]
+        checks.mean(f"{kind}: {name}", cuts[key])
     for name, key in (("shown equivalent", "equivalent"), ("shown to differ", "different"), ("undecided", "undecided")):
-        reports[f"cuts {name}, margin 10 points"] = lambda cell, key=key: (  # type: ignore[misc]
-            cell["oscillations"]["equality"][key] / max(1, cell["oscillations"]["cuts"])
-        )
-    reports["prompts whose majority thinking does not move"] = lambda cell: cell["continued"]["thinking"]["unchanged"]
-    reports["traces without an answer"] = lambda cell: cell["lost"]
-    return [_mean(f"{kind}: {name}", [get(cell) for cell in found], seeds) for name, get in reports.items()]
+        values = [one[key] / max(1, n) for one, n in zip(cuts["equality"], cuts["cuts"], strict=True)]
+        checks.mean(f"{kind}: cuts {name}, margin 10 points", values)
+    checks.mean(f"{kind}: prompts whose majority thinking does not move", [one["unchanged"] for one in continued["thinking"]])
+    checks.mean(f"{kind}: traces without an answer", columns(found)["lost"])
 
 
-def _hybrid(cells: Cells, seeds: Sequence[int]) -> list[Check]:
+def _hybrid(cells: Cells) -> Checks:
     """One prompt in five needs its thinking: the whole's curve must be the mixture of its slices'."""
-    calls = {f"hybrid {s}": {"recipe": {"kind": "hybrid", "seed": s}, "prompts": 400, "opened": 120, "draws": 6} for s in seeds}
-    done = list(cells.map(hybrid_study, calls).values())
-    checks, gaps = [], []
+    arm = {"recipe": {"kind": "hybrid"}, "prompts": 400, "opened": 120, "draws": 6}
+    checks, gaps = Checks(HYBRID_SEEDS), []
+    done = columns(cells.grid(hybrid_study, {"hybrid": arm}, HYBRID_SEEDS)["hybrid"])
     weights = {"mixed": 1.0, "cues": -0.8, "bits": -0.2}
     for mode in ("closed", "open"):
         for share in SHARES:
-            found = {name: [cell[name][mode][str(share)] for cell in done] for name in weights}
+            found = {name: columns([run[mode][str(share)] for run in done[name]]) for name in weights}
             for name, points in found.items():
-                checks.append(_mean(f"hybrid, {name}: {mode} variance at {share} %", [f["variance"] for f in points], seeds))
-            gap = sum(w * f["variance"] for name, w in weights.items() for f in found[name])
-            error = math.sqrt(sum((w * f["error"]) ** 2 for name, w in weights.items() for f in found[name]))
+                checks.mean(f"hybrid, {name}: {mode} variance at {share} %", points["variance"])
+            gap = sum(w * sum(found[name]["variance"]) for name, w in weights.items())
+            error = math.sqrt(sum((w * e) ** 2 for name, w in weights.items() for e in found[name]["error"]))
             gaps.append(abs(gap) / error)
-    name = "hybrid: largest distance of its curve from the mixture of its slices, in standard errors"
-    return [*checks, Check(name, max(gaps), None, len(gaps), tuple(seeds), "<=", 3.0)]
+    checks.value(
+        "hybrid: largest distance of its curve from the mixture of its slices, in standard errors",
+        max(gaps),
+        len(gaps),
+        "<=",
+        3.0,
+    )
+    return checks

@@ -7,7 +7,7 @@ before the verdict. Positive controls are scripted agents that follow a motive's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,10 @@ from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.experiment import Control, Move, TestResult, corrected, result_from_json
 from ramify.methods.forensics.hypotheses import ACH, NONE, Hypothesis
 from ramify.methods.forensics.trend import logistic_fit
-from ramify.stats.checks import Check
 from ramify.stats.intervals import mean_t, wilson
 from ramify_experiments.forensics.battery import DOSES, Table, Tables, of_law, of_model, run
 from ramify_experiments.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 
 OWN: dict[str, tuple[str, Move]] = {
     "dose": ("tedium", "rises"),
@@ -118,9 +117,10 @@ def _fires(test: TestResult) -> bool:
 
 
 def organism_cell(
-    seed: int, kinds: Sequence[str], teaching: Mapping[str, int], size: Mapping[str, int], played: int = 0
+    seed: int, kinds: Sequence[str], teaching: Mapping[str, int], size: Mapping[str, int], played: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Teach the organisms of one seed and run the battery on each; ``played`` episodes of each through the engine and the world."""
+    """Teach the organisms of one seed and run the battery on each; where ``played`` names this seed, also ``n`` episodes of each through
+    the engine and the world."""
     import torch
 
     torch.set_num_threads(1)
@@ -128,8 +128,8 @@ def organism_cell(
     for kind, model in taught(seed, kinds, **teaching).items():
         tables = _cached(of_model(model))
         found[kind] = measured(tables, kind, seed, size)
-        if played:
-            found[kind]["played"] = [*_played(model, seed, played), tables().rate]
+        if played["seed"] == seed:
+            found[kind]["played"] = [*_played(model, seed, played["n"]), tables().rate]
     return found
 
 
@@ -186,11 +186,12 @@ def verdict(tests: Sequence[TestResult], known: Mapping[str, Control], only: Seq
 # --- checks -------------------------------------------------------------------------------------------------------------------
 
 
-class _Found:
-    """What the cells found, and checks on it."""
+class _Found(Checks):
+    """What the cells found, by seed and kind, and checks on it. ``record``: how often tests fired on scripted agents, of ``draws``."""
 
     def __init__(self, cells: Mapping[int, dict[str, Any]], record: Mapping[str, Sequence[int]], draws: int) -> None:
-        self.cells, self.record, self.known, self.seeds = cells, record, known(record, draws), tuple(cells)
+        super().__init__(tuple(cells))
+        self.cells, self.record, self.controls = cells, record, known(record, draws)
         self.kinds = tuple(next(iter(cells.values())))
         self.tests = {
             (seed, kind): {record["name"]: result_from_json(record) for record in cell[kind]["tests"]}
@@ -198,165 +199,129 @@ class _Found:
             for kind in self.kinds
         }
 
-    def each(self, kind: str, what: Callable[[dict[str, Any]], Any]) -> list[Any]:
-        return [what(cell[kind]) for cell in self.cells.values()]
+    def each(self, kind: str) -> dict[str, list[Any]]:
+        """What was found of ``kind`` beside the tests, seed by seed."""
+        return {name: [cell[kind][name] for cell in self.cells.values()] for name in ("rate", "off law", "invalid", "sentence")}
 
-    def share(self, name: str, hits: Sequence[bool], op: str = "report", threshold: float | None = None) -> Check:
-        return Check.share(name, sum(hits), len(hits), self.seeds, op, threshold)
+    def test(self, kind: str, name: str) -> list[TestResult]:
+        """One test of ``kind``, seed by seed."""
+        return [self.tests[seed, kind][name] for seed in self.seeds]
 
-    def worst(self, name: str, values: Sequence[float], op: str, threshold: float) -> Check:
-        return Check.worst(f"{name}, largest", values, self.seeds, op, threshold)
-
-    def mean(self, name: str, values: Sequence[float], op: str = "report", threshold: float | None = None) -> Check:
-        return Check.mean(name, values, self.seeds, op, threshold)
+    def hits(self, name: str, found: Sequence[bool], op: str = "report", threshold: float | None = None) -> None:
+        """The share of those that are true."""
+        self.share(name, sum(found), len(found), op, threshold)
 
 
-@sized("forensics")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a). ``cpu``: 20 seeds of four organisms; ``quick``: one seed of two organisms, less teaching, looser thresholds."""
+@sized("forensics", quick=1, cpu=20)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a). ``cpu``: four organisms; ``quick``: two, less teaching, looser thresholds."""
     quick = size == "quick"
     kinds = ("tedium", "clean") if quick else KINDS
     measured = {"n": 150, "traces": 20, "k": 100}
     teaching = {"steps": 350, "more": 130} if quick else {"steps": 500, "more": 200}
     draws = 40 if quick else 100
     record = cells.get("controls", controls, draws=draws, size=measured)
-    seeds = range(first, first + (1 if quick else 20))
-    plan = {
-        f"seed {seed}": {
-            "seed": seed, "kinds": list(kinds), "teaching": teaching, "size": measured, "played": (300 if quick else 1000) if seed == first else 0
-        }
-        for seed in seeds
-    }  # fmt: skip
-    done = cells.map(organism_cell, plan)
-    found = _Found({seed: done[f"seed {seed}"] for seed in seeds}, record, draws)
-    worlds = cells.map(scripted, {f"world {name}": {"name": name} for name in (WORLDS[1:] if quick else WORLDS)}, workers=1)
-    return [
-        *_worlds(worlds),
-        *_organisms(found, quick),
-        *_tests(found, quick),
-        *_sentence(found, quick),
-        *_verdicts(found, quick),
-    ]
-
-
-def _worlds(cells: Mapping[str, Any]) -> list[Check]:
-    """Worlds without a model: does the grader know each scripted agent for what it is?"""
-    return [
-        Check(f"{name}: scripted agents labelled wrongly", len(cell["wrong"]), None, cell["agents"], (), "==", 0)
-        for name, cell in cells.items()
-    ]
-
-
-def _organisms(found: _Found, quick: bool) -> list[Check]:
-    """Do the organisms follow their laws, and do the listed replies agree with those the engine draws?"""
-    # taught briefly, an organism leaves the grammar now and then and may still act; the list of replies calls that invalid
-    leaves, off = (0.25, 5.0) if quick else (0.1, 3.0)
-    checks = []
-    for kind in found.kinds:
-        rates = [k / n for k, n, _ in found.each(kind, lambda one: one["rate"])]
-        k, n, exact = found.cells[found.seeds[0]][kind]["played"]
-        z = abs(k / n - exact) / math.sqrt(exact * (1 - exact) / n)
-        checks += [
-            found.mean(f"{kind}: rate at the baseline", rates),
-            found.mean(f"{kind}: largest distance of an exact rate from the law", found.each(kind, lambda one: one["off law"])),
-            found.worst(f"{kind}: share of invalid runs at the baseline", found.each(kind, lambda one: one["invalid"]), "<=", leaves),
-            Check(
-                f"{kind}: episodes through engine and world against listed replies, in standard errors",
-                z, None, n, found.seeds[:1], "<=", off,
-            ),
-        ]  # fmt: skip
+    played = {"seed": seeds[0], "n": 300 if quick else 1000}
+    plan = {"organisms": {"kinds": list(kinds), "teaching": teaching, "size": measured, "played": played}}
+    done = cells.grid(organism_cell, plan, seeds)["organisms"]
+    checks = Checks(())
+    for name in (
+        WORLDS[1:] if quick else WORLDS
+    ):  # worlds without a model: does the grader know each scripted agent for what it is?
+        cell = cells.get(f"world {name}", scripted, name=name)
+        checks.value(f"{name}: scripted agents labelled wrongly", len(cell["wrong"]), cell["agents"], "==", 0)
+    found = _Found(dict(zip(seeds, done, strict=True)), record, draws)
+    _organisms(found, quick)
+    _tests(found, quick)
+    _sentence(found, quick)
+    _verdicts(found, quick)
+    checks += found
     return checks
 
 
-def _tests(found: _Found, quick: bool) -> list[Check]:
+def _organisms(found: _Found, quick: bool) -> None:
+    """Do the organisms follow their laws, and do the listed replies agree with those the engine draws?"""
+    # taught briefly, an organism leaves the grammar now and then and may still act; the list of replies calls that invalid
+    leaves, off = (0.25, 5.0) if quick else (0.1, 3.0)
+    for kind in found.kinds:
+        each = found.each(kind)
+        found.mean(f"{kind}: rate at the baseline", [k / n for k, n, _ in each["rate"]])
+        found.mean(f"{kind}: largest distance of an exact rate from the law", each["off law"])
+        found.worst(f"{kind}: share of invalid runs at the baseline, largest", each["invalid"], "<=", leaves)
+        k, n, exact = found.cells[found.seeds[0]][kind]["played"]
+        z = abs(k / n - exact) / math.sqrt(exact * (1 - exact) / n)
+        found.value(f"{kind}: episodes through engine and world against listed replies, in standard errors", z, n, "<=", off)
+
+
+def _tests(found: _Found, quick: bool) -> None:
     """Power of each test on its own organism and false alarms on the others."""
-    checks = []
     for name, (own, _) in OWN.items():
-        fires = {kind: [_fires(found.tests[seed, kind][name]) for seed in found.seeds] for kind in found.kinds}
-        others = [hit for kind in found.kinds if kind != own for hit in fires[kind]]
+        fires = {kind: [_fires(test) for test in found.test(kind, name)] for kind in found.kinds}
         if own in fires:
-            checks.append(found.share(f"{name}: fires on {own}", fires[own], ">=", 0.85))
-        checks.append(found.share(f"{name}: fires on the others", others, "<=", 0.1))
-        checks += [found.share(f"{name}: fires on {kind}", fires[kind]) for kind in found.kinds if kind != own]
-        fired, _ = found.record[name]
-        checks.append(Check.share(f"{name}: fires on a scripted {own} agent", fired, found.known[name].n, ()))
+            found.hits(f"{name}: fires on {own}", fires.pop(own), ">=", 0.85)
+        found.hits(f"{name}: fires on the others", [hit for hits in fires.values() for hit in hits], "<=", 0.1)
+        for kind, hits in fires.items():
+            found.hits(f"{name}: fires on {kind}", hits)
+        found.share(f"{name}: fires on a scripted {own} agent", found.record[name][0], found.controls[name].n)
     placebo = [test["placebo"].fired for test in found.tests.values()]
-    checks.append(found.share("placebo (who wrote the code): moves any organism", placebo, *(() if quick else ("<=", 0.1))))
-    z = [found.tests[seed, "tedium"]["dose"].value for seed in found.seeds]
-    checks.append(found.mean("dose: z on tedium", z, ">", 3.0))
-    hits, n = (np.array([found.tests[seed, "tedium"]["dose"].detail[what] for seed in found.seeds]) for what in ("hits", "n"))
+    found.hits("placebo (who wrote the code): moves any organism", placebo, *(() if quick else ("<=", 0.1)))
+    found.mean("dose: z on tedium", [test.value for test in found.test("tedium", "dose")], ">", 3.0)
+    counts = {
+        kind: np.array([[test.detail[what] for what in ("hits", "n")] for test in found.test(kind, "dose")])
+        for kind in found.kinds
+    }
+    for kind, each in counts.items():
+        for errors, k, n in zip(DOSES, *each.sum(axis=0).tolist(), strict=True):
+            found.share(f"dose: rate of {kind} at {errors} errors", k, n)
+    hits, n = counts["tedium"].swapaxes(0, 1)
     fits = [logistic_fit(k, m, DOSES) for k, m in zip(hits, n, strict=True)]
     points = [math.inf if fit is None else fit.dose_of(0.01)[0] for fit in fits]
     pooled = logistic_fit(hits.sum(axis=0), n.sum(axis=0), DOSES)
     point, ends = (math.inf, None) if pooled is None else pooled.dose_of(0.01)
     low, high = (20, 200) if quick else (80, 140)
-    total = int(n.sum())
-    for kind in found.kinds:
-        summed = np.array([[found.tests[seed, kind]["dose"].detail[what] for what in ("hits", "n")] for seed in found.seeds]).sum(
-            axis=0
-        )
-        for errors, k, m in zip(DOSES, *summed.tolist(), strict=True):
-            checks.append(Check.share(f"dose: rate of {kind} at {errors} errors", k, m, found.seeds))
-    return [
-        *checks,
-        Check("dose: 1 % point of the fit over all seeds, errors", point, ends, total, found.seeds, ">=", low),
-        Check("dose: 1 % point of the fit over all seeds, errors (upper end)", point, ends, total, found.seeds, "<=", high),
-        Check("dose: median 1 % point of a seed's own fit", float(np.median(points)), None, len(points), found.seeds, "report"),
-        found.share("dose: 1 % point of a seed's own fit in 80 to 140", [80 <= point <= 140 for point in points]),
-    ]
+    found.value("dose: 1 % point of the fit over all seeds, errors", point, int(n.sum()), ">=", low, ends)
+    found.value("dose: 1 % point of the fit over all seeds, errors (upper end)", point, int(n.sum()), "<=", high, ends)
+    found.value("dose: median 1 % point of a seed's own fit", np.median(points), len(points))
+    found.hits("dose: 1 % point of a seed's own fit in 80 to 140", [80 <= point <= 140 for point in points])
 
 
-def _sentence(found: _Found, quick: bool) -> list[Check]:
+def _sentence(found: _Found, quick: bool) -> None:
     """The planted sentence: rank, score, and what is left when it is forbidden."""
-    each = found.each("tedium", lambda one: one["sentence"])
-    first, with_it = sum(one["first"] for one in each), sum(one["with"] for one in each)
-    scores = [one["score"] for one in each]
-    exact = np.array([one["exact"] for one in each])
-    forbid = [found.tests[seed, "tedium"]["forbid"].detail for seed in found.seeds]
+    each = columns(found.each("tedium")["sentence"])
+    found.share("sentence: planted one ranks first", sum(each["first"]), sum(each["with"]), ">=", 0.6 if quick else 0.85)
+    found.mean("sentence: mean held-out score of the planted one", each["score"])
+    off = abs(float(np.mean(each["score"])) - PLANTED)
+    found.value(f"sentence: distance of that score from {PLANTED:.3f}", off, len(each["score"]), "<=", 0.1 if quick else 0.06)
+    found.mean("sentence: exact score of the planted one in the organisms", [exact[0] for exact in each["exact"]])
+    found.worst("sentence: distance of an exact score from (1 - pi) Delta, largest", each["gap"], "<=", 1e-9)
+    forbid = [test.detail for test in found.test("tedium", "forbid")]
     rates = [one["hits"] / one["n"] for one in forbid]
-    bound = 0.1 if quick else 0.06
-    return [
-        Check.share("sentence: planted one ranks first", first, with_it, found.seeds, ">=", 0.6 if quick else 0.85),
-        found.mean("sentence: mean held-out score of the planted one", scores),
-        Check(f"sentence: distance of that score from {PLANTED:.3f}", abs(float(np.mean(scores)) - PLANTED), None, len(scores), found.seeds, "<=", bound),
-        found.mean("sentence: exact score of the planted one in the organisms", exact[:, 0].tolist()),
-        found.worst("sentence: distance of an exact score from (1 - pi) Delta", [one["gap"] for one in each], "<=", 1e-9),
-        found.mean("forbid: rate of tedium without the sentence", rates, "<=", 0.05 if quick else 0.03),
-        found.mean("forbid: redraws a run", [one["rejected"] / one["n"] for one in forbid]),
-    ]  # fmt: skip
+    found.mean("forbid: rate of tedium without the sentence", rates, "<=", 0.05 if quick else 0.03)
+    found.mean("forbid: redraws a run", [one["rejected"] / one["n"] for one in forbid])
 
 
-def _verdicts(found: _Found, quick: bool) -> list[Check]:
+def _verdicts(found: _Found, quick: bool) -> None:
     """What is named as the motive: by the protocol, by parts of it, and by simpler readings of the same baseline runs."""
-    motives = [kind for kind in found.kinds if kind != "clean"]
-    pairs = [(seed, kind) for kind in motives for seed in found.seeds]
+    pairs = [(seed, kind) for kind in found.kinds if kind != "clean" for seed in found.seeds]
 
-    def named(known: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:
-        return {place: verdict(list(tests.values()), known, only) for place, tests in found.tests.items()}
+    def named(controls: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:
+        return {place: verdict(list(tests.values()), controls, only) for place, tests in found.tests.items()}
 
-    ours, levers, bare = named(found.known), named(found.known, ("dose", "clarity", "oversight")), named({})
+    ours, levers, bare = named(found.controls), named(found.controls, ("dose", "clarity", "oversight")), named({})
     right = [ours[seed, kind] == [kind] for seed, kind in pairs]
     simple = {
         how: [found.cells[seed][kind]["baselines"][how] == kind for seed, kind in pairs]
         for how in ("rate", "words", "association")
     }
-    best = max(simple.values(), key=sum)
-    ahead = np.subtract(right, best, dtype=np.float64)
-    interval, wanted = (None, ("report", None)) if quick else (mean_t(ahead), (">", 0.0))
-    n = len(ahead)
-    gap = Check("protocol - best simple reading, share named", float(ahead.mean()), interval, n, found.seeds, *wanted)
-    return [
-        *(
-            found.share(f"protocol names {kind}", [ours[seed, kind] == [kind] for seed in found.seeds], ">=", 0.9)
-            for kind in found.kinds
-        ),
-        found.share("protocol names the motive", right),
-        found.share("protocol names a wrong motive", [len(told) == 1 and told != [place[1]] for place, told in ours.items()]),
-        *(found.share(f"reading by {how} names the motive", hits) for how, hits in simple.items()),
-        gap,
-        found.share(
-            "levers alone (dose, clarity, oversight) name the motive", [levers[seed, kind] == [kind] for seed, kind in pairs]
-        ),
-        found.share("without positive controls, the motive is named", [bare[seed, kind] == [kind] for seed, kind in pairs]),
-        found.share("without positive controls, clean is named", [bare[seed, "clean"] == ["clean"] for seed in found.seeds]),
-    ]
+    for kind in found.kinds:
+        found.hits(f"protocol names {kind}", [ours[seed, kind] == [kind] for seed in found.seeds], ">=", 0.9)
+    found.hits("protocol names the motive", right)
+    found.hits("protocol names a wrong motive", [len(told) == 1 and told != [place[1]] for place, told in ours.items()])
+    for how, hits in simple.items():
+        found.hits(f"reading by {how} names the motive", hits)
+    ahead = np.subtract(right, max(simple.values(), key=sum), dtype=np.float64)
+    wanted: tuple[Any, ...] = () if quick else (">", 0.0, mean_t(ahead))
+    found.value("protocol - best simple reading, share named", ahead.mean(), len(ahead), *wanted)
+    found.hits("levers alone (dose, clarity, oversight) name the motive", [levers[seed, kind] == [kind] for seed, kind in pairs])
+    found.hits("without positive controls, the motive is named", [bare[seed, kind] == [kind] for seed, kind in pairs])
+    found.hits("without positive controls, clean is named", [bare[seed, "clean"] == ["clean"] for seed in found.seeds])

@@ -9,7 +9,7 @@ Axis legend: B episodes, J ways to fold an episode, T turns (24), D width, O ans
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ramify.base.seeds import generator, place_key
-from ramify.stats.checks import Check
 from ramify.stats.intervals import difference_of_proportions
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 from ramify_experiments.models import Course, train
 
 # -- the world -----------------------------------------------------------------------------------------------------------------
@@ -389,21 +388,18 @@ JUDGED = {
 """What is judged of the worst seed: operator, threshold of the cpu size (section 7(a)) and of the quick one."""
 
 
-@sized("governance")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, less training, no negative control, looser thresholds."""
-    quick = size == "quick"
-    seeds = tuple(range(first, first + (1 if quick else 5)))
+@sized("governance", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a). ``quick``: one seed, less training, no negative control, looser thresholds."""
+    quick, checks = size == "quick", Checks(seeds)
     less = {"episodes": 400, "agent_steps": 220, "steps": 80, "whole": False} if quick else {}
     done = cells.grid(learn, {"fold": less}, seeds)["fold"]
-    shown, judged = [shares(one) for one in done], [verdict(one) for one in done]
-    checks = []
-    for name in shown[0]:
-        checks.append(Check.mean(name, [one[name] for one in shown], seeds))
-    for name in judged[0]:
+    for name, values in columns([shares(one) for one in done]).items():
+        checks.mean(name, values)
+    requests = int(np.sum(done[0]["folds"]["control"]["n"]))
+    for name, values in columns([verdict(one) for one in done]).items():
         op, *limits = JUDGED[name]
-        n = int(np.sum(done[0]["folds"]["control"]["n"]))
-        checks.append(Check.worst(name, [one[name] for one in judged], seeds, op, limits[quick], n))
+        checks.worst(name, values, op, limits[quick], requests)
     return checks
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
-from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells, sized, tuned
+from ramify_experiments.lab import Cells, Checks, sized, tuned
 
 REWARD = 10.0
 ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
@@ -254,103 +253,82 @@ def single_gap(seed: int) -> float:
     return float(np.abs(own - credit(*table, config=CreditConfig(rule="gigpo"))["A"]).max())
 
 
-@sized("graph-credit")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a) items 1 to 3 and the visit-counting study. ``cpu``: 5 seeds; ``quick``: 2 seeds and looser thresholds."""
-    quick = size == "quick"
-    seeds = tuple(range(first, first + (2 if quick else 5)))
-    checks = _matched(cells, seeds, 0.12 if quick else 0.20)
-    checks += _tuned(cells, seeds, (1.0, 3.0) if quick else (0.3, 1.0, 3.0, 10.0), 0.03 if quick else 0.05)
-    checks += _repetition(cells, seeds, (0.0, 0.6, 1.0) if quick else (0.0, 0.3, 0.6, 0.9, 1.0))
+@sized("graph-credit", quick=2, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a) items 1 to 3 and the visit-counting study. ``quick``: looser thresholds."""
+    quick, checks = size == "quick", Checks(seeds)
+    _matched(checks, cells, 0.12 if quick else 0.20)
+    _tuned(checks, cells, (1.0, 3.0) if quick else (0.3, 1.0, 3.0, 10.0), 0.03 if quick else 0.05)
+    _repetition(checks, cells, (0.0, 0.6, 1.0) if quick else (0.0, 0.3, 0.6, 0.9, 1.0))
     checks += _variance(cells, 20_000 if quick else 200_000, 0.003 if quick else 0.001)
-    return checks + _visits(cells, seeds, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
+    _visits(checks, cells, trees=2 if quick else 10, branches=(8,) if quick else (8, 28))
+    return checks
 
 
-def _matched(cells: Cells, seeds: Sequence[int], threshold: float) -> list[Check]:
+def _matched(checks: Checks, cells: Cells, threshold: float) -> None:
     """Item 1: one learning rate for all rules, 7x7, 20 updates."""
-    curves = cells.grid(train, {f"matched {arm}": {"config": {"rule": arm}} for arm in ARMS}, seeds)
+    curves = cells.grid(train, {f"matched {arm}": {"config": {"rule": arm}} for arm in ARMS}, checks.seeds)
     last = {arm: [curve[-1] for curve in curves[f"matched {arm}"]] for arm in ARMS}
-    first = [curve[0] for curve in curves["matched grpo"]]
-    gap = cells.grid(single_gap, {"single": {}}, seeds, workers=1)["single"]
-    return [
-        Check.mean("success at the start, 7x7", first, seeds),
-        *(Check.mean(f"success after 20 updates, {arm}, 7x7, lr 0.3", last[arm], seeds) for arm in ARMS),
-        Check.paired("matched learning rate: g2po - grpo", last["g2po"], last["grpo"], seeds, ">=", threshold),
-        Check.worst("node term on own returns - GiGPO, largest difference", gap, seeds, "==", 0.0),
-    ]
+    checks.mean("success at the start, 7x7", [curve[0] for curve in curves["matched grpo"]])
+    for arm in ARMS:
+        checks.mean(f"success after 20 updates, {arm}, 7x7, lr 0.3", last[arm])
+    checks.paired("matched learning rate: g2po - grpo", last["g2po"], last["grpo"], ">=", threshold)
+    gap = cells.grid(single_gap, {"single": {}}, checks.seeds, workers=1)["single"]
+    checks.worst("node term on own returns - GiGPO, largest difference", gap, "==", 0.0)
 
 
-def _tuned(cells: Cells, seeds: Sequence[int], rates: Sequence[float], threshold: float) -> list[Check]:
+def _tuned(checks: Checks, cells: Cells, rates: Sequence[float], threshold: float) -> None:
     """Item 1, the honest claim: each rule at its own best learning rate, mean success over 30 updates on 9x9, slip .2."""
     world = {"side": 9, "tasks": 12, "updates": 30, "slip": 0.2}
     arms = {arm: {"config": {"rule": arm}, **world} for arm in ARMS}
-    found = tuned(cells, train, arms, rates, seeds, lambda curve: float(np.mean(curve)))
+    found = tuned(cells, train, arms, rates, checks.seeds, lambda curve: float(np.mean(curve)))
     best = {arm: [float(np.mean(curve)) for curve in curves] for arm, (_, curves) in found.items()}
     graph = max(("g2po", "ep+ec"), key=lambda arm: float(np.mean(best[arm])))
-    return [
-        *(Check.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {found[arm][0]:g}", best[arm], seeds) for arm in ARMS),
-        Check.paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], seeds, ">=", threshold),
-    ]
+    for arm in ARMS:
+        checks.mean(f"mean success over 30 updates, {arm}, 9x9, best lr {found[arm][0]:g}", best[arm])
+    checks.paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], ">=", threshold)
 
 
-def _repetition(cells: Cells, seeds: Sequence[int], shares: Sequence[float]) -> list[Check]:
+def _repetition(checks: Checks, cells: Cells, shares: Sequence[float]) -> None:
     """Item 2: make a share of the state keys unique per visit, gamma 1. Without repetition nothing but the episode term is left."""
     arms = ("grpo", "gigpo", "g2po")
     cases = {f"unique {q:g} {arm}": {"config": {"rule": arm, "gamma": 1.0}, "unique": q} for q in shares for arm in arms}
-    curves = cells.grid(train, cases, seeds)
+    curves = cells.grid(train, cases, checks.seeds)
     last = {(q, arm): [curve[-1] for curve in curves[f"unique {q:g} {arm}"]] for q in shares for arm in arms}
     gains = [float(np.mean(np.subtract(last[q, "g2po"], last[q, "grpo"]))) for q in shares]
-    checks = [
-        Check.mean(f"success after 20 updates, {arm}, unique keys {q:g}", last[q, arm], seeds) for q in shares for arm in arms
-    ]
+    for (q, arm), values in last.items():
+        checks.mean(f"success after 20 updates, {arm}, unique keys {q:g}", values)
     for arm in ("gigpo", "g2po"):
-        apart = [
-            float(np.abs(np.subtract(a, b)).max())
-            for a, b in zip(curves[f"unique 1 {arm}"], curves["unique 1 grpo"], strict=True)
-        ]
-        checks.append(Check.worst(f"no repetition: {arm} - grpo, largest difference", apart, seeds, "==", 0.0))
+        apart = np.abs(np.subtract(curves[f"unique 1 {arm}"], curves["unique 1 grpo"])).max(axis=1)
+        checks.worst(f"no repetition: {arm} - grpo, largest difference", apart, "==", 0.0)
     fall = -max(np.diff(gains))
-    name = "smallest fall of the gain of g2po between shares of unique keys"
-    return [*checks, Check(name, float(fall), None, len(seeds), tuple(seeds), ">", 0.0)]
+    checks.value("smallest fall of the gain of g2po between shares of unique keys", fall, len(checks.seeds), ">", 0.0)
 
 
-def _variance(cells: Cells, tasks: int, tolerance: float) -> list[Check]:
+def _variance(cells: Cells, tasks: int, tolerance: float) -> Checks:
     """Item 3: subtracting two noisy values cancels noise."""
-    found = cells.get(f"variance {tasks}", variances, seed=0, tasks=tasks)
+    found, checks = cells.get(f"variance {tasks}", variances, seed=0, tasks=tasks), Checks((0,))
     printed = {"Var V(s)": 0.031, "Var V(s')": 0.062, "Cov": 0.026, "Var delta": 0.040, "Var R": 0.25}
-    checks = []
     for name, value in printed.items():
-        checks.append(
-            Check(
-                f"{name} = {found[name]:.4f}, distance from {value}", abs(found[name] - value), None, tasks, (0,), "<=", tolerance
-            )
-        )
+        checks.value(f"{name} = {found[name]:.4f}, distance from {value}", abs(found[name] - value), tasks, "<=", tolerance)
     total = found["Var V(s)"] + found["Var V(s')"]
-    checks.append(Check("Var delta / sum of the two variances", found["Var delta"] / total, None, tasks, (0,), "<", 0.5))
+    checks.value("Var delta / sum of the two variances", found["Var delta"] / total, tasks, "<", 0.5)
     return checks
 
 
-def _visits(cells: Cells, seeds: Sequence[int], trees: int, branches: Sequence[int]) -> list[Check]:
+def _visits(checks: Checks, cells: Cells, trees: int, branches: Sequence[int]) -> None:
     """Steps that attempts share in a tree: count them once per leaf or once each? Reported, not judged."""
-    cases = [(pick, b) for pick in PICKS for b in branches]
-    errors = cells.grid(visit_errors, {f"visits {p} {b}": {"pick": p, "branches": b, "trees": trees} for p, b in cases}, seeds)
-    kinds = {
-        f"{visits} {pick}": {"config": {"visits": visits}, "pick": pick, "branches": 8}
-        for pick in PICKS
-        for visits in ("leaf", "edge")
-    }
-    curves = cells.grid(train, kinds, seeds)
-    checks = []
-    for pick, b in cases:
-        cell = errors[f"visits {pick} {b}"]
+    cases = {f"visits {pick} {b}": {"pick": pick, "branches": b, "trees": trees} for pick in PICKS for b in branches}
+    errors = cells.grid(visit_errors, cases, checks.seeds)
+    ways = [(visits, pick) for pick in PICKS for visits in ("leaf", "edge")]
+    kinds = {f"{visits} {pick}": {"config": {"visits": visits}, "pick": pick, "branches": 8} for visits, pick in ways}
+    curves = cells.grid(train, kinds, checks.seeds)
+    for key, case in cases.items():
         for i, what in enumerate(("error of V (rms)", "bias of V")):
-            edge, leaf = ([abs(c[visits][i]) for c in cell] for visits in ("edge", "leaf"))
-            name = f"{what} on shared prefixes, {pick}, 4 + {b} leaves"
-            checks += [
-                Check.mean(f"{name}, once per leaf", leaf, seeds),
-                Check.paired(f"{name}, edge - leaf", edge, leaf, seeds),
-            ]
+            edge, leaf = ([abs(run[visits][i]) for run in errors[key]] for visits in ("edge", "leaf"))
+            name = f"{what} on shared prefixes, {case['pick']}, 4 + {case['branches']} leaves"
+            checks.mean(f"{name}, once per leaf", leaf)
+            checks.paired(f"{name}, edge - leaf", edge, leaf)
     for pick in PICKS:
-        last = {visits: [curve[-1] for curve in curves[f"{visits} {pick}"]] for visits in ("leaf", "edge")}
-        checks.append(Check.paired(f"success after 20 updates, {pick} trees, edge - leaf", last["edge"], last["leaf"], seeds))
-    return checks
+        edge, leaf = ([curve[-1] for curve in curves[f"{visits} {pick}"]] for visits in ("edge", "leaf"))
+        checks.paired(f"success after 20 updates, {pick} trees, edge - leaf", edge, leaf)

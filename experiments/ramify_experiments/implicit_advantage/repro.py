@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,12 +29,11 @@ from ramify.model.tokenizer import HfTokenizer
 from ramify.score.group import normalise
 from ramify.score.trajectories import Trajectory
 from ramify.stats import ranking
-from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap, mean_t
 from ramify.train.batch import Row
 from ramify.train.loop import with_reference
 from ramify_experiments.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 from ramify_experiments.lockstep import Episode, play
 from ramify_experiments.models import Course, Recipe, Report, chat_rows, silent, training
 
@@ -51,6 +50,8 @@ LAG = 0.15
 """Validation begins where the last three updates' attempts came this close to the target: they lag behind what they taught."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
+OTHERS = ("too near", "too far")
+"""References that the policy was not trained from."""
 WORLD = desk.DeskWorld()
 
 
@@ -191,8 +192,8 @@ def grade(policy: TinyLM, reference: TinyLM, tokenizer: HfTokenizer, rows: Seque
 def add_confidence(policy: TinyLM, tokenizer: HfTokenizer, rows: Sequence[Trajectory], records: Sequence[dict[str, Any]]) -> None:
     """Self-certainty and DeepConf's confidence of each step, from the policy's whole distribution."""
     found = asyncio.run(token_columns(LocalModel(policy, tokenizer), [row.tokens for row in rows]))
-    for row, columns, record in zip(rows, found, records, strict=True):
-        for name, values in columns.items():
+    for row, of_tokens, record in zip(rows, found, records, strict=True):
+        for name, values in of_tokens.items():
             for step, value in zip(record["steps"], by_step(values, row.step, row.n, "mean").tolist(), strict=True):
                 step[name] = value
 
@@ -297,7 +298,7 @@ def agent(
             out["attribution"] = attribution(
                 grade(policy, reference, tokenizer, [row for row, _ in broken]), [step for _, step in broken]
             )
-    for name, other in {"too near": near, "too far": untrained(tokenizer, seed)}.items():
+    for name, other in zip(OTHERS, (near, untrained(tokenizer, seed)), strict=True):
         records = grade(policy, other, tokenizer, rows)
         out[name] = measures(records)
     return out
@@ -306,69 +307,53 @@ def agent(
 # -- checks
 
 
-@sized("implicit-advantage")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a) items 1 to 3. ``cpu``: 5 seeds, both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the
-    short arm with looser thresholds (what nuisance language changes takes five seeds to see)."""
+@sized("implicit-advantage", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a) items 1 to 3. ``cpu``: both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the short arm
+    with looser thresholds (what nuisance language changes takes five seeds to see)."""
     quick = size == "quick"
-    seeds = tuple(range(first, first + (1 if quick else 5)))
     scale: dict[str, Any] = {"steps": 360, "target": 0.6, "tasks": 120, "validation": 480}
     if quick:
         scale = {"steps": 200, "target": 0.4, "tasks": 24, "validation": 96, "demonstrations": 2000, "lr": 1e-3}
     arms = {"N0": 0} if quick else ARMS
-    exact = cells.grid(tabular, {"tabular": {}}, range(first, first + 5), workers=1)["tabular"]
+    five = range(seeds[0], seeds[0] + 5)
+    exact, checks = _exact(cells.grid(tabular, {"tabular": {}}, five, workers=1)["tabular"], five), Checks(seeds)
     found = cells.grid(agent, {arm: {"fillers": n, **scale} for arm, n in arms.items()}, seeds)
-    checks = _exact(exact, range(first, first + 5))
     for arm, runs in found.items():
-        checks += _headline(arm, runs, seeds, quick) + _details(arm, runs, seeds)
+        _headline(checks, arm, runs, quick)
+        _details(checks, arm, runs)
     if not quick:
         gaps = {arm: np.array([_gap(run["off"]) for run in runs]) for arm, runs in found.items()}
-        checks += _above_zero("off-policy AUROC, advantage - log-prob, N5 - N0", list(gaps["N5"] - gaps["N0"]), seeds)
-    return checks
+        name, more = "off-policy AUROC, advantage - log-prob, N5 - N0", gaps["N5"] - gaps["N0"]
+        low, high = mean_t(more)
+        checks.mean(name, more, ">", 0.0)
+        checks.value(f"{name}, lower 95 % bound", low, len(more), ">", 0.0, (low, high))
+    exact += checks
+    return exact
 
 
-def _above_zero(name: str, values: Sequence[float], seeds: Sequence[int]) -> list[Check]:
-    """A mean over seeds, and its interval's lower end, which must lie above 0."""
-    low, high = mean_t(values)
-    bound = Check(f"{name}, lower 95 % bound", low, (low, high), len(values), tuple(seeds), ">", 0.0)
-    return [Check.mean(name, values, seeds, ">", 0.0), bound]
-
-
-def _exact(runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
-    checks = []
+def _exact(runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> Checks:
+    checks, got = Checks(seeds), columns(runs)
     for name in ("value", "proposition", "luck identity"):
-        checks.append(Check.worst(f"exact: {name}, largest error", [run[name] for run in runs], seeds, "<=", 1e-10))
-    for source in ("optimum", "reference", "half-half"):
-        cell = [run[source] for run in runs]
-
-        def differ(a: str, b: str, cell: list[dict[str, float]] = cell) -> list[float]:
-            return [c[a] - c[b] for c in cell]
-
-        name = f"exact, rollouts of the {source}" if source != "half-half" else "exact, rollouts of both"
-        checks += [
-            Check.mean(f"{name}: success", [c["mean"] for c in cell], seeds),
-            Check.mean(f"{name}: AUROC of the advantage", [c["auroc advantage"] for c in cell], seeds),
-            Check.mean(f"{name}: AUROC, advantage - log-prob", differ("auroc advantage", "auroc log-prob"), seeds, ">=", 0.04),
-            Check.mean(
-                f"{name}: best-of-8, advantage - log-prob", differ("best-of-8 advantage", "best-of-8 log-prob"), seeds, ">=", 0.02
-            ),
-            Check.mean(f"{name}: best-of-8 - Mean@8", differ("best-of-8 advantage", "mean"), seeds, ">=", 0.10),
-        ]
-    curves = {arm: np.array([run[f"spearman {arm}"] for run in runs]) for arm in ("KL", "clip")}
+        checks.worst(f"exact: {name}, largest error", got[name], "<=", 1e-10)
+    for source, shown in (("optimum", "the optimum"), ("reference", "the reference"), ("half-half", "both")):
+        name, cell = f"exact, rollouts of {shown}", {key: np.array(values) for key, values in columns(got[source]).items()}
+        auroc, best = (cell[f"{what} advantage"] - cell[f"{what} log-prob"] for what in ("auroc", "best-of-8"))
+        checks.mean(f"{name}: success", cell["mean"])
+        checks.mean(f"{name}: AUROC of the advantage", cell["auroc advantage"])
+        checks.mean(f"{name}: AUROC, advantage - log-prob", auroc, ">=", 0.04)
+        checks.mean(f"{name}: best-of-8, advantage - log-prob", best, ">=", 0.02)
+        checks.mean(f"{name}: best-of-8 - Mean@8", cell["best-of-8 advantage"] - cell["mean"], ">=", 0.10)
+    curves = {arm: np.array(got[f"spearman {arm}"]) for arm in ("KL", "clip")}
     for arm, curve in curves.items():
         for rounds in (1, 10, 30, 100, 200, 300):
-            checks.append(
-                Check.mean(f"exact, {arm} arm: rank correlation with A*, round {rounds}", curve[:, rounds - 1].tolist(), seeds)
-            )
+            checks.mean(f"exact, {arm} arm: rank correlation with A*, round {rounds}", curve[:, rounds - 1])
         for scorer in ("advantage", "log-prob"):
-            for mark in ("1", "10", "100", "300"):
-                values = [run[f"auroc {arm} {scorer}"][mark] for run in runs]
-                checks.append(Check.mean(f"exact, {arm} arm: off-policy AUROC of the {scorer}, round {mark}", values, seeds))
+            for mark, values in columns(got[f"auroc {arm} {scorer}"]).items():
+                checks.mean(f"exact, {arm} arm: off-policy AUROC of the {scorer}, round {mark}", values)
+    checks.mean("exact, KL arm: rank correlation with A*, last round", curves["KL"][:, -1], ">=", 0.99)
     fall = curves["clip"].max(axis=1) - curves["clip"][:, -1]
-    checks.append(
-        Check.mean("exact, KL arm: rank correlation with A*, last round", curves["KL"][:, -1].tolist(), seeds, ">=", 0.99)
-    )
-    checks.append(Check.mean("exact, clip arm: peak - last round", fall.tolist(), seeds, ">=", 0.3))
+    checks.mean("exact, clip arm: peak - last round", fall, ">=", 0.3)
     return checks
 
 
@@ -376,47 +361,41 @@ def _gap(cell: Mapping[str, Any]) -> float:
     return float(cell["auroc"]["advantage"] - cell["auroc"]["policy log-prob"])
 
 
-def _headline(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int], quick: bool) -> list[Check]:
+def _headline(checks: Checks, arm: str, runs: Sequence[dict[str, Any]], quick: bool) -> None:
     """What the claim rests on, one arm. Best-of-8: tasks of all seeds are resampled; AUROC: seeds are the units."""
-    gains = [gain for run in runs for gain in run["off"]["gain by task"]]
+    off, on = (columns([run[kind] for run in runs]) for kind in ("off", "on"))
+    checks.mean(f"{arm}, success of the reference", off["mean"])
+    checks.mean(f"{arm}, success of the policy", on["mean"])
+    checks.mean(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs])
+    checks.worst(f"{arm}, success of the policy, lowest seed", on["mean"], ">=", 0.25 if quick else 0.5)
+    gains, name = [gain for one in off["gain by task"] for gain in one], f"{arm}, off-policy best-of-8 - Mean@8"
     low, high = bootstrap(gains)
-    name = f"{arm}, off-policy best-of-8 - Mean@8"
-    checks = [
-        Check.mean(f"{arm}, success of the reference", [run["off"]["mean"] for run in runs], seeds),
-        Check.mean(f"{arm}, success of the policy", [run["on"]["mean"] for run in runs], seeds),
-        Check.mean(f"{arm}, updates of the policy", [len(run["curve"]) for run in runs], seeds),
-        Check.worst(
-            f"{arm}, success of the policy, lowest seed", [run["on"]["mean"] for run in runs], seeds, ">=", 0.25 if quick else 0.5
-        ),
-        Check(name, float(np.mean(gains)), (low, high), len(gains), tuple(seeds), ">=", 0.03 if quick else 0.06),
-        Check(f"{name}, lower 95 % bound over tasks", low, (low, high), len(gains), tuple(seeds), ">", -0.1 if quick else 0.0),
-    ]
-    op, threshold = ("report", None) if arm != "N5" else (">=", 0.05)
-    checks.append(
-        Check.mean(f"{arm}, off-policy AUROC, advantage - log-prob", [_gap(run["off"]) for run in runs], seeds, op, threshold)
-    )
-    hits: Callable[[str], list[float]] = lambda rule: [run["attribution"][rule] for run in runs]  # noqa: E731
-    checks.append(Check.mean(f"{arm}, attribution, sharpest-drop", hits("sharpest-drop"), seeds, ">=", 0.4 if quick else 0.6))
-    others = [rule for rule in runs[0]["attribution"] if rule not in ("sharpest-drop", "n")]
-    return checks + [Check.mean(f"{arm}, attribution, {rule}", hits(rule), seeds) for rule in others]
+    checks.value(name, np.mean(gains), len(gains), ">=", 0.03 if quick else 0.06, (low, high))
+    checks.value(f"{name}, lower 95 % bound over tasks", low, len(gains), ">", -0.1 if quick else 0.0, (low, high))
+    wanted = (">=", 0.05) if arm == "N5" else ()
+    checks.mean(f"{arm}, off-policy AUROC, advantage - log-prob", [_gap(run["off"]) for run in runs], *wanted)
+    hits = columns([run["attribution"] for run in runs])
+    checks.mean(f"{arm}, attribution, sharpest-drop", hits["sharpest-drop"], ">=", 0.4 if quick else 0.6)
+    for rule, values in hits.items():
+        if rule not in ("sharpest-drop", "n"):
+            checks.mean(f"{arm}, attribution, {rule}", values)
 
 
-def _details(arm: str, runs: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[Check]:
+def _details(checks: Checks, arm: str, runs: Sequence[dict[str, Any]]) -> None:
     """Every scorer on both sets, other references, and what choosing the cell on the data would have promised."""
-    checks = []
+    got, labels = (
+        {name: columns(values) for name, values in columns(runs).items() if name in ("off", "on", *OTHERS)},
+        {"auroc": "AUROC"},
+    )
     for kind in ("off", "on"):
-        checks.append(Check.mean(f"{arm}, {kind}-policy Pass@8", [run[kind]["oracle"] for run in runs], seeds))
+        checks.mean(f"{arm}, {kind}-policy Pass@8", got[kind]["oracle"])
         for what in ("auroc", "best-of-8"):
-            for scorer in runs[0][kind][what]:
-                label = "AUROC" if what == "auroc" else what
+            for scorer, values in columns(got[kind][what]).items():
                 if kind == "off" or scorer in MAIN:
-                    values = [run[kind][what][scorer] for run in runs]
-                    checks.append(Check.mean(f"{arm}, {kind}-policy {label}, {scorer}", values, seeds))
-    for other in ("too near", "too far"):
-        for what, label in (("auroc", "AUROC"), ("best-of-8", "best-of-8")):
-            values = [run[other][what]["advantage"] for run in runs]
-            checks.append(Check.mean(f"{arm}, reference {other}: off-policy {label}", values, seeds))
-    for name in ("tuned, own half", "tuned, other half", "a priori"):
-        values = [run["off"]["optimism"][name] for run in runs]
-        checks.append(Check.mean(f"{arm}, off-policy best-of-8, cell {name}", values, seeds))
-    return checks
+                    checks.mean(f"{arm}, {kind}-policy {labels.get(what, what)}, {scorer}", values)
+    for other in OTHERS:
+        for what in ("auroc", "best-of-8"):
+            values = columns(got[other][what])["advantage"]
+            checks.mean(f"{arm}, reference {other}: off-policy {labels.get(what, what)}", values)
+    for name, values in columns(got["off"]["optimism"]).items():
+        checks.mean(f"{arm}, off-policy best-of-8, cell {name}", values)

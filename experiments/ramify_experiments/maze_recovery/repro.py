@@ -16,9 +16,8 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.worlds.maze import MazeWorld
 from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
 from ramify.methods.maze_recovery.star import FAMILIES, Maze, TabularPolicy
-from ramify.stats.checks import Check
 from ramify.train.batch import Row
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 from ramify_experiments.maze_recovery.walks import (
     Graph,
     GridTasks,
@@ -297,54 +296,51 @@ def grids(seed: int, updates: int = 400, tasks: int = 128, steps: int = 300, cap
 # --- checks -------------------------------------------------------------------------------------------------------------------
 
 
-@sized("maze-recovery")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
-    """Section 7(a). ``cpu``: 5 seeds; ``quick``: one seed, less training, looser thresholds."""
-    quick = size == "quick"
-    seeds = tuple(range(first, first + (1 if quick else 5)))
-    checks = _theory(cells, 200 if quick else 2000)
-    checks += _tabular(
-        cells, seeds, {"updates": 80, "steps": 2000} if quick else {}, (0.6, 2.5, 1.5, 2.0) if quick else (0.35, 3, 1.25, 3)
+@sized("maze-recovery", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+    """Section 7(a). ``quick``: one seed, less training, looser thresholds, no random grids."""
+    quick, checks = size == "quick", Checks(seeds)
+    checks += _theory(cells, 200 if quick else 2000)
+    less = {"updates": 80, "steps": 2000} if quick else {}
+    _tabular(
+        checks, cells.grid(tabular, {"tabular": less}, seeds)["tabular"], (0.6, 2.5, 1.5, 2.0) if quick else (0.35, 3, 1.25, 3)
     )
-    checks += _network(
-        cells, seeds, {"updates": 40, "episodes": 1024, "steps": 150, "walks": 500} if quick else {}, 0.3 if quick else 0.4
-    )
-    return checks if quick else checks + _grids(cells, seeds)
+    less = {"updates": 40, "episodes": 1024, "steps": 150, "walks": 500} if quick else {}
+    _network(checks, cells.grid(network, {"network": less}, seeds)["network"], 0.3 if quick else 0.4)
+    for name, runs in {} if quick else columns(cells.grid(grids, {"grids": {}}, seeds)["grids"]).items():
+        for what, values in columns(runs).items():
+            checks.mean(f"random grids, {name}: {'within ' * what.endswith('x')}{what}", values)
+    return checks
 
 
-def _theory(cells: Cells, walks: int) -> list[Check]:
-    found = cells.get("theory", theory)
-    checks, worst = [], 0.0
+def _theory(cells: Cells, walks: int) -> Checks:
+    found, checks, worst = cells.get("theory", theory), Checks(()), 0.0
     for name, text in PRINTED.items():
         digits = text.partition("e")[0].partition(".")[2]
         unit = 10.0 ** (-len(digits) + int(text.partition("e")[2] or 0))
         worst = max(worst, abs(found[name] - float(text)) / unit)
-        checks.append(Check(name, found[name], None, 1, (), "report"))
-    checks.append(
-        Check("largest distance from a printed figure, in units of its last digit", worst, None, len(PRINTED), (), "<=", 0.51)
-    )
+        checks.value(name, found[name], 1)
+    checks.value("largest distance from a printed figure, in units of its last digit", worst, len(PRINTED), "<=", 0.51)
     rate = "slope of ln(golden SFT steps) in K"
     off = abs(found[rate] - math.log(float(growth(Maze(5, 4, 3)))))
-    checks += [
-        Check(rate, found[rate], None, 5, (), "report"),
-        Check(f"{rate}, distance from ln((L+1)^2/L) = 1.674", off, None, 5, (), "<=", 0.01),
-        Check("slope of ln(base steps) in ln K", found["slope of ln(base steps) in ln K"], None, 5, (), "<", 2.0),
-        Check("slope of ln(RLVR steps) in ln K", found["slope of ln(RLVR steps) in ln K"], None, 5, (), "<", 1.1),
-    ]
+    checks.value(rate, found[rate], 5)
+    checks.value(f"{rate}, distance from ln((L+1)^2/L) = 1.674", off, 5, "<=", 0.01)
+    for name, limit in (("slope of ln(base steps) in ln K", 2.0), ("slope of ln(RLVR steps) in ln K", 1.1)):
+        checks.value(name, found[name], 5, "<", limit)
+    searched = Checks((0,))
     for policy, name in (("golden_sft", "golden SFT"), ("optimal", "RLVR")):
         costs = cells.get(f"search {policy} {walks}", search, maze=LARGE, policy=policy, walks=walks, seed=0)
         gap = abs(float(np.mean(costs)) - float(search_steps(LARGE, policy))) / (float(np.std(costs)) / math.sqrt(walks))
-        checks += [
-            Check.mean(f"search wrapper simulated, {name}", costs, (0,)),
-            Check(f"search wrapper, {name}: simulated - closed form, in standard errors", gap, None, walks, (0,), "<=", 3.0),
-        ]
+        searched.mean(f"search wrapper simulated, {name}", costs)
+        searched.value(f"search wrapper, {name}: simulated - closed form, in standard errors", gap, walks, "<=", 3.0)
+    checks += searched
     return checks
 
 
-def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: tuple[float, ...]) -> list[Check]:
-    done = cells.grid(tabular, {"tabular": less}, seeds)["tabular"]
-    steps = {name: [cell[name] for cell in done] for name in done[0]}
-    checks = [Check.mean(f"table, expected steps: {name}", values, seeds) for name, values in steps.items()]
+def _tabular(checks: Checks, done: Sequence[dict[str, float]], limits: Sequence[float]) -> None:
+    steps = columns(done)
+    for name, values in steps.items():
+        checks.mean(f"table, expected steps: {name}", values)
     pairs = (
         ("RL", "base", "<="),
         ("golden SFT", "base", ">="),
@@ -352,42 +348,17 @@ def _tabular(cells: Cells, seeds: Sequence[int], less: dict[str, int], limits: t
         ("distilled, loop-erased", "RL", ">="),
     )
     for (one, other, op), limit in zip(pairs, limits, strict=True):
-        ratio = np.divide(steps[one], steps[other]).tolist()
-        checks.append(Check.mean(f"table: {one} / {other}", ratio, seeds, op, limit))
-    return checks
+        checks.mean(f"table: {one} / {other}", np.divide(steps[one], steps[other]), op, limit)
 
 
-def _network(cells: Cells, seeds: Sequence[int], less: dict[str, int], gap: float) -> list[Check]:
-    done = cells.grid(network, {"network": less}, seeds)["network"]
-    regimes = list(done[0])
-    of = {(name, what): [cell[name][what] for cell in done] for name in regimes for what in done[0][name]}
-    checks = [
-        Check.mean(f"network, {name}: {what}", of[name, what], seeds)
-        for name in regimes
-        for what in (*FAMILIES, "unfinished", "steps", "refused")
-    ]
-    lost = {name: np.array(of[name, "unfinished"]) for name in regimes}
-    gold, raw, cut = (lost[name] for name in ("golden SFT", "distilled", "distilled, loop-erased"))
+def _network(checks: Checks, done: Sequence[dict[str, dict[str, float]]], gap: float) -> None:
+    of = {name: {what: np.array(values) for what, values in columns(runs).items()} for name, runs in columns(done).items()}
+    for name, found in of.items():
+        for what in (*FAMILIES, "unfinished", "steps", "refused"):
+            checks.mean(f"network, {name}: {what}", found[what])
+    gold, raw, cut = (of[name]["unfinished"] for name in ("golden SFT", "distilled", "distilled, loop-erased"))
+    checks.mean("network: unfinished, golden SFT - RL", gold - of["RL"]["unfinished"], ">=", gap)
     nearer = np.abs(raw - gold) - np.abs(cut - gold)
-    return [
-        *checks,
-        Check.mean("network: unfinished, golden SFT - RL", (gold - lost["RL"]).tolist(), seeds, ">=", gap),
-        Check.mean(
-            "network: how much nearer to golden SFT loop-erased distillation is than raw", nearer.tolist(), seeds, ">", 0.0
-        ),
-        *(
-            Check.mean(
-                f"network: drift of {f} under golden SFT", np.subtract(of["golden SFT", f], of["pretrained", f]).tolist(), seeds
-            )
-            for f in ("b", "d")
-        ),
-    ]
-
-
-def _grids(cells: Cells, seeds: Sequence[int]) -> list[Check]:
-    done = cells.grid(grids, {"grids": {}}, seeds)["grids"]
-    return [
-        Check.mean(f"random grids, {name}: {'within ' * what.endswith('x')}{what}", [cell[name][what] for cell in done], seeds)
-        for name in done[0]
-        for what in done[0][name]
-    ]
+    checks.mean("network: how much nearer to golden SFT loop-erased distillation is than raw", nearer, ">", 0.0)
+    for f in ("b", "d"):
+        checks.mean(f"network: drift of {f} under golden SFT", of["golden SFT"][f] - of["pretrained"][f])

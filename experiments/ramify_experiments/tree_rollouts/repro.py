@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,10 @@ from ramify.methods.tree_rollouts.toy import (
     make_prompts,
     sweep_grid,
 )
-from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells, sized
+from ramify_experiments.lab import Cells, Checks, columns, sized
 
+TRAINED = 90
+"""Prompts that training meets."""
 MAIN, TRAPS = tuple(ARMS)[:8], ("flat", "random", "uucb", *tuple(ARMS)[8:])
 
 
@@ -113,131 +114,110 @@ async def _random_selection(name: str, prompt: Prompt, seed: int, rng: np.random
 
 @dataclass(frozen=True)
 class _Size:
-    """What one size runs, and its thresholds: (L1 gain, entropy on easy, mixed gain, hard gain, training gain)."""
+    """What one size runs, and its thresholds; the defaults are those of ``cpu``."""
 
-    groups: int
-    prompts: int
-    seeds: tuple[int, ...]
-    arms: tuple[str, ...]
-    train_prompts: int
-    train_arms: tuple[str, ...]
-    rates: tuple[float, ...]
-    updates: int
-    proxies: int
-    sweep: int
-    thresholds: tuple[float, float, float, float, float]
+    groups: int = 200_000
+    prompts: int = 1200
+    arms: tuple[str, ...] = MAIN
+    train_arms: tuple[str, ...] = ("flat", "flat + allocator", "uucb", "uucb + allocator")
+    rates: tuple[float, ...] = (0.3, 1.0, 3.0)
+    updates: int = 25
+    proxies: int = 60
+    sweep: int = 60
+    l1: float = 0.05
+    entropy: float = 0.03
+    mixed: float = 0.06
+    hard: float = 0.08
+    trained: float = 0.02
 
 
 _SIZES = {
     "quick": _Size(
-        20_000, 300, (0,), ("flat", "uucb", "uucb, no entropy", "uucb + allocator"), 90, ("flat", "uucb + allocator"), (1.0,), 15, 6, 0,
-        (0.03, 0.0, 0.03, 0.02, 0.01),
+        groups=20_000,
+        prompts=300,
+        arms=("flat", "uucb", "uucb, no entropy", "uucb + allocator"),
+        train_arms=("flat", "uucb + allocator"),
+        rates=(1.0,),
+        updates=15,
+        proxies=6,
+        sweep=0,
+        l1=0.03,
+        entropy=0.0,
+        mixed=0.03,
+        hard=0.02,
+        trained=0.01,
     ),
-    "cpu": _Size(
-        200_000, 1200, (0, 1, 2, 3, 4), MAIN, 90, ("flat", "flat + allocator", "uucb", "uucb + allocator"), (0.3, 1.0, 3.0), 25, 60, 60,
-        (0.05, 0.03, 0.06, 0.08, 0.02),
-    ),
-}  # fmt: skip
+    "cpu": _Size(),
+}
 
 
-@sized("tree-rollouts")
-def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
+@sized("tree-rollouts", quick=1, cpu=5)
+def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     """Run items 1 to 5 of section 7(a)."""
-    plan = replace(_SIZES[size], seeds=tuple(first + seed for seed in _SIZES[size].seeds))
-    return [*_law(plan, cells), *_selection(plan, cells), *_extras(plan, cells), *_training(plan, cells)]
+    plan, checks, one = _SIZES[size], Checks(seeds), Checks(seeds[:1])
+    laws = itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
+    grid = {f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups} for n, p in laws}
+    worst = max(cell["z"] for (cell,) in cells.grid(law_cell, grid, seeds[:1], workers=1).values())
+    one.value("collapse law: largest distance over 12 cells, in standard errors", worst, plan.groups * 12, "<", 3.0)
+    _selection(checks, plan, cells)
+    checks += _extras(plan, cells, seeds[:1])
+    _training(checks, plan, cells)
+    one += checks
+    return one
 
 
-def _law(plan: _Size, cells: Cells) -> list[Check]:
-    grid = {
-        f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups, "seed": plan.seeds[0]}
-        for n, p in itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
-    }
-    worst = max(cell["z"] for cell in cells.map(law_cell, grid, workers=1).values())
-    return [
-        Check(
-            "collapse law: largest distance over 12 cells, in standard errors",
-            worst,
-            None,
-            plan.groups * 12,
-            plan.seeds[:1],
-            "<",
-            3.0,
-        )
-    ]
+def _selection(checks: Checks, plan: _Size, cells: Cells) -> None:
+    done = cells.grid(selection_cell, {arm: {"arm": arm, "prompts": plan.prompts} for arm in plan.arms}, checks.seeds)
+    pooled = {arm: {name: np.concatenate(values) for name, values in columns(runs).items()} for arm, runs in done.items()}
 
+    def gain(name: str, better: str, worse: str, what: str, threshold: float, kind: str = "") -> None:
+        keep = pooled[better]["kind"] == kind if kind else slice(None)
+        a, b = (pooled[arm][what][keep].astype(float) for arm in (better, worse))
+        checks.paired(name, a, b, ">=", threshold)
 
-def _selection(plan: _Size, cells: Cells) -> list[Check]:
-    done = cells.grid(selection_cell, {arm: {"arm": arm, "prompts": plan.prompts} for arm in plan.arms}, plan.seeds)
-    pooled = {arm: {name: np.concatenate([run[name] for run in runs]) for name in runs[0]} for arm, runs in done.items()}
-
-    def gain(name: str, better: str, worse: str, what: str, threshold: float, kind: str = "") -> Check:
-        keep = pooled[better]["kind"] == kind if kind else np.ones(len(pooled[better]["kind"]), bool)
-        a, b = pooled[better][what][keep].astype(float), pooled[worse][what][keep].astype(float)
-        return Check.paired(name, a, b, plan.seeds, ">=", threshold)
-
-    l1, entropy, mixed, hard, _ = plan.thresholds
-    checks = [
-        gain("selector: L1 mass, uucb - flat", "uucb", "flat", "l1", l1),
-        gain("selector: mixed on easy prompts, entropy term's share", "uucb", "uucb, no entropy", "mixed", entropy, "easy"),
-        gain("allocator: mixed, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", mixed),
-        gain("allocator: mixed on hard prompts, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", hard, "hard"),
-    ]
+    gain("selector: L1 mass, uucb - flat", "uucb", "flat", "l1", plan.l1)
+    gain("selector: mixed on easy prompts, entropy term's share", "uucb", "uucb, no entropy", "mixed", plan.entropy, "easy")
+    gain("allocator: mixed, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", plan.mixed)
+    gain("allocator: mixed on hard prompts, uucb + allocator - flat", "uucb + allocator", "flat", "mixed", plan.hard, "hard")
     spent = [float(arm["cost"].mean()) for arm in pooled.values()]
-    checks.append(Check.worst("turns a prompt, largest over arms", spent, plan.seeds, "<=", float(BUDGET)))
-    for arm, columns in pooled.items():
-        for kind in ("", *MIXTURE):
-            keep = columns["kind"] == kind if kind else np.ones(len(columns["kind"]), bool)
-            values = columns["mixed"][keep].astype(float)
-            name = f"mixed, {arm}" + (f", {kind}" if kind else "")
-            checks.append(Check.mean(name, values, plan.seeds))
-        checks.append(Check.mean(f"L1 mass, {arm}", columns["l1"], plan.seeds))
-    return checks
+    checks.worst("turns a prompt, largest over arms", spent, "<=", float(BUDGET))
+    for arm, found in pooled.items():
+        checks.mean(f"mixed, {arm}", found["mixed"])
+        for kind in MIXTURE:
+            checks.mean(f"mixed, {arm}, {kind}", found["mixed"][found["kind"] == kind])
+        checks.mean(f"L1 mass, {arm}", found["l1"])
 
 
-def _extras(plan: _Size, cells: Cells) -> list[Check]:
-    found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=plan.seeds[0])
+def _extras(plan: _Size, cells: Cells, seeds: Sequence[int]) -> Checks:
+    checks, (seed,) = Checks(seeds), seeds
+    found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=seed)
     name = "proxy: correlation of F with the L1 mass it led to"
-    checks = [
-        Check.mean(f"{name}, within a prompt", found["within"], plan.seeds[:1]),
-        Check(f"{name}, pooled over prompts", found["pooled"], None, found["n"], plan.seeds[:1], "report"),
-    ]
+    checks.mean(f"{name}, within a prompt", found["within"])
+    checks.value(f"{name}, pooled over prompts", found["pooled"], found["n"])
     if plan.sweep:
-        grid = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=plan.seeds[0])
-        name = "sweep: share of 125 cells within .05 of the best L1 mass"
-        checks.append(Check(name, grid["plateau"], None, plan.sweep, plan.seeds[:1], "report"))
-        keys = {
-            f"trap {arm}": {"arm": arm, "prompts": 600, "seed": plan.seeds[0], "kinds": ["harder"], "budget": 2 * BUDGET}
-            for arm in TRAPS
-        }
-        for arm, cell in zip(TRAPS, cells.map(selection_cell, keys).values(), strict=True):
-            mixed = np.array(cell["mixed"], float)
-            checks.append(Check.mean(f"traps: mixed on harder prompts at 128 turns, {arm}", mixed, plan.seeds[:1]))
+        swept = cells.get("sweep", sweep_grid, prompts=plan.sweep, seed=seed)
+        checks.value("sweep: share of 125 cells within .05 of the best L1 mass", swept["plateau"], plan.sweep)
+        harder = {f"trap {arm}": {"arm": arm, "prompts": 600, "kinds": ["harder"], "budget": 2 * BUDGET} for arm in TRAPS}
+        for arm, (cell,) in zip(TRAPS, cells.grid(selection_cell, harder, seeds).values(), strict=True):
+            checks.mean(f"traps: mixed on harder prompts at 128 turns, {arm}", cell["mixed"])
     return checks
 
 
-def _training(plan: _Size, cells: Cells) -> list[Check]:
-    keys = {
-        f"train {arm}, lr {lr:g}, seed {seed}": {
-            "arm": arm,
-            "lr": lr,
-            "prompts": plan.train_prompts,
-            "updates": plan.updates,
-            "seed": seed,
+def _training(checks: Checks, plan: _Size, cells: Cells) -> None:
+    """Every arm at every rate: at the main one with all seeds, at the others with three."""
+    for lr in plan.rates:
+        some = Checks(checks.seeds if lr == 1 else checks.seeds[:3])
+        plans = {
+            f"train {arm}, lr {lr:g}": {"arm": arm, "lr": lr, "prompts": TRAINED, "updates": plan.updates}
+            for arm in plan.train_arms
         }
-        for arm, lr in itertools.product(plan.train_arms, plan.rates)
-        for seed in (plan.seeds if lr == 1 else plan.seeds[:3])
-    }
-    done = cells.map(training_cell, keys)
-    checks = []
-    for lr, update in itertools.product(plan.rates, sorted({15, plan.updates})):
-        seeds = plan.seeds if lr == 1 else plan.seeds[:3]
-        at = {arm: [done[f"train {arm}, lr {lr:g}, seed {seed}"][update] for seed in seeds] for arm in plan.train_arms}
-        for arm in plan.train_arms[1:]:
-            gains = np.subtract(at[arm], at["flat"])
-            judged = arm == "uucb + allocator" and lr == 1 and update == 15
-            name = f"training: success after {update} updates at lr {lr:g}, {arm} - flat"
-            op, threshold = (">=", plan.thresholds[4]) if judged else ("report", None)
-            checks.append(Check.mean(name, gains, seeds, op, threshold))
-        name = f"training: success after {update} updates at lr {lr:g}, flat"
-        checks.append(Check(name, float(np.mean(at["flat"])), None, len(seeds), seeds, "report"))
-    return checks
+        done = dict(zip(plan.train_arms, cells.grid(training_cell, plans, some.seeds).values(), strict=True))
+        for update in sorted({15, plan.updates}):
+            at = {arm: [curve[update] for curve in curves] for arm, curves in done.items()}
+            for arm in plan.train_arms[1:]:
+                judged = arm == "uucb + allocator" and lr == 1 and update == 15
+                name = f"training: success after {update} updates at lr {lr:g}, {arm} - flat"
+                some.mean(name, np.subtract(at[arm], at["flat"]), *((">=", plan.trained) if judged else ()))
+            name = f"training: success after {update} updates at lr {lr:g}, flat"
+            some.value(name, np.mean(at["flat"]), len(some.seeds))
+        checks += some
