@@ -30,6 +30,7 @@ KINDS = {
     "middleware": "a model that wraps a model",
     "reader": "reads another tool's traces into a run",
     "writer": "writes a run for another tool",
+    "player": "who samples on in the run of a method, and in which environment",
     "backend": "workers that attempts are played on",
     "method": "a published method",
     "assertion": "what a test asserts of parts and runs",
@@ -39,7 +40,7 @@ KINDS = {
 FORMER = {"scorer": "judge"}
 
 #: Kinds of which classes or functions are registered; of the others any record.
-_CALLABLE = ("env", "model", "drafter", "judge", "searcher", "loss", "compactor", "sandbox", "middleware", "assertion")
+_CALLABLE = ("env", "model", "drafter", "judge", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion")
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {

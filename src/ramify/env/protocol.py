@@ -70,7 +70,7 @@ class Env(Protocol):
         ...
 
     def step(self, action: str) -> Observation:
-        """Apply the agent's reply."""
+        """Apply the agent's reply. It may also return something awaitable of the observation, where only ``Episodes`` play it."""
         ...
 
     def snapshot(self) -> Snapshot | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
 from ramify.env.protocol import AnyTasks, AnyWorld, Task, panel_of
@@ -125,12 +126,19 @@ def fork_run(
 def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
     """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
     spec, env = run.config.get("model"), run.config.get("env")
+    if _player(run, model, world):
+        return spec, env
     if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
         raise UserError(
             f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
             "nothing to continue with: name them (--model, --env; in Python model= and world=)"
         )
     return spec, env
+
+
+def _player(run: Run, model: AnyModel | None, world: AnyWorld | None) -> bool:
+    """Whether the method that made the run says itself who samples on in it."""
+    return world is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
 
 
 @contextmanager
@@ -151,6 +159,16 @@ def open_episodes(
         config = run.config
         spec, env = named_parts(run, model, world)
         parts.check_trust(run, trust or (model is not None and world is not None and compactor is not None))
+        (tree,) = [info for info in run.trees() if info.name == node.tree]
+        task, seed = (
+            Task(str(tree.task.get("id", tree.name)), tree.task.get("data") or dict(tree.task)),
+            int(config.get("seed", 0)),
+        )
+        if _player(run, model, world):
+            agent, place = registry.get("player", run.kind)(run, node, model)
+            yield Episodes(agent, place, run, seed, tree.group), task
+            run.commit()
+            return
         shortens: Any = compactor or config.get("compactor")
         if shortens == "":
             raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
@@ -169,7 +187,5 @@ def open_episodes(
             agent = parts.make_agent(found, template, parts.read_sampling(settings), shortens, window)
         else:
             agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window, parts.kept_template(run))
-        (tree,) = [info for info in run.trees() if info.name == node.tree]
-        episodes = Episodes(agent, parts.any_world(world or env), run, int(config.get("seed", 0)), tree.group)
-        yield episodes, Task(str(tree.task.get("id", tree.name)), tree.task.get("data") or dict(tree.task))
+        yield Episodes(agent, parts.any_world(world or env), run, seed, tree.group), task
         run.commit()

@@ -7,6 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from ramify.base.errors import BoundaryError, RamifyError
@@ -47,11 +48,11 @@ class Stage:
 
     async def reset(self, env: Env, task: Task, seed: int) -> Observation:
         """Bring an episode to the start of ``task``."""
-        return await self._ask(f"reset of task '{task.id}'", lambda: _checked(env.reset(task, seed)))
+        return await self._seen(f"reset of task '{task.id}'", lambda: env.reset(task, seed))
 
     async def step(self, env: Env, action: str) -> Observation:
         """Let the environment act on what the agent said."""
-        return await self._ask("step", lambda: _checked(env.step(action)))
+        return await self._seen("step", lambda: env.step(action))
 
     async def close(self, env: Env) -> None:
         """End an episode; what was played stands, however badly the environment leaves."""
@@ -82,6 +83,18 @@ class Stage:
 
         return await restore(back, step, task, node, tree, self.run, self.volatile)
 
+    async def _seen(self, what: str, action: Callable[[], Any]) -> Observation:
+        """What the environment answers, at once or awaited."""
+        answer = await self._ask(what, action)
+        if isawaitable(answer):
+            try:
+                answer = await answer
+            except RamifyError:
+                raise
+            except Exception as error:
+                raise _failed(what, error) from error
+        return _guard(what, lambda: _checked(answer))
+
     async def _ask(self, what: str, action: Callable[[], T]) -> T:
         """Ask the environment something, in a thread where it blocks."""
         if getattr(self.world, "blocking", False):
@@ -110,4 +123,8 @@ def _guard(what: str, action: Callable[[], T]) -> T:
     except RamifyError:
         raise
     except (Exception, SystemExit) as error:  # exit() of one environment must not end all the others
-        raise BoundaryError("env", f"{what} failed: {type(error).__name__}: {error}") from error
+        raise _failed(what, error) from error
+
+
+def _failed(what: str, error: BaseException) -> BoundaryError:
+    return BoundaryError("env", f"{what} failed: {type(error).__name__}: {error}")

@@ -145,6 +145,45 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
 
 
+def test_a_scan_is_forked_where_it_found_a_cliff(
+    checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One reply is an episode, and the scan's verifier ends it; what the scan had found stays."""
+    scan = tmp_path / "scan"
+    draw = ["--problems", problems, "--samples", 3, "--max-tokens", 6, "--n", 16, "--first", 8]
+    assert run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)[0] == 0
+    with Run.open(scan) as opened:
+        cliff = next(finding for finding in opened.findings() if finding.name == "cliff")
+        before = opened.findings()
+    found = {}
+    for offset in (cliff.offset, cliff.offset + 1):
+        assert main(["fork", str(scan), f"{cliff.node}:{offset}", "--n", "16", "--json"]) == 0
+        found[offset] = json.loads(capsys.readouterr().out)["fork"]
+    assert all((one["n"], one["failed"]) == (16, 0) for one in found.values())
+    assert found[cliff.offset]["successes"] > 0 == found[cliff.offset + 1]["successes"]
+    edit = tmp_path / "edit.json"
+    edit.write_text('{"append_tokens": [0]}')  # low: right from its first word
+    assert main(["fork", str(scan), f"{cliff.node}:0", "--edit", str(edit), "--n", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fork"]["successes"] == 4
+    with Run.open(scan) as opened:
+        assert opened.findings() == before
+    assert main(["export", str(scan), str(tmp_path / "scan.jsonl")]) == 0
+    assert main(["import", str(tmp_path / "scan.jsonl"), "--run", str(tmp_path / "theirs")]) == 0
+    head, *rows = (tmp_path / "scan.jsonl").read_text().splitlines()
+    older = json.loads(head)
+    del older["config"]["judge"]
+    (tmp_path / "older.jsonl").write_text("\n".join([json.dumps(older), *rows]) + "\n")
+    assert main(["import", str(tmp_path / "older.jsonl"), "--run", str(tmp_path / "older")]) == 0
+    capsys.readouterr()
+    assert main(["fork", str(tmp_path / "theirs"), str(cliff.node)]) == 2
+    told = capsys.readouterr().err
+    assert "was imported or made elsewhere" in told
+    assert f"judge {VERIFIER!r}" in told
+    assert main(["fork", str(tmp_path / "theirs"), str(cliff.node), "--n", "2", "--trust"]) == 0
+    assert main(["fork", str(tmp_path / "older"), str(cliff.node), "--trust"]) == 2
+    assert "the same `ramify cliffs scan` again notes it" in capsys.readouterr().err
+
+
 def test_traces_of_text_are_read_only_when_asked(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, scan = tmp_path / "traces.jsonl", tmp_path / "scan"
     file.write_text(

@@ -27,7 +27,7 @@ from ramify.trace.db import Run
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, read_lines
-from ramify.trace.node import Finding, Mark
+from ramify.trace.node import Finding, Mark, Node
 from ramify.trace.sources import run_folder
 
 KIND = "cliffs scan"
@@ -49,16 +49,16 @@ def refuse_file(out: Path) -> None:
         )
 
 
-def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], model: str, dry: bool = False) -> Run:
+def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], named: Mapping[str, Any], dry: bool = False) -> Run:
     """The run of a scan with forks of ``source``: a new one, or the one that the same command began; ``dry`` leaves it as it is.
 
-    ``model`` is how the model is named for loading, which `ramify fork` does.
+    ``named`` says how model and verifier (``judge``, ``seconds``) are found again, which `ramify fork` does.
 
     Raises as :meth:`ramify.trace.db.Run.begin`.
     """
     refuse_file(out)
     decides, parts = _settings(config, source)
-    free = {"model": model, "budget_rollouts": config.budget_rollouts}
+    free = {**named, "budget_rollouts": config.budget_rollouts}
     return Run.begin(out, KIND, decides, {} if dry else free, parts)
 
 
@@ -180,6 +180,13 @@ def _trace(run: Run, name: str, told: Mapping[str, Any], task: Mapping[str, Any]
         logprobs=None if reply.logprobs is None else tuple(reply.logprobs.tolist()),
         **{field: told[field] for field in _TOLD if field != "early_stopped_at"},
     )
+
+
+def stem_of(run: Run, name: str) -> tuple[Node, TokenTrace]:
+    """The prompt of a trace that was scanned, and the trace, without potentials."""
+    (entry,) = run.journal(ENTRY, name)
+    (tree,) = [info for info in run.trees() if info.name == name]
+    return run.node(str(run.node(str(entry.payload["reply"])).parent)), _trace(run, name, entry.payload, tree.task)
 
 
 def left_to_scan(run: Run, done: Mapping[str, Scanned], traces: Sequence[TokenTrace]) -> list[TokenTrace]:

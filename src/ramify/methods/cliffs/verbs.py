@@ -181,7 +181,8 @@ def scan_(
     if dry_run and not holds_run(out):
         _bill(stems or _draw(forks, questions, options, {}, as_json), forks, config, as_json)
         return
-    with begin(out, config, forks.source(), options.model, dry_run) as run:
+    named = {"model": options.model, "judge": options.verifier, "seconds": options.seconds}
+    with begin(out, config, forks.source(), named, dry_run) as run:
         done = {one.trace.id: one for one in read_run(run)[2]}
         stems = left_to_scan(run, done, stems if traces is not None else _draw(forks, questions, options, done, as_json))
         if dry_run:
