@@ -19,10 +19,10 @@ import torch
 from common import save
 from serving_vllm import Vllm
 
-from ramify.engine import profile
 from ramify.engine.local import LocalModel
-from ramify.methods.dspark import bench
+from ramify.methods.dspark import bench, profile
 from ramify.model.protocol import Sampling
+from ramify.render.terminal import progress, table
 from ramify_experiments.dspark import domains
 from ramify_experiments.dspark.lab import GIVEN, Lab
 from ramify_experiments.dspark.repro import DRAFTERS, SIZES
@@ -126,20 +126,21 @@ def main() -> None:
         drafters = {name: lab.drafter(what) for name, what in DRAFTERS.items() if "equal" not in name}
         peers: dict[str, Any] = {"generate": None, "prompt_lookup": None, "hf_assistant": lab.assistant(2400, 1500)}
         peers["hf_dflash"] = drafters["DFlash"]
-        alone = bench.one_by_one(lab.folder, module, drafters, prompts, SETTINGS, peers, args.rounds, report=say)
+        with progress("one request at a time") as bar:
+            alone = bench.one_by_one(lab.folder, module, drafters, prompts, SETTINGS, peers, args.rounds, progress=bar)
         tables["speculation"] = one_at_a_time(alone)
     if {"loads", "serving"} & set(args.parts):
         costs = profile.measure(LocalModel(module, eos=(), max_rows=max(bench.LOADS)), first, mixed, bench.LOADS)
         for row in profile.break_even(costs):
             say(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
     if "loads" in args.parts:
-        tables["speculation_load"] = under_load(
-            bench.under_load(module, first, mixed, SETTINGS, costs, rounds=args.rounds, report=say)
-        )
+        with progress("under load") as bar:
+            together = bench.under_load(module, first, mixed, SETTINGS, costs, rounds=args.rounds, progress=bar)
+        tables["speculation_load"] = under_load(together)
     if "serving" in args.parts and args.vllm:
         tables["serving"] = against_vllm(args.vllm, lab, costs, first, mixed, args.rounds)
     for name, (columns, rows) in tables.items():
-        say("\n" + bench.table([list(map(str, row)) for row in (columns, *rows)]))
+        say("\n" + table(columns, rows))
         if args.save:
             save(name, TITLES[name], columns, rows, f"{NOTES[name]} {args.threads} threads, {busy()} at the end.")
 

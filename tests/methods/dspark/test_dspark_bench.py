@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramify.base.errors import UserError
+from ramify.base.progress import Progress
 from ramify.engine.profile import Profile
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench
@@ -57,6 +58,11 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     drafter = for_target(module, "dspark", layers=1, block=3, rank=4)
     costs = Profile(3, (1, 4), (1.0, 2.0), ((0.1, 0.2), (0.2, 0.4)), ((1.0, 1.1, 1.2, 1.3), (2.0, 2.2, 2.4, 2.6)))
     said: list[str] = []
+
+    class Told(Progress):
+        def at(self, done: float, note: str = "", phase: str = "") -> None:
+            said.extend([note] if note else [])
+
     found = bench.compare(
         target,
         {"own": drafter},
@@ -66,7 +72,7 @@ def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
         costs=costs,
         loads=(1, 2),
         rounds=2,
-        report=said.append,
+        progress=Told(),
     )
     assert {(p.place, p.name) for p in found.domains} == {
         (d, n) for d in ("one", "two") for n in ("plain", "own", "prompt_lookup")

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ramify.base.errors import UserError
+from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
@@ -27,6 +28,7 @@ from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.peers import Peer, peer
 from ramify.methods.dspark.profile import measure
 from ramify.model.protocol import Prefix, Sampling
+from ramify.render.terminal import table
 from ramify.stats.intervals import Interval, bootstrap
 
 LOADS = (1, 2, 4, 8, 16, 32)
@@ -155,12 +157,20 @@ def of_peer(run: Peer, new: int) -> Entrant:
 
 
 def turns(
-    entrants: Mapping[str, Entrant], prompts: Sequence[np.ndarray], count: int, load: int, rounds: int, settle: int = 1
+    entrants: Mapping[str, Entrant],
+    prompts: Sequence[np.ndarray],
+    count: int,
+    load: int,
+    rounds: int,
+    settle: int = 1,
+    progress: Progress = SILENT,
 ) -> dict[str, list[Run]]:
     """``rounds`` turns of each entrant, ``count`` prompts a turn, after ``settle`` turns that are not counted. The order turns, too."""
     names = list(entrants)
     runs: dict[str, list[Run]] = {name: [] for name in names}
+    progress.begin(settle + rounds, 0, f"{load} at once", "turns")
     for turn in range(-settle, rounds):
+        progress.at(turn + settle)
         at = (turn + settle) * count
         some = [prompts[i % len(prompts)] for i in range(at, at + count)]
         shift = turn % len(names)
@@ -210,7 +220,7 @@ def compare(
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
     law: str = "rejection",
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
 ) -> Comparison:
     """Draw the same replies with every entrant, in turns.
 
@@ -226,10 +236,9 @@ def compare(
     first = next(iter(drafters.values()))
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
-        report("measuring whole cycles of the first drafter")
-        costs = measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads)
-    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, law, report)
-    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, law, report)
+        costs = measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads, progress=progress)
+    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, law, progress)
+    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, law, progress)
     return Comparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
 
 
@@ -242,7 +251,7 @@ def one_by_one(
     peers: Mapping[str, Path | Qwen3Drafter | None],
     rounds: int = 15,
     law: str = "rejection",
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
 ) -> list[Pairing]:
     """Every drafter with all its drafts verified, and every peer, one request at a time, by domain."""
     block = next(iter(drafters.values())).config.block
@@ -254,8 +263,8 @@ def one_by_one(
         entrants[kind] = of_peer(peer(target, kind, settings, given, block), settings.max_tokens)
     found: list[Pairing] = []
     for domain, some in prompts.items():
-        found += pairings(domain, turns(entrants, some, 2, 1, rounds))
-        report(_line(domain, found))
+        found += pairings(domain, turns(entrants, some, 2, 1, rounds, progress=progress))
+        progress.at(1 + rounds, _note(domain, found))
     return found
 
 
@@ -269,7 +278,7 @@ def under_load(
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
     law: str = "rejection",
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
 ) -> list[Pairing]:
     """One drafter under each schedule, by requests at once; schedules longer than its block are cut to it."""
     most, block = max(loads), drafter.config.block
@@ -279,13 +288,13 @@ def under_load(
         entrants[schedule] = Engine(module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=law)
     found: list[Pairing] = []
     for load in loads:
-        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE))
-        report(_line(str(load), found))
+        found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE, progress))
+        progress.at(SETTLE + rounds, _note(str(load), found))
     return found
 
 
-def _line(place: str, found: Sequence[Pairing]) -> str:
-    return f"{place}: " + ", ".join(f"{p.name} {show(p)}" for p in found if p.place == place)
+def _note(place: str, found: Sequence[Pairing]) -> str:
+    return ", ".join(f"{p.name} {show(p)}" for p in found if p.place == place)
 
 
 def open_module(target: Path) -> nn.Module:
@@ -293,30 +302,16 @@ def open_module(target: Path) -> nn.Module:
     return LocalModel.load(target).module
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side; the first is flush left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]) for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def report_text(found: Comparison) -> str:
     """Both tables and what they say, for a terminal."""
-    domains = list(dict.fromkeys(p.place for p in found.domains))
-    names = list(dict.fromkeys(p.name for p in found.domains))
-    cell = {(p.name, p.place): p for p in (*found.domains, *found.loads)}
-    one = [["one request at a time", *(f"{d}: tau, tokens/s, x plain" for d in domains)]]
-    for name in names:
-        own = [cell[name, d] for d in domains]
-        one.append([name, *(f"{p.tau:.2f}  {p.speed:,.0f}  {show(p)}" for p in own)])
-    loads = list(dict.fromkeys(p.place for p in found.loads))
-    schedules = list(dict.fromkeys(p.name for p in found.loads))
-    many = [["x plain, by requests at once", *loads]]
-    many += [[s, *(show(cell[s, load]) for load in loads)] for s in schedules if s != PLAIN]
+    alone = [(p.name, p.place, f"{p.tau:.2f}", f"{p.speed:,.0f}", show(p)) for p in found.domains]
+    one = table(["one request at a time", "on", "tau", "tokens/s", "x plain"], alone)
+    cell = {(p.name, p.place): show(p) for p in found.loads}
+    loads, schedules = (list(dict.fromkeys(key[i] for key in cell)) for i in (1, 0))
+    rows = [(name, *(cell[name, load] for load in loads)) for name in schedules if name != PLAIN]
+    many = table(["x plain, by requests at once", *loads], rows)
     verdicts = [
         f"{load} at once: {best}, {verdict} than no drafting" if verdict != "even" else f"{load} at once: {best}, even"
         for load, best, verdict in found.pays()
     ]
-    return "\n\n".join((table(one), table(many), "\n".join(verdicts)))
+    return "\n\n".join((one, many, "\n".join(verdicts)))

@@ -191,7 +191,7 @@ def bench(
         emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
     file = drafters[0] / FILE
-    with progress("bench", as_json=as_json, kept="nothing was written"):
+    with progress("bench", as_json=as_json, kept="nothing was written") as bar:
         found = compare(
             opened.folder,
             made,
@@ -201,7 +201,7 @@ def bench(
             costs=Profile.load(drafters[0]) if file.is_file() else None,
             loads=at,
             rounds=turns,
-            report=lambda line: None if as_json else say(line),
+            progress=bar,
         )
     emit(found.to_json(), as_json, report_text(found))
 
