@@ -168,6 +168,24 @@ def test_json_mode_a_choice_and_calls_of_tools():
         assert call.arguments in ({"to": "hall"}, {"to": "attic"}) if call.name == "go" else call.arguments == {}
 
 
+def test_calls_that_a_reply_is_free_to_make_fit_their_schemas():
+    model, go = writer(), {"name": "go", "parameters": {"properties": {"to": {"const": "hall"}}, "additionalProperties": False}}
+
+    def taken(text: str, several: bool = True) -> int:
+        parser = model._grammars.compile(tool_calls([{"function": go}], several, free=True))
+        assert model.tokenizer is not None
+        ids = model.tokenizer.encode(text)
+        count = parser.try_consume_tokens(ids)
+        return len(text) if count == len(ids) and parser.is_accepting() else len(model.tokenizer.decode(ids[:count]))
+
+    call = '<tool_call>\n{"name": "go", "arguments": {"to": "hall"}}\n</tool_call>'
+    for text in ("hello", "a <tool", call, f"I think\n{call}", f"{call}\n{call}", f"{call} done"):
+        assert taken(text) == len(text)
+    assert taken(f"{call}{call}", several=False) == len(call)
+    assert taken('well <tool_call>\n{"name": "fly"') == len('well <tool_call>\n{"name": "')
+    assert taken("<tool_call>go") == len("<tool_call>")
+
+
 def test_logprobs_are_those_of_the_law_that_was_sampled():
     """Summed over every text of a finite grammar the chances are one, and the model's own stay beside them."""
     model = speller()

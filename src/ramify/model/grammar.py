@@ -71,29 +71,41 @@ def one_of(choices: Sequence[str], where: str = "the choices") -> Grammar:
 
 
 def tool_calls(
-    tools: Sequence[Mapping[str, Any]], several: bool = True, reply: Grammar | None = None, where: str = "tools"
+    tools: Sequence[Mapping[str, Any]],
+    several: bool = True,
+    reply: Grammar | None = None,
+    *,
+    free: bool = False,
+    where: str = "",
 ) -> Grammar:
     """Calls of ``tools`` (OpenAI's form), as models write them (:func:`ramify.trace.message.write_call`), with arguments that fit.
 
-    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that in place of calls. Raises UserError as
-    :func:`json_schema`.
+    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that in place of calls; where ``free``, any text before
+    a call, or none but text. ``where`` is the path of a lone tool. Raises UserError as :func:`json_schema`.
     """
     rules = []
     for at, tool in enumerate(tools):
-        function, spot = tool["function"], f"{where}[{at}].function.parameters"
+        function, spot = tool["function"], f"{where or f'tools[{at}]'}.function.parameters"
         schema = checked(function.get("parameters") or {}, spot)
         if schema is False or (isinstance(schema, dict) and schema.get("type", "object") != "object"):
             raise UserError(f"{spot} must describe an object, as the arguments of a function are one")
         schema = {"type": "object", **schema} if isinstance(schema, dict) else {"type": "object"}
-        head = f'{CALL}\n{{"name": {json.dumps(function["name"])}, "arguments": '
+        head = f'\n{{"name": {json.dumps(function["name"])}, "arguments": '
         end = "}\n" + CALL_END
         rules.append(f"call_{at}: {_quoted(head)} args_{at} {_quoted(end)}\nargs_{at}: %json {_embedded(schema)}")
-    call = " | ".join(f"call_{at}" for at in range(len(tools)))
+    rules.append("made: " + " | ".join(f"call_{at}" for at in range(len(tools))))
+    rules.append(
+        f"call: {_quoted(CALL)} made"
+        if not free
+        else f"call: opening made\nopening[lazy]: TEXT {_quoted(CALL)}\nTEXT: /(.|\\n)*/"
+    )
     starts = 'call ("\\n" call)*' if several else "call"
+    if free:
+        starts = ("call* " if several else "call | ") + "TEXT"
     if reply is not None:
         starts = f"{starts} | reply"
         rules.append(f"reply: %json {_embedded(json.loads(reply.text))}")
-    return Grammar("lark", "\n".join([f"start: {starts}", f"call: {call}", *rules]))
+    return Grammar("lark", "\n".join([f"start: {starts}", *rules]))
 
 
 WHITESPACE = r"( |\n[ \t]{0,20})?"

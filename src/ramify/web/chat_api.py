@@ -11,14 +11,10 @@ import numpy as np
 from ramify.model.protocol import Draw, Prefix
 from ramify.trace.message import CALL_END, Message, joined_reply
 from ramify.web.fields import ChatMessage, ChatRequest
+from ramify.web.formats import grammar_of
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
-
-_UNKEPT = {
-    "tool_choice": "A model cannot be made to call here: send 'tool_choice' \"auto\", offer only the tool you mean and ask for it",
-    "response_format": "Replies are not held to a format here: ask for it in a message, check the reply",
-}
 
 
 class ChatForm(Form):
@@ -38,13 +34,15 @@ class ChatForm(Form):
         if request.top_logprobs:
             served.need("prompt_logprobs", "runners-up to its tokens")
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or () if request.tool_choice != "none"]
-        prefix = Prefix(
-            None, tuple(_message(said) for said in request.messages), tuple(tools), {**_passed_on(served, request), **rest}
-        )
+        asked = _passed_on(served, request)
+        prefix = Prefix(None, tuple(_message(said) for said in request.messages), tuple(tools), {**asked, **rest})
         settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens), served.model)
         most = 1 if request.parallel_tool_calls is False else None
         if tools and most and "tokens" in served.offers:  # drawn no further, so what is kept of the reply is what is sent
             settings = replace(settings, stop_texts=(*settings.stop_texts, CALL_END))
+        if "response_format" not in served.forwards:  # else it is the endpoint's to keep to
+            settings = replace(settings, grammar=grammar_of(request, "grammar" in served.offers and not served.passes))
+        served.follows(settings)
         form = cls(served, request, [prefix], settings, request.top_logprobs or 0)
         form.looks, form.most_calls = bool(tools), most
         return form
@@ -115,16 +113,12 @@ def _event(choice: int, delta: dict[str, Any], finish: str | None = None) -> dic
 
 
 def _passed_on(served: Served, request: ChatRequest) -> dict[str, Any]:
-    """What an endpoint behind is asked to keep to, as the request says it. Raises RefusedError where there is none that could."""
+    """What an endpoint behind is asked to keep to, as the request says it."""
     asked: dict[str, Any] = {}
-    if request.tool_choice not in (None, "auto", "none"):
+    if "tool_choice" in served.forwards and request.tool_choice not in (None, "auto", "none"):
         asked["tool_choice"] = request.tool_choice
-    if (request.response_format or {}).get("type", "text") != "text":
+    if "response_format" in served.forwards and (request.response_format or {}).get("type", "text") != "text":
         asked["response_format"] = request.response_format
-    for name in asked.keys() - served.forwards:
-        raise RefusedError(
-            400, f"{_UNKEPT[name]}, or serve an endpoint that can (chat:MODEL@URL).", name, "unsupported_parameter"
-        )
     if request.tools and request.parallel_tool_calls is False and "parallel_tool_calls" in served.forwards:
         asked["parallel_tool_calls"] = False
     return asked

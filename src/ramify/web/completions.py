@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ramify.base.errors import NeedsError
 from ramify.model.laid import check_room
 from ramify.model.protocol import Prefix
 from ramify.web.fields import TextRequest
+from ramify.web.formats import grammar_of
 from ramify.web.forms import Form, Served, Top, finite, top_of
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
@@ -56,9 +57,9 @@ class TextForm(Form):
         for prompt in prompts:
             served.fits(len(prompt) - (request.max_tokens == 0))
         limit = served.limit(request.max_tokens or None, DEFAULT_TOKENS)
-        form = cls(
-            served, request, [Prefix(prompt, asked=rest) for prompt in prompts], request.sampling(limit, served.model), top
-        )
+        settings = replace(request.sampling(limit, served.model), grammar=grammar_of(request))
+        served.follows(settings)
+        form = cls(served, request, [Prefix(prompt, asked=rest) for prompt in prompts], settings, top)
         form.draws = request.max_tokens != 0
         return form
 

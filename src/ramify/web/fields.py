@@ -27,10 +27,6 @@ _LARGE = 1 << 62
 
 #: Fields taken at one value, which changes nothing; any other is refused. Field -> (value, why no other).
 NEUTRAL: dict[str, tuple[Any, str]] = {
-    "presence_penalty": (0, "penalties are not offered"),
-    "frequency_penalty": (0, "penalties are not offered"),
-    "repetition_penalty": (1, "penalties are not offered"),
-    "min_p": (0, "use top_p or top_k"),
     "best_of": (1, "use n and choose yourself"),
     "modalities": (["text"], "replies are text"),
     "store": (False, "start the server with --record to keep conversations"),
@@ -51,9 +47,10 @@ REFUSED = {
     "verbosity": "ask for it in a message",
     "ignore_eos": "a reply ends where the model ends it",
     "min_tokens": "a reply ends where the model ends it",
-    "guided_json": "replies are not held to a format",
-    "guided_regex": "replies are not held to a format",
-    "structured_outputs": "replies are not held to a format",
+    "guided_json": "use response_format or structured_outputs",
+    "guided_regex": "use structured_outputs",
+    "guided_choice": "use structured_outputs",
+    "guided_grammar": "use response_format or structured_outputs",
     "chat_template": "the template is the checkpoint's own",
     "chat_template_kwargs": "the template takes no options here",
     "continue_final_message": "to go on inside a reply send token ids to /v1/completions",
@@ -99,12 +96,12 @@ def _choice(value: Any) -> Any:
     return value if value in ("auto", "none", "required") else _typed(value)
 
 
-def _banned(bias: dict[str, float]) -> dict[str, float]:
+def _biased(bias: dict[str, float]) -> dict[str, float]:
     for token, value in bias.items():
         if not token.isdecimal() or len(token) > 10:
             raise ValueError(f"'{token[:20]}' is no token id")
-        if value != -100:
-            raise ValueError(f"only -100, which bans a token, is offered; token {token} has {value:g}")
+        if not -100 <= value <= 100:
+            raise ValueError(f"a bias lies between -100 and 100; token {token} has {value:g}")
     return bias
 
 
@@ -200,12 +197,19 @@ class Request(_Fields):
     ) = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_STOP)] | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: Annotated[dict[str, float], AfterValidator(_banned), Field(max_length=1024)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_biased), Field(max_length=1024)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    response_format: Annotated[Any, AfterValidator(_typed)] = None
+    structured_outputs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
     def sampling(self, max_tokens: int, model: Model | None = None) -> Sampling:
         """The settings that the request asks for; what it leaves open is as ``model`` has it by default."""
+        bias = self.logit_bias or {}
         return sampling_of(
             model,
             temperature=self.temperature,
@@ -214,7 +218,12 @@ class Request(_Fields):
             max_tokens=max_tokens,
             stop_tokens=tuple(self.stop_token_ids or ()),
             stop_texts=tuple(self.stop or ()),
-            ban=tuple(sorted(int(token) for token in self.logit_bias or ())),
+            ban=tuple(sorted(int(token) for token, value in bias.items() if value == -100)),
+            min_p=self.min_p,
+            logit_bias=tuple(sorted((int(token), value) for token, value in bias.items() if value not in (-100, 0))),
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
             seeded=self.seed is not None,
         )
 
@@ -230,7 +239,6 @@ class ChatRequest(Request):
     tools: Annotated[list[Tool], Field(max_length=MAX_CHOICES)] | None = None
     tool_choice: Annotated[Any, AfterValidator(_choice)] = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[Any, AfterValidator(_typed)] = None
 
 
 class TextRequest(Request):
@@ -247,7 +255,7 @@ R = TypeVar("R", bound=Request)
 
 _OWN = ("modalities", "skip_special_tokens", "spaces_between_special_tokens")
 """Neutral fields about how tokens become a reply, which is done here also where an endpoint draws them."""
-_OF_CHATS = frozenset(REFUSED) - {"suffix", "ignore_eos", "min_tokens", "guided_json", "guided_regex", "structured_outputs"}
+_OF_CHATS = frozenset(name for name in REFUSED if not name.startswith("guided_")) - {"suffix", "ignore_eos", "min_tokens"}
 """Refused fields about how a chat is laid out, which is done here also where an endpoint draws the tokens."""
 
 
@@ -255,11 +263,9 @@ def passed_on(body: Mapping[str, Any], kind: type[Request]) -> dict[str, Any]:
     """Those fields of a request for token ids that an endpoint gets as they came: all that are not read here."""
     read = {*kind.model_fields, *_OWN, *(_OF_CHATS if kind is ChatRequest else ())}
     found = {name: value for name, value in body.items() if name not in read and value is not None}
-    bias = body.get("logit_bias")
-    if isinstance(bias, dict) and any(value != -100 for value in bias.values()):
-        found["logit_bias"] = bias
-    if kind is ChatRequest and (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
-        found["response_format"] = body["response_format"]
+    for name in ("response_format", "structured_outputs"):  # an endpoint has its own ways to keep to them
+        if (body.get(name) or {"type": "text"}) != {"type": "text"}:
+            found[name] = body[name]
     return found
 
 

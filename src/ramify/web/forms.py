@@ -72,6 +72,11 @@ class Served:
         if what not in self.offers:
             raise NeedsError(f"'{self.name}' does not offer {why}")
 
+    def follows(self, settings: Sampling) -> None:
+        """Raises NeedsError where the model cannot follow the settings."""
+        for name in settings.needs:
+            self.need(name, {"penalties": "logit_bias, min_p and penalties", "grammar": "replies held to a format"}[name])
+
     def limit(self, asked: int | None, default: int | None = None) -> int:
         """Longest reply. Raises RefusedError where more is asked for than the context holds."""
         most = self.context or 1 << 20
