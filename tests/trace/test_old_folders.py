@@ -18,6 +18,8 @@ from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.cliffs import read_scan
 from ramify.methods.cliffs.record import import_scan
+from ramify.methods.crosscoder.old import import_study as import_steering
+from ramify.methods.crosscoder.record import read_study as read_steering
 from ramify.methods.early_decision.old import import_study
 from ramify.methods.early_decision.record import CONTINUED, CUT, STANCES, Study
 from ramify.methods.early_decision.report import build
@@ -25,6 +27,7 @@ from ramify.methods.forensics.case import load_case
 from ramify.methods.forensics.old import import_case
 from ramify.methods.forensics.record import report
 from ramify.methods.governance.record import read_rows
+from ramify.methods.implicit_advantage.old import import_scores
 from ramify.methods.implicit_advantage.verbs import read_scores
 from ramify.methods.tree_rollouts.old import import_trees
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees
@@ -108,9 +111,22 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
     ],
     "crosscoder": [
         ("crosscoder rank studies/crosscoder/dictionary studies/crosscoder/states --partition all", 0, "feature"),
-        ("crosscoder report studies/crosscoder/study", 0, "scale 4 of"),
-        (f"{STEER} --out studies/crosscoder/study", 0, "scale 4 of"),
-        (f"{STEER} --out studies/crosscoder/study-killed", 0, "scale 4 of"),
+        ("crosscoder report studies/crosscoder/study", 2, "`ramify import studies/crosscoder/study --run DIR`"),
+        (f"{STEER} --out studies/crosscoder/study-killed", 2, "`ramify import studies/crosscoder/study-killed --run DIR`"),
+        ("import studies/crosscoder/study --run study", 0, "not converted: replies were not kept"),
+        ("import studies/crosscoder/study-killed/scores.jsonl --run study-killed", 0, "(crosscoder)"),
+        (
+            "import studies/crosscoder/states --run states",
+            2,
+            "which `ramify crosscoder train` reads as it is: there is nothing to import",
+        ),
+        ("import studies/crosscoder/dictionary --run dictionary", 2, "which `ramify crosscoder steer` reads as it is"),
+        ("crosscoder report study", 0, "scale 4 of"),
+        ("crosscoder report study-killed", 2, "holds no study that came to its end"),
+        (f"{STEER} --out study", 0, "scale 4 of"),
+        (f"{STEER} --out study-killed", 0, "scale 4 of"),
+        ("show study", 0, "steering"),
+        ("check run study", 0, "undamaged"),
         ("crosscoder export studies/crosscoder/dictionary studies/crosscoder/states --features 0 --out again", 0, "wrote again"),
     ],
     "dspark": [
@@ -177,6 +193,17 @@ STUDIES: dict[str, list[tuple[str, int, str]]] = {
         ("implicit-advantage report --scores studies/implicit-advantage/confidence.jsonl", 0, "deepconf"),
         ("implicit-advantage select --scores studies/implicit-advantage/scores.jsonl --best-of 3", 0, "chosen"),
         ("implicit-advantage blame --scores studies/implicit-advantage/scores.jsonl", 0, "stand"),
+        (
+            "import studies/implicit-advantage/scores.jsonl --run scores",
+            0,
+            "not converted: what the agent was shown and the grades of single",
+        ),
+        ("import studies/implicit-advantage/confidence.jsonl --run confidence", 0, "(implicit-advantage)"),
+        ("implicit-advantage report --scores scores", 0, "AUROC".lower()),
+        ("implicit-advantage report --scores confidence", 0, "deepconf"),
+        ("implicit-advantage blame --scores scores", 0, "stand"),
+        ("show scores", 0, "implicit-advantage blame"),
+        ("check run scores", 0, "undamaged"),
     ],
     "maze-recovery": [],
     "tree-rollouts": [
@@ -315,6 +342,12 @@ def test_the_readers_of_a_method_open_its_files(name: str, place: Path, capsys: 
             assert err.count("\n") == 1
 
 
+def graded(record: dict[str, Any]) -> dict[str, Any]:
+    """A score record, but for the nodes of its run."""
+    steps = [{name: value for name, value in step.items() if name != "node"} for step in record["steps"]]
+    return {name: value for name, value in record.items() if name != "end"} | {"steps": steps}
+
+
 def test_nothing_is_lost_on_the_way(place: Path) -> None:
     """What the readers of today find in the files, counted."""
     unpack(place, *(f"studies-{name}" for name in STUDIES))
@@ -334,15 +367,27 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     then = json.loads(Path("studies/early-decision/study/report.json").read_text())
     same = ("source", "prompts", "traces", "forced", "probe", "valley")
     assert {name: found[name] for name in same} == {name: then[name] for name in same}
-    assert len(list(read_lines(Path("studies/crosscoder/study-killed/scores.jsonl"), ended=True))) < len(
-        list(read_lines(Path("studies/crosscoder/study/scores.jsonl")))
-    )
+    assert import_steering(Path("studies/crosscoder/study-killed"), Path("steering-killed")) == 3
+    assert import_steering(Path("studies/crosscoder/study"), Path("steering")) == 12
+    with Run.open("steering") as run:
+        kept = [{"key": entry.key, **entry.payload} for entry in run.journal("scores")]
+        assert [one.name for one in run.findings()] == ["steering"]
+    assert kept == [row for _, row in read_lines(Path("studies/crosscoder/study/scores.jsonl"))]
+    assert read_steering(Path("steering")) == json.loads(Path("studies/crosscoder/study/study.json").read_text())
     rows = read_rows(Path("studies/governance/rows.jsonl"))
     assert len(rows) > len(read_rows(Path("studies/governance/killed.jsonl"))) == 3
     assert any(row["compactions"] for row in rows)
     records = read_scores(Path("studies/implicit-advantage/scores.jsonl"))
     assert len(records) == 6
     assert all(step["node"] for one in records for step in one["steps"])
+    assert import_scores(Path("studies/implicit-advantage/scores.jsonl"), Path("scores")) == 6
+    again = read_scores(Path("scores"))
+    assert [graded(one) for one in again] == [graded(one) for one in records]
+    with Run.open("scores") as run:
+        for one in again:
+            ends = [run.node(step["node"]) for step in one["steps"]]
+            assert [node.text for node in ends] == [step["action"] for step in one["steps"]]
+            assert run.node(one["end"]).parent == ends[-1].id
     assert import_case(Path("studies/forensics/case"), Path("case")) == 10
     with Run.open("studies/forensics/case/run") as run, Run.open("case") as made:
         assert {entry.kind for entry in run.journal()} == {"cell", "played"}

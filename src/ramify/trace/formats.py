@@ -127,7 +127,8 @@ def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
 
 def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
     others = {"messages", "conversations", "items", "prompt", "completion", "chosen", "rejected", "request", "role"}
-    return first is not None and ("task_id" in first or "attempt_id" in first) and not others & first.keys()
+    several = first is not None and isinstance(first.get("steps"), list)  # the steps of a whole attempt
+    return first is not None and ("task_id" in first or "attempt_id" in first) and not several and not others & first.keys()
 
 
 for _reader in (

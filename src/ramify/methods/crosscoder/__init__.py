@@ -13,6 +13,9 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
 
+PARTS = {"reader": ("old",)}
+"""Modules of this package that register parts, by kind."""
+
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.crosscoder.algorithm import Cell as Cell
     from ramify.methods.crosscoder.algorithm import Ranked as Ranked

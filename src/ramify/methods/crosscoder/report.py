@@ -48,7 +48,8 @@ def markdown(study: dict[str, Any]) -> str:
         "| | " + " | ".join(map(str, windows["budgets"])) + " |",
         "|---" * (1 + len(windows["budgets"])) + "|",
     ]
-    lines += [f"| {name} | " + " | ".join(map(_percent, values)) + " |" for name, values in windows.items() if name != "budgets"]
+    named = sorted(windows.keys() - {"budgets"}, key=lambda name: (name.startswith("base"), name))
+    lines += [f"| {name} | " + " | ".join(map(_percent, windows[name])) + " |" for name in named]
     lines += ["", "What a score gains at few tokens and not at many is an answer that comes sooner, not a new one. Spillover is the base's",
               "reconstructed score over its clean one."]  # fmt: skip
     best = sorted(study["search"], key=lambda row: -row["score"])[:20]

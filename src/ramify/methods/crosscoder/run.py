@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,14 @@ from ramify.engine.pairs import open_pair
 from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
+from ramify.methods.crosscoder.record import SCORES
 from ramify.methods.crosscoder.steer import Change, draw, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import Problem, read_problems
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import Each, Item, Judge, find_judge, judged, truth
-from ramify.trace.connect import FILE
 from ramify.trace.db import Run
-from ramify.trace.lines import read_lines
-from ramify.trace.node import Finding
 
 
 @dataclass
@@ -153,54 +151,6 @@ def find_score(name: str) -> Judge:
         "toolrl": lambda argument: _Called("toolrl"),
     }
     return find_judge(name, takes=("text", "trace"), kinds=kinds, seconds=10.0, what="score")
-
-
-KIND = "crosscoder steer"
-SCORES, STUDY = "scores", "study"
-"""Kinds of the journal's entries: the scores under one change; all that a study found."""
-
-
-def begin_study(folder: Path, options: Mapping[str, Any]) -> Run:
-    """The run of a study: a new one, or one that continues. Scores are found by all they depend on, so each call may have other options.
-
-    What ramify 0.1.0 kept in files of the folder is taken over. Raises as :meth:`ramify.trace.db.Run.begin`.
-    """
-    old, new = folder / "scores.jsonl", not (folder / FILE).exists()
-    run = Run.begin(folder, KIND, {}, options)
-    if new and old.is_file():
-        with run.transaction():
-            for _, record in read_lines(old, ended=True):
-                run.log(SCORES, str(record.get("key")), {name: value for name, value in record.items() if name != "key"})
-    return run
-
-
-def keep_study(run: Run, study: Mapping[str, Any]) -> None:
-    """Store what a study found, and its verdict as a finding, in place of that of an earlier call."""
-    known = run.journal(STUDY)
-    chosen, options = study["confirmed"][0], study["about"]["options"]
-    evidence = {"chosen": study["chosen"], "confirmed": study["confirmed"]}
-    with run.transaction():
-        if not known or known[-1].payload != json.loads(json.dumps(study)):
-            run.log(STUDY, f"{len(known):04d}", study)
-        lift = float(chosen["lift"])
-        run.conclude(KIND, [Finding("steering", KIND, study["verdict"], None, 0, "", lift, "score", evidence, options)])
-
-
-def read_study(folder: Path) -> dict[str, Any]:
-    """What a study found: of its run, or of the folder of files that ramify 0.1.0 wrote. Raises UserError where there is none."""
-    if not (folder / FILE).exists():
-        try:
-            found: dict[str, Any] = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        except OSError as error:
-            raise refusal(f"{folder} holds no study", error) from error
-        except ValueError as error:
-            raise UserError(f"{folder} holds no study: {error}") from error
-        return found
-    with Run.open(folder) as run:
-        studies = [entry.payload for entry in run.journal(STUDY)]
-    if not studies:
-        raise UserError(f"{folder} holds no study that came to its end: the same `ramify {KIND}` again continues it")
-    return dict(studies[-1])
 
 
 class Scores:

@@ -36,16 +36,14 @@ from ramify.methods.crosscoder.algorithm import (
     shortlist,
 )  # fmt: skip
 from ramify.methods.crosscoder.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
+from ramify.methods.crosscoder.record import begin_study, keep_study, read_study
 from ramify.methods.crosscoder.report import markdown, verdict
 from ramify.methods.crosscoder.run import (
     Checkpoints,
     Scores,
     States,
-    begin_study,
     find_score,
-    keep_study,
     prompts,
-    read_study,
 )
 from ramify.methods.crosscoder.run import (
     capture as capture_states,

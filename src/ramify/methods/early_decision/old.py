@@ -127,7 +127,10 @@ register("reader", "early-decision")(
     Reader(
         "early-decision",
         "A study's folder, or its study.json, that `ramify early-decision run` of version 0.1.0 wrote.",
-        lambda path, first: (path / OLD).is_file() or (first is not None and {"config", "source"} <= first.keys()),
+        lambda path, first: (
+            ((path / OLD).is_file() and not (path / "scores.jsonl").exists())  # that is a study of the crosscoder
+            or (first is not None and {"config", "source"} <= first.keys())
+        ),
         import_study,
     )
 )

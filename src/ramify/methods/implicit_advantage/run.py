@@ -111,12 +111,17 @@ def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[s
                 run.add(Verdict(one.trajectory.id, MAKER, one.score, UNIT, evidence=dict(row), judges=judges))
                 for step in row["steps"]:
                     if "node" in step:
-                        numbers = {name: value for name, value in step.items() if name not in ("i", "action", "node")}
-                        run.add(Mark(step["node"], 0, "grade", MAKER, {"A": step[f"A_{one.config.token}"], **numbers}))
+                        run.add(grade_mark(step, one.config.token))
                 run.add(*streams(run.path(one.trajectory.id), one))
     except RamifyError as error:
         return f"the grades are not kept in the run: {error}"
     return ""
+
+
+def grade_mark(step: Mapping[str, Any], token: str) -> Mark:
+    """The grades of a step, as an annotation of its node; ``A`` is that of the aggregation ``token``."""
+    numbers = {name: value for name, value in step.items() if name not in ("i", "action", "node")}
+    return Mark(step["node"], 0, "grade", MAKER, {"A": step[f"A_{token}"], **numbers})
 
 
 def streams(path: TreePath, scored: Scored) -> list[Stream]:
@@ -151,7 +156,7 @@ def kept_grades(folder: Path) -> list[dict[str, Any]]:
     """
     with Run.open(folder) as run:
         records = {
-            v.node: dict(v.evidence)
+            v.node: {**v.evidence, "end": v.node}
             for v in run.verdicts(scorer=MAKER)
             if isinstance(v.evidence, dict) and "trajectory_id" in v.evidence
         }

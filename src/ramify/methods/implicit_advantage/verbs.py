@@ -265,8 +265,9 @@ def judge(
         asked = find_baseline(model, style)
         values, failed = grades(trajectories, asked, tokenizer, wanted, scorer, spent := Ledger())
     if folder is not None:
+        ends = {record["trajectory_id"]: record["end"] for record in records}
         with Run.open(folder, write=True) as run:
-            run.add(*(Verdict(leaf, name, value, GRADE, judges={name: asked.identity}) for leaf, value in values.items()))
+            run.add(*(Verdict(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
     for record in records if folder is None else ():
         record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
         record["judges"] = (record.get("judges") or {}) | {name: asked.identity}
