@@ -131,7 +131,7 @@ def test_credit_made_now_is_that_of_graph_credit(played: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({}, "ramify improve"), ({"stream": "credti"}, "no stream 'credti'"), ({"rule": "g2poo"}, "rule"),
+    [({}, "ramify improve"), ({"stream": "credti"}, "no stream 'credti'"), ({"rule": "g2poo"}, "did you mean 'g2po'"),
      ({"min_reward": "much"}, "min_reward"), ({"rule": "g2po", "min_reward": "99"}, "no attempt of the run fits"),
      ({"scorer": "evn", "rule": "g2po"}, "did you mean 'env'"), ({"group": "x", "rule": "g2po"}, "in group 'x'"),
      ({"max_rows": "0"}, "max_rows"), ({"sream": "x"}, "did you mean 'stream'")],

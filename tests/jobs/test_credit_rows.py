@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from ramify.env.worlds.household import HouseholdWorld
-from ramify.jobs.credit import imitation_rows, training_rows
-from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.graph_credit.run import credit_group
+from ramify.jobs.credit import training_rows
+from ramify.methods.graph_credit.rules import G2po
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import DropOldest
 from ramify.rollout.run import Agent, Episodes
+from ramify.score.credit.imitate import Imitate
+from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.train.batch import row_from_path
@@ -52,8 +53,9 @@ def test_compacted_attempts_become_rows_that_train_each_drawn_token_once(tmp_pat
                 assert len(rows) > len(played)
             else:
                 paths = [made.trees[a.tree].path(a.leaf) for a in played if a.outcome]
-                wins = imitation_rows(run, made.trees, attempts)
+                weights = credit_group(run, Imitate(), CreditGroup.of(run, "g", made.trees))
+                wins = training_rows(run, made.trees, attempts, weights, 4.0)
                 assert [row.tokens.tolist() for row in wins] == [row_from_path(path).tokens.tolist() for path in paths]
-            found, _ = credit_group(run, "g", made.trees, CreditConfig())
+            found = credit_group(run, G2po(), CreditGroup.of(run, "g", made.trees))
             for row in training_rows(run, made.trees, attempts, found, 0.5):
                 assert np.abs(row.streams["advantage"]).max() <= 0.5

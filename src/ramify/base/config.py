@@ -12,9 +12,10 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic.types import JsonValue
 from pydantic_core import ErrorDetails
 
 from ramify.base.errors import UserError, nearest
@@ -38,6 +39,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    ITSELF: ClassVar[str] = ""
+    """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the short form."""
+
     def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
@@ -52,6 +56,11 @@ class Config(BaseModel):
         if isinstance(value, str) and not _is_text(value):
             raise ValueError("must be text, and holds bytes that are none")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _itself(cls, value: Any) -> Any:
+        return {cls.ITSELF: value} if cls.ITSELF and isinstance(value, str) else value
 
     # as pydantic marks its own: data is validated past it (:func:`check` names other sources), nested records too
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -72,6 +81,8 @@ def _is_text(value: str) -> bool:
 
 
 C = TypeVar("C", bound=Config)
+HIDDEN: dict[str, JsonValue] = {"hidden": True}
+"""``Field(json_schema_extra=HIDDEN)`` of an old name of a setting: it still works and no help shows it."""
 
 
 class Setting(NamedTuple):
@@ -98,7 +109,8 @@ def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = 
         for key, value in _flatten(cls, read_toml(Path(file)), str(file)):
             _put(merged, key, value)
             sources[key] = str(file)
-    for key, value, flag in _parse_flags(cls, flags):
+    for short, value, flag in _parse_flags(cls, flags):
+        key = _full(cls, short)
         _put(merged, key, value)
         sources[key] = flag
     return check(cls, merged, sources)
@@ -143,14 +155,21 @@ def _preset(config: Config) -> dict[str, Any]:
 
 
 def _walk(cls: type[Config], prefix: str = "", given: Config | None = None) -> Iterator[Setting]:
-    for name, info in cls.model_fields.items():
+    for name, info in sorted(cls.model_fields.items(), key=lambda field: field[0] != (cls.ITSELF or field[0])):
         value = getattr(given, name) if given is not None else info.get_default(call_default_factory=True)
         inner = _nested(info.annotation)
+        if info.json_schema_extra == HIDDEN:
+            continue
         if inner is not None:
             yield from _walk(inner, f"{prefix}{name}.", value if isinstance(value, Config) else None)
             continue
         default = "" if given is None and info.is_required() else _show(value)
-        yield Setting(prefix + name, _type_name(info.annotation), default, " ".join((info.description or "").split()))
+        yield Setting(
+            prefix.removesuffix(".") if name == cls.ITSELF else prefix + name,
+            _type_name(info.annotation),
+            default,
+            " ".join((info.description or "").split()),
+        )
 
 
 def _show(value: Any) -> str:
@@ -203,6 +222,12 @@ def _annotation(cls: type[Config], key: str, where: str) -> Any:
     return annotation
 
 
+def _full(cls: type[Config], key: str) -> str:
+    """The field that dotted ``key`` sets: of a table, the one it may be named for (``Config.ITSELF``)."""
+    inner = _nested(_annotation(cls, key, "the settings"))
+    return f"{key}.{inner.ITSELF}" if inner is not None and inner.ITSELF else key
+
+
 def _unknown(cls: type[Config], key: str, where: str) -> str:
     known = [field.name for field in describe(cls)]
     same_leaf = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
@@ -219,7 +244,7 @@ def _flatten(cls: type[Config], table: Mapping[str, Any], where: str, prefix: st
         if _nested(annotation) is not None and isinstance(value, Mapping):
             yield from _flatten(cls, value, where, key + ".")
         else:
-            yield key, value
+            yield _full(cls, key), value
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:

@@ -20,6 +20,7 @@ BATTERIES = {
     "drafter": "ramify.engine.drafter_battery:check_drafter",
     "env": "ramify.env.battery:check_env",
     "judge": "ramify.score.battery:check_judge",
+    "credit": "ramify.score.credit.battery:check_credit",
     "searcher": "ramify.search.battery:check_searcher",
     "loss": "ramify.train.battery:check_loss",
     "compactor": "ramify.rollout.battery:check_compactor",

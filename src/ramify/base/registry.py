@@ -23,6 +23,7 @@ KINDS = {
     "model": "something that continues a prefix",
     "drafter": "proposes a model's next tokens, which it verifies",
     "judge": "says whether a text or a path is right, or how good it is",
+    "credit": "says how much each sampled token had to do with how its attempt ended",
     "searcher": "chooses what to expand",
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
@@ -40,7 +41,9 @@ KINDS = {
 FORMER = {"scorer": "judge"}
 
 #: Kinds of which classes or functions are registered; of the others any record.
-_CALLABLE = ("env", "model", "drafter", "judge", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion")
+_CALLABLE = (
+    "env", "model", "drafter", "judge", "credit", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
+)  # fmt: skip
 
 #: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -54,6 +57,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "model": ("ramify.model", "ramify.engine"),
     "judge": ("ramify.score",),
+    "credit": ("ramify.score.credit",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),

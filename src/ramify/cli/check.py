@@ -25,7 +25,8 @@ def check(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="model, env, judge, searcher, loss, compactor, sandbox, middleware, reader, method, or run."
+            metavar="KIND",
+            help="model, env, judge, credit, searcher, loss, compactor, sandbox, middleware, reader, method, or run.",
         ),
     ],
     name: Annotated[

@@ -27,7 +27,7 @@ def new(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="model, drafter, env, judge, searcher, loss, compactor, sandbox, middleware or reader."
+            metavar="KIND", help="model, drafter, env, judge, credit, searcher, loss, compactor, sandbox, middleware or reader."
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,7 @@ from ramify.trace.outcome import NOBODY, settled, successes, undecided
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
+    from ramify.trace.node import Mark
 
 app = typer.Typer(add_completion=False)
 
@@ -28,6 +31,8 @@ LAST = 5
 """How many updates (or names of trees) the terminal shows."""
 MOST = 20
 """How many findings."""
+COLUMNS = 5
+"""How many of the numbers behind a step's credit."""
 
 
 @app.command()
@@ -115,6 +120,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         if failed.reasons
         else None,
         "findings": [asdict(finding) for finding in run.findings()],
+        "credit": _credited(run),
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
         "done": bool(result),
@@ -123,6 +129,43 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         "updates": updates,
         "spent": _spent(updates, evals),
     }
+
+
+def _credited(run: Run) -> list[dict[str, Any]]:
+    """Of each maker of credit: how many steps it credited, the strongest with the numbers behind them, and what these mean."""
+    found: dict[str, list[Mark]] = {}
+    for mark in run.marks(name="why"):
+        if isinstance(mark.value, Mapping) and isinstance(mark.value.get("A"), int | float):
+            found.setdefault(mark.maker, []).append(mark)
+    if not found:
+        return []
+    from ramify.score.credit.protocol import meanings
+
+    told = meanings(run)
+    return [
+        {
+            "maker": maker,
+            "steps": len(marks),
+            "credited": sum(mark.value["A"] != 0 for mark in marks),
+            "strongest": [
+                {"node": mark.node} | dict(mark.value) for mark in heapq.nlargest(LAST, marks, lambda mark: abs(mark.value["A"]))
+            ],
+            "numbers": told.get(maker, {}),
+        }
+        for maker, marks in found.items()
+    ]
+
+
+def _credit_text(credit: dict[str, Any]) -> str:
+    """The strongest steps with the first numbers behind their credit, and what those mean."""
+    steps = credit["strongest"]
+    names = [name for name in credit["numbers"] if type(steps[0].get(name)) in (int, float)][:COLUMNS]
+    rows = [
+        (one["node"][:12], *(f"{one[name]:.4g}" if type(one.get(name)) in (int, float) else "-" for name in names))
+        for one in steps
+    ]
+    title = f"credit by {credit['maker']}: {credit['credited']} of {credit['steps']} steps, the strongest"
+    return table(["step", *names], rows, title) + "".join(f"\n  {name}: {credit['numbers'][name]}" for name in names)
 
 
 def _found(findings: list[dict[str, Any]]) -> str:
@@ -191,6 +234,7 @@ def _text(record: dict[str, Any]) -> str:
         ]
         title = f"last {len(updates)} of {len(record['updates'])} updates"
         parts.append(table(["update", "success", "mixed groups", "groups", "attempts", "tokens so far"], updates, title))
+    parts += [_credit_text(credit) for credit in record["credit"]]
     if record["spent"]:
         spent = [(name, short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]
         parts.append(table(["where the budget went", "tokens", "seconds"], spent))

@@ -7,7 +7,6 @@ a truncated view) its row shows that context, not the history.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -19,9 +18,7 @@ from pydantic import Field
 from ramify.base.config import Config
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import whole_file
-from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
-from ramify.score.steps import run_columns
+from ramify.score.credit.protocol import CreditGroup, assigned, find_rule
 from ramify.trace.db import Run
 from ramify.trace.node import Node, Stream
 from ramify.trace.outcome import Decider, decider
@@ -55,8 +52,8 @@ class StepSelection(Selection):
     """The stream that holds the advantage of each drawn token."""
     maker: str | None = None
     """Who made the stream; needed where several did."""
-    rule: Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"] | None = None
-    """Credit the attempts now by this rule of graph-credit, instead of reading a stream."""
+    rule: str | None = None
+    """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS), instead of reading a stream."""
     clip: float | None = Field(None, gt=0)
     """Cut advantages at plus and minus this."""
     shared: Literal["once", "every"] = "once"
@@ -191,15 +188,8 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
 
 
 def _credit_now(run: Run, selection: StepSelection, rule: str) -> Callable[[Tree], dict[str, np.ndarray]]:
-    graph = StateGraph(run_columns(run, selection.group, scorer=selection.scorer))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `ramify graph-credit report` says what the credit is worth
-        found = node_credit(graph.columns, graph.advantages(CreditConfig.model_validate({"rule": rule})))
-
-    def of_tree(tree: Tree) -> dict[str, np.ndarray]:
-        return {n.id: node_records(n, found[n.id])[1].values for n in tree.nodes.values() if n.id in found}
-
-    return of_tree
+    found = assigned(find_rule(rule), CreditGroup.of(run, selection.group, scorer=selection.scorer))
+    return lambda tree: {name: found[name] for name in tree.nodes if name in found}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

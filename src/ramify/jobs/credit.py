@@ -21,7 +21,8 @@ def training_rows(
 ) -> list[Row]:
     """Rows of attempts (several where one was compacted), each drawn token in one only: a shared message is trained on once.
 
-    Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there.
+    Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there; it is the streams
+    ``advantage`` and ``weight``, of which a loss reads its own.
     """
     rows: list[Row] = []
     done: set[str] = set()
@@ -36,11 +37,5 @@ def training_rows(
                 advantage = row.streams["advantage"].clip(-clip, clip)
                 mask = row.mask & (advantage != 0.0)
                 if mask.any():
-                    rows.append(Row(row.tokens, mask, {**row.streams, "advantage": advantage}))
+                    rows.append(Row(row.tokens, mask, {**row.streams, "advantage": advantage, "weight": advantage}))
     return rows
-
-
-def imitation_rows(run: Run, trees: Mapping[str, Tree], attempts: Mapping[str, Sequence[Attempt]]) -> list[Row]:
-    """The successful attempts, every drawn token once per attempt: rows for supervised training."""
-    wins = [(trees[name], attempt) for name, group in attempts.items() for attempt in group if attempt.outcome]
-    return [row for tree, attempt in wins for row in rows_from_path(tree.path(attempt.leaf), tree.node, run.context)]

@@ -21,20 +21,22 @@ import numpy as np
 from pydantic import Field
 
 import ramify
-from ramify.base.config import Config, check, load
+from ramify.base import registry
+from ramify.base.config import HIDDEN, Config, check, load
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
+from ramify.base.ids import stable_hash
+from ramify.base.plugins import source_of
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyTasks, AnyWorld, Task, World
 from ramify.jobs import parts
-from ramify.jobs.credit import imitation_rows, training_rows
+from ramify.jobs.credit import training_rows
 from ramify.jobs.grown import Grown, Recorder, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
-from ramify.methods.graph_credit.algorithm import CreditConfig
-from ramify.methods.graph_credit.run import credit_group
+from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
@@ -44,6 +46,7 @@ from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.attempts import Success
 from ramify.rollout.backends import Player
 from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
@@ -58,7 +61,8 @@ class Arm:
 
     rule: Literal["uucb", "flat"]
     allocator: bool
-    credit: Literal["g2po", "grpo", "imitate"]
+    credit: str
+    """Name of its credit rule (see ``ramify list credit``)."""
     resample: bool = False
     lr: float = 1e-3
     """Default learning rate; the comparison (``ramify repro improve``) chooses each arm's own on other seeds."""
@@ -81,6 +85,17 @@ class TrainingConfig(TrainConfig):
 
     lr: float = Field(default=0.0, ge=0)
     """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own (0.001 for ours)."""
+
+
+class CreditSettings(CreditConfig):
+    """Which credit rule, and the settings that rules take from here; one that has no such parameter leaves it."""
+
+    ITSELF = "name"
+
+    name: str = ""
+    """Credit rule: a name of ``ramify list credit``, NAME:ARGUMENT, or FILE.py:CLASS of your own; default: the arm's."""
+    rule: RuleName = Field("g2po", json_schema_extra=HIDDEN)
+    """The old name of ``name``, for arms of graph credit only."""
 
 
 class ImproveConfig(Config):
@@ -128,7 +143,7 @@ class ImproveConfig(Config):
     """How one task's tree is grown. The selector's entropy weight is 0 here: lost states are where this agent is least sure."""
     allocation: Allocation = Allocation()
     """How budget moves between tasks."""
-    credit: CreditConfig = CreditConfig()
+    credit: CreditSettings = CreditSettings()
     """How steps are credited."""
     train: TrainingConfig = TrainingConfig()
     """How to train."""
@@ -287,6 +302,7 @@ class Job:
             self.world, self.panel or config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
         self.agent().check(self.world)
+        self.rules = {name: credit_rule(config, name) for name in (ARMS if config.compare else (config.arm,))}
         self.weights = self.played_with = self.model.identity.weights
         env = self.own.stored(config)["env"]
         self.players = open_players(config.backend, config.model, env, self.agent(), config.seed, config.concurrency)
@@ -338,7 +354,9 @@ class Job:
     def parts(self) -> dict[str, Any]:
         """What a run continues with only where it is the same: the code, weights, tasks and chat template."""
         tasks = {"train": self.train_panel.hash, "eval": self.eval_panel.hash}
-        return {"version": ramify.__version__, "weights": self.weights, **tasks} | parts.template_part(self.template)
+        rule = self.rules[self.config.arm]
+        own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
+        return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | parts.template_part(self.template)
 
     def save(self, folder: Path) -> None:
         """Write the agent as it is now, with its chat template. Raises RamifyError where that cannot be."""
@@ -493,7 +511,7 @@ class Job:
             times["sample"] += time.monotonic()
             progress.at(min(spent + success.tokens, c.tokens), note, phase("train", update))
             times["credit"] = -time.monotonic()
-            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", arm, grown)
+            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", self.rules[name], grown)
             times["credit"] += time.monotonic()
             times["train"] = -time.monotonic()
             if reference is not None:
@@ -556,13 +574,23 @@ class Job:
             picks.append(panel[int(generator(self.config.seed, "order", turn).permutation(len(panel))[at])])
         return list({task.id: task for task in picks}.values())
 
-    def _rows(self, run: Run, group: str, arm: Arm, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
-        """Training rows, the losses to train them with, and what the credit's diagnostics warn of."""
-        if arm.credit == "imitate":
-            return imitation_rows(run, grown.trees, grown.attempts), {"cross_entropy": 1.0}, []
+    def _rows(self, run: Run, group: str, rule: CreditRule, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
+        """Training rows, the losses to train them with, and why the credit may say less than it seems to."""
+        losses = {rule.loss: 1.0}
         if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
-            return [], {"policy_gradient": 1.0}, ["no attempt of this update could be scored"]
-        rule = self.config.credit.rule if arm.credit == "g2po" else arm.credit
-        credit, warned = credit_group(run, group, grown.trees, self.config.credit.model_copy(update={"rule": rule}), scorer="env")
-        rows = training_rows(run, grown.trees, grown.attempts, credit, self.config.clip_credit)
-        return rows, {"policy_gradient": 1.0}, warned
+            return [], losses, ["no attempt of this update could be scored"]
+        credit = credit_group(run, rule, CreditGroup.of(run, group, grown.trees, scorer="env"))
+        return training_rows(run, grown.trees, grown.attempts, credit, self.config.clip_credit), losses, list(rule.doubts)
+
+
+def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:
+    """The rule that credits an arm: the one that was named, for the arm of the settings and those of graph credit; else the arm's own.
+
+    Raises UserError where there is no such rule, no loss that trains on it, or it cannot be made with these settings.
+    """
+    own, c = ARMS[arm].credit, config.credit
+    graph = own == "g2po"
+    name = c.name if c.name and (graph or arm == config.arm) else c.rule if graph else own
+    rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key not in ("name", "rule")})
+    registry.get("loss", rule.loss)
+    return rule

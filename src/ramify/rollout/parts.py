@@ -91,6 +91,8 @@ def check_trust(run: Run, trust: bool) -> None:
     if trust or not run.foreign:
         return
     named = {name: run.config.get(name) for name in _RISKY}
+    if isinstance(credit := run.config.get("credit"), Mapping):
+        named["credit"] = credit.get("name")
     each = [(name, one) for name, value in named.items() for one in (value if isinstance(value, list) else [value])]
     risks = [f"{name} {one!r}" for name, one in each if _risky(name, one)]
     if risks:
@@ -115,7 +117,7 @@ def _risky(name: str, value: Any) -> bool:
         home = registry.get(name, str(value)).__module__
     except (RamifyError, AttributeError):
         return True
-    return not str(home).startswith(("ramify.env.", "ramify.rollout."))
+    return not str(home).startswith(("ramify.",) if name == "credit" else ("ramify.env.", "ramify.rollout."))
 
 
 def read_sampling(record: Mapping[str, Any]) -> Sampling:

@@ -136,12 +136,19 @@ def run_columns(run: Run, group: str | None = None, keys: Canonicaliser | None =
 
     ``keys`` makes the anchors from the observations' texts. Raises UserError when there is no attempt.
     """
+    return columns_of(run_attempts(run, group, scorer), group is None, keys)
+
+
+def columns_of(
+    attempts: Iterable[tuple[View, list[dict[str, Any]]]], cohorts: bool, keys: Canonicaliser | None = None
+) -> Columns:
+    """Step columns of attempts as :func:`run_attempts` gives them. ``cohorts``: a task is another in each group of trees."""
     columns: Columns = {name: [] for name in (*REQUIRED, *OPTIONAL)}
-    for attempt, rows in run_attempts(run, group, scorer):
+    for attempt, rows in attempts:
         if keys is not None:
             for row, key in zip(rows, keys([row["text"] for row in rows]), strict=True):
                 row["anchor"] = key
-        about = {"task_id": attempt.cohort if group is None else attempt.task, "attempt_id": attempt.leaf}
+        about = {"task_id": attempt.cohort if cohorts else attempt.task, "attempt_id": attempt.leaf}
         for name, column in columns.items():
             column += [row.get(name, about.get(name)) for row in rows]
     return columns

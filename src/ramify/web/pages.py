@@ -17,6 +17,7 @@ from ramify.render.graphs import graph_svg
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
+from ramify.score.credit.protocol import meanings
 from ramify.stats.intervals import difference_of_proportions, paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.failures import failures
@@ -32,31 +33,6 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; 
 SHOWN_TREES = 3
 _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one, bounded for long runs
 _PICTURED = 80  # leaves a tree picture stays readable with
-
-#: What the numbers behind a credit mean, in the order they are shown.
-WHY = {
-    "A": "credit: the sum of the parts below, as used in training",
-    "A_ep": "attempt part: this attempt's reward against the task's other attempts",
-    "A_nc": "local part: this step against other steps from the same state",
-    "A_ec": "progress part: the change in value against all steps of the task",
-    "decisive": "whether the step stands out of chance; null where no attempt did anything else when first in its state",
-    "difference": "mean reward of the attempts that made this move, minus that of those which did something else in its state",
-    "interval": "95 % interval of that difference alone",
-    "p": "chance of so large a difference where the move does not matter",
-    "p_corrected": "the same, of any of the moves compared: the step stands out where it is small",
-    "takers": "attempts that made this move when first in its state",
-    "others": "attempts that did something else",
-    "V": "value of the state before the step",
-    "V_next": "value of the state after it",
-    "delta": "change in value",
-    "reward": "reward the world paid for the step itself",
-    "group_size": "visits of the state before the step",
-    "group": "state before the step",
-    "next_group": "state after the step",
-    "group_id": "number of the state before the step",
-    "next_group_id": "number of the state after the step",
-    "attempts": "attempts that go through the step",
-}
 
 
 def report_html(run: Run, served: bool = False, scorer: str | None = None) -> str:
@@ -105,14 +81,14 @@ def node_html(run: Run, name: str) -> str:
     """The page of one node, by id or the start of one (served only). Raises UserError when there is none."""
     node = run.node(name)
     path = run.path(node.id)
-    why = [mark.value for mark in run.marks(name="why", node=node.id) if isinstance(mark.value, Mapping)]
+    why = [mark for mark in run.marks(name="why", node=node.id) if isinstance(mark.value, Mapping)]
     return _page(
         "node.html",
         title=f"Node {node.id[:12]}",
         served=True,
         node=node,
         messages=[(said.role, said.spoken()) for said in path.messages()],
-        numbers=_numbers(why[0]) if why else [],
+        numbers=_numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
         verdicts=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.verdicts(node=node.id)],
     )
@@ -267,7 +243,7 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
 
 
 def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str, Any]:
-    tree = read_tree(run, name, deciding)
+    tree, told = read_tree(run, name, deciding), meanings(run)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
     findings: dict[str | None, list[Finding]] = {}
@@ -285,12 +261,12 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
         "potentials": [_picture(svg) for svg in potential_pictures(run, name)],
-        "steps": [_step_view(step, tree, findings.get(step.id, ())) for step in tree.steps],
+        "steps": [_step_view(step, tree, findings.get(step.id, ()), told) for step in tree.steps],
         "served": served,
     }
 
 
-def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding]) -> dict[str, Any]:
+def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding], told: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     return {
         "id": step.id,
         "depth": step.depth,
@@ -302,16 +278,16 @@ def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding]) -> dict[
         "answer": step.answer,
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
-        "numbers": _numbers(step.why),
+        "numbers": _numbers(step.why, told.get(step.rule, {})),
         "findings": [_finding_view(finding, False, ()) for finding in findings],
-        "grades": [(mark.maker, _numbers(mark.value)) for mark in step.grades if isinstance(mark.value, Mapping)],
+        "grades": [(mark.maker, _numbers(mark.value, {})) for mark in step.grades if isinstance(mark.value, Mapping)],
     }
 
 
-def _numbers(why: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of what a credit rule noted: known names first, with their meaning."""
-    names = [name for name in WHY if name in why] + [name for name in why if name not in WHY]
-    return [(name, _number(why[name]), WHY.get(name, "")) for name in names]
+def _numbers(why: Mapping[str, Any], told: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, value, meaning) of the numbers that were noted, those that ``told`` explains first, in its order."""
+    names = [name for name in told if name in why] + [name for name in why if name not in told]
+    return [(name, _number(why[name]), told.get(name, "")) for name in names]
 
 
 def _number(value: Any) -> str:

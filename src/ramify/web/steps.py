@@ -32,6 +32,8 @@ class Step:
     """Key of the state it was taken in."""
     why: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind its credit, as the credit rule noted them; empty where it noted none."""
+    rule: str = ""
+    """Who noted them."""
     grades: Sequence[Mark] = ()
     """What graders noted of it (``grade`` marks)."""
     after: str = ""
@@ -86,7 +88,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     info = next((tree for tree in run.trees() if tree.name == name), None)
     if info is None:
         raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
-    why = {mark.node: mark.value for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
+    why = {mark.node: mark for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
     grades: dict[str, list[Mark]] = {}
     for mark in run.marks(tree=name, name="grade"):
         grades.setdefault(mark.node, []).append(mark)
@@ -107,14 +109,10 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
         if node.reward is not None:
             paid = node.reward + (paid or 0.0)
         if node.role == "assistant":
-            step = Step(
-                node,
-                step.id if step else None,
-                step.depth + 1 if step else 1,
-                state,
-                why.get(node.id, {}),
-                grades.get(node.id, ()),
-            )
+            step = Step(node, step.id if step else None, step.depth + 1 if step else 1, state)
+            step.grades = grades.get(node.id, ())
+            if (noted := why.get(node.id)) is not None:
+                step.why, step.rule = noted.value, noted.maker
             steps.append(step)
         elif step is None:
             prompt.append(node.text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,14 @@ from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.graph_credit import StateGraph
-from ramify.methods.graph_credit.run import MAKER, node_credit, node_records
+from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.rules import GraphCredit
+from ramify.methods.graph_credit.run import MAKER
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.run import Agent, Episodes
+from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.score.steps import read_steps, run_columns, write_rows
 from ramify.trace.db import Run
 from ramify.trace.keys import scrub
@@ -154,13 +156,8 @@ def test_credit_from_a_stored_run_and_back(stored: Path, capsys: pytest.CaptureF
         assert said == [
             a for a, i in zip(columns["action"], columns["attempt_id"], strict=True) if i == columns["attempt_id"][first]
         ]
-        graph = StateGraph.from_run(run, "g")
-        with warnings.catch_warnings(record=True):  # whether these few attempts are all alike is not the point
-            warnings.simplefilter("always")
-            found = graph.advantages(zero_if_constant=False)
-        credits = node_credit(graph.columns, found)
-        for node, value in credits.items():
-            run.add(*node_records(run.node(node), value))
+        # whether these few attempts are all alike is not the point
+        credit_group(run, GraphCredit(CreditConfig(zero_if_constant=False)), CreditGroup.of(run, "g"))
         node = columns["node"][0]
     assert main(["graph-credit", "why", str(stored), node[:12], "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -12,6 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished attempts."""
+PARTS = {"credit": ("rules",)}
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.graph_credit.algorithm import CreditConfig as CreditConfig

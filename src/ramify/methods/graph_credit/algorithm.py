@@ -21,11 +21,13 @@ from ramify.trace.graph import StateGraph
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
 RULES = {"grpo": (), "episode": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
 
+RuleName = Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"]
+
 
 class CreditConfig(Config):
     """How steps are credited."""
 
-    rule: Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"] = "g2po"
+    rule: RuleName = "g2po"
     """g2po = episode + w (node + edge term); gigpo = episode + w (node term on this attempt's own return); grpo = episode."""
     value: Literal["mean", "single", "bellman", "distance", "max_decay", "loo"] = "mean"
     """State value: mean over all visits (G2PO), this attempt's return (GiGPO), expected backup on the graph, steps to success

@@ -18,11 +18,9 @@ from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_
 from ramify.trace.graph import StateGraph as MergedGraph
 from ramify.trace.graph import factorize
 from ramify.trace.keys import Canonicaliser
-from ramify.trace.node import Mark, Node, Stream
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
-    from ramify.trace.tree import Tree
 
 MAKER = "graph-credit"
 CREDIT = ("V", "V_next", "delta", "A_ep", "A_nc", "A_ec", "A")
@@ -85,7 +83,11 @@ class StateGraph:
 
         Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
         """
-        columns = run_columns(run, group, keys, scorer)
+        return cls.of_attempts(run_columns(run, group, keys, scorer))
+
+    @classmethod
+    def of_attempts(cls, columns: Columns) -> StateGraph:
+        """From the columns of a run's attempts: their states are the environment's, or the texts of observations where it told none."""
         return cls(columns, texts=any(not isinstance(anchor, Mapping) for anchor in columns["anchor"]))
 
     def advantages(self, config: CreditConfig | None = None, **options: Any) -> dict[str, np.ndarray]:
@@ -93,15 +95,23 @@ class StateGraph:
 
         Warns (UserWarning) where the credit says less than it seems to: no repetition, lone attempts, constant rewards.
         """
-        self.config = config or check(CreditConfig, options)
-        c = self.columns
+        found = self.assign(config or check(CreditConfig, options))
+        for doubt in self.doubts():
+            warnings.warn(doubt, stacklevel=2)
+        return found
+
+    def assign(self, config: CreditConfig) -> dict[str, np.ndarray]:
+        """:meth:`advantages` without its warnings, which :meth:`doubts` gives."""
+        self.config, c = config, self.columns
         self._credit = credit_graph(
             self.graph, c["reward"], config=self.config, truncated=c["truncated"], valid=c["valid"], nodes=self._nodes or None
         )
         self._comparison = None
-        for warning in diagnose(self.graph, self._credit, texts=self.texts)["warnings"]:
-            warnings.warn(warning, stacklevel=2)
         return self._credit
+
+    def doubts(self) -> list[str]:
+        """Why the credit says less than it seems to, a sentence each: no repetition, lone attempts, constant rewards."""
+        return list(diagnose(self.graph, self.credit, texts=self.texts)["warnings"])
 
     @property
     def credit(self) -> dict[str, np.ndarray]:
@@ -211,35 +221,6 @@ class StateGraph:
         return rows[name]
 
 
-def credit_group(
-    run: Run,
-    group: str,
-    trees: Mapping[str, Tree] | None = None,
-    config: CreditConfig | None = None,
-    keys: Canonicaliser | None = None,
-    scorer: str | None = None,
-    level: float = LEVEL,
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Credit every agent message in a group of stored trees: node id -> credit along its tokens, and the diagnostics' warnings.
-
-    Stores for each message a Mark with the numbers behind its credit (and whether it stands out of chance at ``level``) and a Stream
-    along its tokens, in place of those of an earlier call. A message that several attempts share has one credit. Unscored attempts
-    have no part in it. ``trees`` are read where they are not given.
-    """
-    graph = StateGraph.from_run(run, group, keys, scorer)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        graph.advantages(config)
-    known = [run.tree(info.name) for info in run.trees(group)] if trees is None else trees.values()
-    nodes = {node.id: node for tree in known for node in tree.nodes.values()}
-    streams: dict[str, np.ndarray] = {}
-    for node_id, value in graph.node_credit(level).items():
-        mark, stream = node_records(nodes[node_id], value)
-        run.add(mark, stream)
-        streams[node_id] = stream.values
-    return streams, [str(warning.message) for warning in caught]
-
-
 def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` mark."""
     kept = [row for row, node in enumerate(columns["node"]) if node is not None]
@@ -257,13 +238,6 @@ def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, 
         | {"task": columns["task_id"][kept[first[i]]], "attempts": attempts[i]}
         for i, node in enumerate(nodes)
     }
-
-
-def node_records(node: Node, value: Mapping[str, Any]) -> tuple[Mark, Stream]:
-    """The ``why`` mark and the ``credit`` stream (float32: A on each drawn token, 0 elsewhere) of one agent node."""
-    drawn = node.sampled if node.sampled is not None else np.full(len(node), node.tokens is None)
-    values = drawn * np.float32(value["A"])
-    return Mark(node.id, 0, "why", MAKER, dict(value)), Stream(node.id, "credit", MAKER, values)
 
 
 def _plain(value: float) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +16,10 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
-from ramify.methods.graph_credit.run import MAKER, StateGraph, credit_group
+from ramify.methods.graph_credit.rules import GraphCredit
+from ramify.methods.graph_credit.run import MAKER, StateGraph
 from ramify.render.terminal import emit, say, table
+from ramify.score.credit.protocol import CreditGroup, credit_group, meanings
 from ramify.score.steps import UnscoredError, read_steps, write_rows
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
@@ -90,11 +91,9 @@ def _graph(source: Path, options: Options) -> StateGraph:
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
     keys.check()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        graph.advantages(options)
-    for warning in caught:
-        say(f"warning: {warning.message}")
+    graph.assign(options)
+    for doubt in graph.doubts():
+        say(f"warning: {doubt}")
     return graph
 
 
@@ -201,18 +200,18 @@ def mark(
         keys, unscored = _Keys.of(options), []
         for group in present:  # groups apart: attempts of one task under different weights are not compared
             try:
-                credit, warned = credit_group(
-                    stored, group, config=options, keys=keys.make, scorer=options.scorer, level=options.level
-                )
+                attempts = CreditGroup.of(stored, group, keys=keys.make, scorer=options.scorer)
             except UnscoredError as error:
                 unscored.append(error)
                 continue
+            rule = GraphCredit(options, options.level)
+            credit = credit_group(stored, rule, attempts)
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
             marks = {mark.node: mark.value for mark in stored.marks(name="why", maker=MAKER)}
             decisive |= {node: marks[node] for node in credit if marks[node]["decisive"]}
-            for warning in warned:
-                say(f"warning: {warning}")
+            for doubt in rule.doubts:
+                say(f"warning: {doubt}")
         if len(unscored) == len(present):
             raise unscored[0]
         keys.check()
@@ -244,10 +243,15 @@ def why(
         options = load(Options, flags=ctx.args)
         with Run.open(source) as run:
             name = run.find(node)
-            marks = [] if ctx.args else run.marks(name="why", maker=MAKER, node=name)
+            marks = [] if ctx.args else sorted(run.marks(name="why", node=name), key=lambda mark: mark.maker != MAKER)
+            told = meanings(run)[marks[0].maker] if marks and marks[0].maker != MAKER else {}
             group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
         if marks:
             found: dict[str, Any] = {"node": name} | dict(marks[0].value)
+            if marks[0].maker != MAKER:  # another rule's: what it says, as it says it
+                rows = [[k, _shown(v), told.get(k, "")] for k, v in found.items()]
+                emit(found, as_json, table(["number", "value", "what it is"], rows, f"credit by {marks[0].maker}"))
+                return
         else:
             at = options.model_copy(update={"group": options.group or group or None})
             found = _graph(source, at).why_node(name, options.level)
@@ -259,12 +263,16 @@ def why(
         found = graph.why(options.task, attempt, step, options.level)
     first = [name for name in ("node", "task", "attempt", "step", "key", "action") if name in found]
     names = [*first, *(name for name in found if name not in (*first, "visits"))]
-    rows = [[k, f"{v:.6g}" if isinstance(v := found[k], float) else "-" if v is None else short(v)] for k in names]
+    rows = [[k, _shown(found[k])] for k in names]
     text = table(["number", "value"], rows)
     if visits := found.get("visits"):
         moves = [[short(v["attempt"]), v["step"], short(v["action"]), v["V_next"]] for v in visits]
         text += "\n\n" + table(["attempt", "step", "action", "V_next"], moves, "all visits to this state")
     emit(found, as_json, f"{text}\n\n{_sentence(found)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else short(value)
 
 
 def _finding(run: Path, node: str, value: dict[str, Any], options: Options) -> Finding:

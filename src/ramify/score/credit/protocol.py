@@ -1,0 +1,234 @@
+"""What a credit rule is, the attempts that it compares, and how what it says gets into a run.
+
+Axis legend: A attempts, N steps of all attempts (one after the other, in time order), P tasks, T tokens of one node.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ramify.base import registry
+from ramify.base.conformance import takes_text
+from ramify.base.errors import UserError
+from ramify.base.plugins import called, find_attribute, own_path
+from ramify.score.steps import Columns, columns_of, run_attempts
+from ramify.trace.graph import factorize
+from ramify.trace.keys import Canonicaliser
+from ramify.trace.node import Mark, Node, Stream
+from ramify.trace.view import View
+
+if TYPE_CHECKING:
+    from ramify.trace.db import Run
+    from ramify.trace.tree import Tree
+
+JOURNAL = "credit"
+"""Kind of the journal entry that keeps what the numbers of a maker's credit mean."""
+FORMER = {"episode": "grpo"}
+"""Names of rules that have another now."""
+
+
+class CreditRule(ABC):
+    """Gives each sampled token of a group of attempts its credit, and says why. Derive from it; ``maker`` and :meth:`assign` are needed.
+
+    A rule's class is called without arguments, or with the text after ``NAME:`` where it takes one, and with those settings of the table
+    ``credit`` of ``ramify improve`` that its parameters name (``gamma``, ``ddof``, ...).
+    """
+
+    maker: ClassVar[str]
+    """Under whose name the credit is stored in a run; a later call by the same maker replaces it."""
+    numbers: ClassVar[Mapping[str, str]] = {}
+    """What each number of :meth:`explain` means, in the order in which they are shown."""
+    loss: ClassVar[str] = "policy_gradient"
+    """The registered loss that trains on the credit: its stream ``advantage``, which is also the stream ``weight``."""
+    doubts: Sequence[str] = ()
+    """Why the credit assigned last may say less than it seems to, a sentence each."""
+
+    @abstractmethod
+    def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
+        """Per-token values: node id -> (T,), 0 on tokens that were not sampled. A node that is left out gets no credit.
+
+        :meth:`CreditGroup.spread` makes them of one value a step, or of one an attempt.
+        """
+
+    def explain(self, node: str) -> Mapping[str, Any]:
+        """The numbers behind a node's credit in the group assigned last, as JSON by name. The credit itself is added as ``A``."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class CreditGroup:
+    """Scored attempts, as columns; those at one task are what a rule compares."""
+
+    columns: Columns
+    """Lists of length N, see :mod:`ramify.score.steps`: task_id, attempt_id, step, anchor (the state before it), action, reward, node, ..."""
+    success: np.ndarray
+    """bool (A,): as the environment said, else whether the reward is above 0."""
+    nodes: Mapping[str, Node]
+    """The node of each step by id: its tokens, which of them were sampled, their log-probs."""
+    _codes: dict[str, tuple[np.ndarray, list[Any]]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        group: str | None = None,
+        trees: Mapping[str, Tree] | None = None,
+        keys: Canonicaliser | None = None,
+        scorer: str | None = None,
+    ) -> CreditGroup:
+        """The scored attempts of a run, or of one group of its trees. ``trees`` are read where they are not given; ``keys`` makes the
+        anchors from observations; ``scorer``: whose scores are the rewards.
+
+        Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
+        """
+        success: list[bool] = []
+
+        def noted() -> Iterator[tuple[View, list[dict[str, Any]]]]:
+            for attempt, rows in run_attempts(run, group, scorer):
+                success.append(bool(attempt.success))
+                yield attempt, rows
+
+        columns = columns_of(noted(), group is None, keys)
+        if trees is None:
+            nodes = {name: run.node(name) for name in dict.fromkeys(columns["node"])}
+        else:
+            nodes = {node.id: node for tree in trees.values() for node in tree.nodes.values()}
+        return cls(columns, np.array(success, dtype=bool), nodes)
+
+    def _factors(self, name: str) -> tuple[np.ndarray, list[Any]]:
+        if name not in self._codes:
+            self._codes[name] = factorize(self.columns[name])
+        return self._codes[name]
+
+    @property
+    def attempt(self) -> np.ndarray:
+        """int (N,): which attempt each step belongs to, 0..A-1."""
+        return self._factors("attempt_id")[0]
+
+    @cached_property
+    def task(self) -> np.ndarray:
+        """int (A,): the task of each attempt, 0..P-1."""
+        codes: np.ndarray = self._factors("task_id")[0][np.unique(self.attempt, return_index=True)[1]]
+        return codes
+
+    @cached_property
+    def reward(self) -> np.ndarray:
+        """float64 (A,): what each attempt got in all."""
+        return np.bincount(self.attempt, np.asarray(self.columns["reward"], dtype=np.float64))
+
+    @cached_property
+    def truncated(self) -> np.ndarray:
+        """bool (A,): a limit ended the attempt."""
+        return np.bincount(self.attempt, np.asarray(self.columns["truncated"], dtype=np.float64)) > 0
+
+    def attempts_of(self, node: str) -> np.ndarray:
+        """int (K,): the attempts that go through a node."""
+        return self._through[node]
+
+    @cached_property
+    def _through(self) -> dict[str, np.ndarray]:
+        codes, names = self._factors("node")
+        order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
+        return dict(zip(names, np.split(self.attempt[order], ends[:-1]), strict=True))
+
+    def spread(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Per-token values of one value an attempt (A,) or a step (N,): on each sampled token of a step's node, 0 on the others.
+
+        A node that several attempts share gets the mean of theirs.
+        """
+        per_step = values[self.attempt] if len(values) == len(self.success) else values
+        codes, names = self._factors("node")
+        means = np.bincount(codes, per_step) / np.bincount(codes)
+        return {name: on_sampled(self.nodes[name], value) for name, value in zip(names, means.tolist(), strict=True)}
+
+
+def on_sampled(node: Node, value: float) -> np.ndarray:
+    """float32 (T,): ``value`` on each sampled token of a node, 0 on the others; a node without tokens counts as sampled."""
+    sampled = node.sampled if node.sampled is not None else np.full(len(node), node.tokens is None)
+    return np.asarray(sampled * np.float32(value))
+
+
+def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRule:
+    """The rule that ``NAME`` or ``NAME:ARGUMENT`` names, or ``FILE.py:ATTRIBUTE``, ``python:`` or ``factory:MODULE:ATTRIBUTE``.
+
+    Of ``settings`` it gets those that its class or function names as parameters. Raises UserError where there is none of that name, or
+    it cannot be made so.
+    """
+    own = own_path(spec)
+    name, colon, argument = (spec, "", "") if own is not None else spec.partition(":")
+    found = find_attribute(own[1]) if own is not None else registry.get("credit", FORMER.get(name, name))
+    if isinstance(found, CreditRule):
+        return found
+    if colon and not takes_text(found):
+        raise UserError(f"the credit rule '{name}' takes no argument, and was given '{argument}'")
+    made = (
+        called(spec, lambda: found(*([argument] if colon else []), **_named(found, settings or {}))) if callable(found) else found
+    )
+    if not isinstance(made, CreditRule):
+        derive = "derive its class from ramify.score.credit.protocol.CreditRule"
+        raise UserError(f"{spec} is a {type(made).__name__}, which is no credit rule: {derive}")
+    return made
+
+
+def _named(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except ValueError:  # code that is not Python's need not say
+        return {}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return dict(settings)
+    taken = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    return {name: value for name, value in settings.items() if name in taken}
+
+
+def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
+    """Credit a group of attempts of ``run`` and store it: node id -> credit along its tokens, (T,) float32.
+
+    Of each node a Stream ``credit`` and a Mark ``why`` with the numbers behind it, in place of those of an earlier call by the same
+    maker; what the numbers mean is noted once. Raises UserError where the rule returns what is no credit.
+    """
+    found = assigned(rule, group)
+    for name, values in found.items():
+        sampled = on_sampled(group.nodes[name], 1.0) > 0
+        mean = float(values[sampled].mean()) if sampled.any() else 0.0
+        run.add(
+            Mark(name, 0, "why", rule.maker, {"A": mean} | dict(rule.explain(name))), Stream(name, "credit", rule.maker, values)
+        )
+    run.log(JOURNAL, rule.maker, {"numbers": [list(pair) for pair in rule.numbers.items()]})
+    return found
+
+
+def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
+    """What ``rule`` assigns, checked: float32 (T,) by node id. Raises UserError naming the rule, the node and what is wrong."""
+    found = {}
+    for name, values in rule.assign(group).items():
+        if name not in group.nodes:
+            raise UserError(f"credit rule '{rule.maker}': node {name!r} is in no attempt of the group")
+        values = np.asarray(values, dtype=np.float32)
+        if values.shape != (length := len(group.nodes[name]),):
+            raise UserError(
+                f"credit rule '{rule.maker}': node {name} has {length} tokens, and its credit has the shape {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is no finite number")
+        found[name] = values
+    return found
+
+
+def meanings(run: Run) -> dict[str, dict[str, str]]:
+    """Maker -> what the numbers of its ``why`` marks mean, as the run has it noted; of older runs as the rule of that maker says now."""
+    found: dict[str, dict[str, str]] = {}
+    for entry in run.journal(JOURNAL):
+        pairs = entry.payload.get("numbers") if isinstance(entry.payload, Mapping) else None
+        found[entry.key] = {str(one[0]): str(one[1]) for one in pairs or () if isinstance(one, list) and len(one) == 2}
+    if not found:
+        rules = (registry.get("credit", name) for name in registry.names("credit"))
+        found = {rule.maker: dict(rule.numbers) for rule in rules if hasattr(rule, "maker") and hasattr(rule, "numbers")}
+    return {maker: {"A": "credit of the step: the mean over its sampled tokens"} | numbers for maker, numbers in found.items()}
