@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -54,6 +54,22 @@ def threads_for(work: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class _Views(NamedTuple):
+    """What :meth:`ForwardBatch.attend` reads and writes in every layer."""
+
+    q: Tensor
+    asked: Tensor
+    """The queries as attention takes them, [R, G, together, E], filled up to a multiple of 4."""
+    into: Tensor | None
+    """Where in ``asked`` the queries go, [R, G, c, heads, E]; None where ``asked`` is a view of them."""
+    source: Tensor | None
+    """The queries in that shape; None where they have to be gathered."""
+    out: Tensor | None
+    """Where the results go; None where they have to be gathered, or go nowhere."""
+    together: int
+    """Queries of one key/value head."""
+
+
 class ForwardBatch:
     """Tokens to run and where their keys and values go: entry m is ``tokens[m]`` at ``positions[m]`` of cache slot ``rows[m]``.
 
@@ -90,6 +106,7 @@ class ForwardBatch:
         self._gather: Tensor | None = None
         self._place: Tensor | None = None
         self._asked: Tensor | None = None
+        self._views: _Views | None = None
         self._shape = (used, 1) if rows is None else (1, used)
         if rows is not None and not isinstance(rows, int):
             mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
@@ -110,29 +127,58 @@ class ForwardBatch:
         self._gather, self._place = torch.from_numpy(gather).to(mask.device), torch.from_numpy(place).to(mask.device)
         return torch.full((R * c,), empty, device=mask.device).index_copy_(0, self._place, mask)
 
-    def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float) -> Tensor:
-        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries."""
+    def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries.
+
+        Where entries fill the batch up, ``out`` [M, H * E] takes them in, and is returned. Views of ``q`` and ``out`` are made once
+        for all layers that pass the same two.
+        """
         self._flat[layer].index_copy_(0, self.slot_mapping, kv)
-        keys, values = self._keys[layer], self._values[layer]
-        (R, c), G, E = self._shape, keys.shape[1], q.shape[2]
-        if self._gather is not None:
-            q = q.index_select(0, self._gather)
-        elif self.used < self.size:
-            q = q.narrow(0, 0, self.used)
-        together = q.shape[1] // G * c
-        if c == 1 and together % UNIT == 0:
-            asked = q.view(R, G, together, E)
-        else:
-            if self._asked is None:
-                self._asked = q.new_zeros((R, G, padded(together), E))
-                if c > 1:  # rows that only fill up attend like a row's first query
-                    order = [i // (together // c) for i in range(together)] + [0] * (padded(together) - together)
-                    self._mask = self._mask.index_select(2, torch.tensor(order, device=q.device))
-            asked = self._asked
-            asked.narrow(2, 0, together).view(R, G, c, -1, E).copy_(q.view(R, c, G, -1, E).transpose(1, 2))
-        mixed = F.scaled_dot_product_attention(asked, keys, values, self._mask, scale=scale).narrow(2, 0, together)
-        found = (mixed if c == 1 else mixed.view(R, G, c, -1, E).transpose(1, 2)).reshape(R * c, -1)
-        return found if self._place is None else found.index_select(0, self._place)
+        if self._views is None or self._views.q is not q:
+            self._views = self._prepare(q, out)
+        asked, into, source, taken = self._views.asked, self._views.into, self._views.source, self._views.out
+        (R, c), together = self._shape, self._views.together
+        if into is not None and source is not None:
+            into.copy_(source)
+        elif into is not None and self._gather is not None:
+            into.copy_(q.index_select(0, self._gather).view(R, c, into.shape[1], -1, q.shape[2]).transpose(1, 2))
+        mixed = F.scaled_dot_product_attention(asked, self._keys[layer], self._values[layer], self._mask, scale=scale)
+        if mixed.shape[2] > together:
+            mixed = mixed.narrow(2, 0, together)
+        if c > 1:
+            mixed = mixed.view(R, mixed.shape[1], c, -1, q.shape[2]).transpose(1, 2)
+        if out is not None and taken is not None and self.used < self.size:
+            taken.copy_(mixed)
+            return out
+        found = mixed.reshape(R * c, -1)
+        if self._place is not None:
+            found = found.index_select(0, self._place)
+        if out is None or self.used == self.size:
+            return found
+        out.narrow(0, 0, self.used).copy_(found)
+        return out
+
+    def _prepare(self, q: Tensor, out: Tensor | None) -> _Views:
+        """Views of the queries, and of where the results go, for all layers."""
+        (R, c), G, E = self._shape, self._keys[0].shape[1], q.shape[2]
+        heads = q.shape[1] // G
+        together = heads * c
+        used = None if self._gather is not None else q.narrow(0, 0, self.used) if self.used < self.size else q
+        place = None if out is None or self._place is not None else out.narrow(0, 0, self.used)
+        if c == 1 and together % UNIT == 0 and used is not None:
+            taken = None if place is None else place.view(R, G, together, E)
+            return _Views(q, used.view(R, G, together, E), None, None, taken, together)
+        if self._asked is None:
+            self._asked = q.new_zeros((R, G, padded(together), E))
+            if c > 1:  # rows that only fill up attend like a row's first query
+                order = [i // heads for i in range(together)] + [0] * (padded(together) - together)
+                self._mask = self._mask.index_select(2, torch.tensor(order, device=q.device))
+        into = self._asked.narrow(2, 0, together).view(R, G, c, heads, E)
+        source = None if used is None else used.view(R, c, G, heads, E).transpose(1, 2)
+        taken = None
+        if place is not None:
+            taken = place.view(R, G, together, E) if c == 1 else place.view(R, c, G, heads, E)
+        return _Views(q, self._asked, into, source, taken, together)
 
 
 class Forward(Protocol):

@@ -134,7 +134,7 @@ def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], sh
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u`` float64 [N]. Sums are float64."""
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
+    return torch.searchsorted(cdf, u.unsqueeze(1) * cdf.narrow(1, cdf.shape[1] - 1, 1), right=True).squeeze(1)
 
 
 def pick(

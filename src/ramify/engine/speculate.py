@@ -211,11 +211,13 @@ class Speculator:
             following += seq.tokens[state.absorbed + 1 : stop + 1]
             state.absorbed = stop
         if where:
-            numbers = torch.tensor([where, positions, following], device=cache.kv.device)
+            at = [slot * cache.capacity + p for slot, p in zip(where, positions, strict=True)]
+            numbers = torch.tensor([where, positions, following, at], device=cache.kv.device).unbind(0)
             start, stop = self._features
-            cells = cache.kv[start:stop].flatten(1, 2).index_select(1, numbers[0] * cache.capacity + numbers[1])
-            features = cells.unflatten(0, (-1, self._cells)).permute(2, 0, 1, 3).flatten(2)[..., : self.width].flatten(1)
-            self.drafter.absorb(cache, self.first, numbers[0], numbers[1], features, numbers[2])
+            cells = cache.kv[start:stop].flatten(1, 2).index_select(1, numbers[3]).transpose(0, 1)
+            if self._cells > 1 or cells.shape[2] > self.width:
+                cells = cells.unflatten(1, (-1, self._cells)).flatten(2)[..., : self.width]
+            self.drafter.absorb(cache, self.first, numbers[0], numbers[1], cells.flatten(1), numbers[2])
 
     def absorb_before_fork(self, cache: KVCache, seq: Sequence, slot: int) -> None:
         """Absorb once what every copy of a sequence would absorb again, where drafts are made."""
@@ -285,7 +287,7 @@ class Speculator:
             return so_far[-1]
 
         anchors, positions = [seq.tokens[-1] for seq in sequences], [seq.computed for seq in sequences]
-        numbers = torch.tensor([slots, anchors, positions], device=device)
+        numbers = torch.tensor([slots, anchors, positions], device=device).unbind(0)
         made = self.drafter.draft(cache, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
         if self.drafter.config.confidence:
             confidence = made.confidence.double().cpu().numpy()

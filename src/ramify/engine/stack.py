@@ -89,10 +89,7 @@ class Stack:
             unit = b.qk if norms is None else torch.rms_norm(b.qk, (c.head_size,), None, c.norm_eps).mul_(norms)
             turned = torch.roll(unit, half, -1).mul_(sin)
             torch.addcmul(turned, unit, cos, out=b.qk)
-            attended = batch.attend(first + layer, b.q, b.kv, scale)
-            if batch.used < batch.size:
-                b.attended.narrow(0, 0, batch.used).copy_(attended)
-                attended = b.attended
+            attended = batch.attend(first + layer, b.q, b.kv, scale, b.attended)
             torch.addmm(b.x, attended, out, out=b.x)
             torch.mm(self.rms(b, norm2), into, out=b.gate_up)
             torch.addmm(b.x, F.silu(b.gate).mul_(b.up), down, out=b.x)

@@ -78,31 +78,36 @@ def rejection(
     of_model = model.exp()
     entropy = -(of_model * model).nansum(-1)
     p = of_model if sampler is model else sampler.exp()
-    p_sum, q_sum = p.sum(-1, dtype=torch.float64), q.sum(-1, dtype=torch.float64)
-    device = p.device
+    device, n = p.device, len(drafts)
+    p_sum, q_sum = p.sum(-1, dtype=torch.float64), q.sum(-1, dtype=torch.float64).flatten()
+    (V, K), q = (p.shape[1], q.shape[1]), q.flatten(0, 1)
     lengths = np.array([len(row) for row in drafts])
     starts = np.array(stops) - lengths - 1
-    rows = np.repeat(np.arange(len(drafts)), lengths)
+    rows = np.repeat(np.arange(n), lengths)
     at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = torch.tensor([token for row in drafts for token in row], dtype=torch.int64, device=device)
-    r, k, e = (torch.from_numpy(index).to(device) for index in (rows, at, starts[rows] + at))
-    ok = np.zeros((len(drafts), int(lengths.max())), bool)
-    chances = torch.stack((p[e, flat] / p_sum[e], q[r, k, flat] / q_sum[r, k])).cpu().numpy()
+    drafted = np.array([token for row in drafts for token in row], np.int64)
+    entry, of_q = starts[rows] + at, rows * K + at
+    index = torch.from_numpy(np.stack((entry, entry * V + drafted, of_q, of_q * V + drafted))).to(device).unbind(0)
+    of_p = p.flatten().index_select(0, index[1]) / p_sum.index_select(0, index[0])
+    chances = torch.stack((of_p, q.flatten().index_select(0, index[3]) / q_sum.index_select(0, index[2]))).cpu().numpy()
+    ok = np.zeros((n, int(lengths.max())), bool)
     ok[rows, at] = accepted(chances[0], chances[1], accept[rows, at])
     survivors = np.cumprod(ok, axis=1).sum(axis=1)
     last = torch.from_numpy(starts + survivors).to(device)
-    weights = p[last] / p_sum[last, None]
+    weights = p.index_select(0, last) / p_sum.index_select(0, last).unsqueeze(1)
     cut = np.flatnonzero(survivors < lengths)
     if len(cut):
-        r, k = torch.from_numpy(cut).to(device), torch.from_numpy(survivors[cut]).to(device)
-        weights[r] = residual(weights[r], q[r, k] / q_sum[r, k, None])
-    final = torch.tensor([row[n] for row, n in zip(u, survivors, strict=True)], dtype=torch.float64, device=device)
-    tokens = torch.zeros(len(logits), dtype=torch.int64, device=device)
-    tokens[e] = flat
-    tokens[last] = inverse_cdf(weights, final)
-    chosen = sampler.gather(1, tokens[:, None])[:, 0].tolist()
-    plain = chosen if sampler is model else model.gather(1, tokens[:, None])[:, 0].tolist()
-    whole = Picked(tokens.tolist(), chosen, plain, entropy.tolist())
+        row, refused = torch.from_numpy(np.stack((cut, cut * K + survivors[cut]))).to(device).unbind(0)
+        of_draft = q.index_select(0, refused) / q_sum.index_select(0, refused).unsqueeze(1)
+        weights.index_copy_(0, row, residual(weights.index_select(0, row), of_draft))
+    final = torch.tensor([row[k] for row, k in zip(u, survivors, strict=True)], dtype=torch.float64, device=device)
+    found = np.zeros(len(logits), np.int64)
+    found[entry] = drafted
+    found[starts + survivors] = inverse_cdf(weights, final).cpu().numpy()
+    tokens = torch.from_numpy(found).to(device).unsqueeze(1)
+    chosen = sampler.gather(1, tokens).squeeze(1).tolist()
+    plain = chosen if sampler is model else model.gather(1, tokens).squeeze(1).tolist()
+    whole = Picked(found.tolist(), chosen, plain, entropy.tolist())
     return [_slice(whole, start, start + n + 1) for start, n in zip(starts.tolist(), survivors.tolist(), strict=True)]
 
 

@@ -132,14 +132,18 @@ class DSpark(Qwen3Drafter):
         buffers.x.copy_(F.embedding(batch.tokens, self.embedding))
         stack.run(batch, buffers, first)
         hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, batch.used).view(R, depth, c.width)
-        logits = F.linear(hidden, self.head).unbind(1)
-        drawn, embedded, previous, state = [], [], anchors, None
-        for k in range(depth):
-            at = logits[k]
-            if self.markov_head is not None:
-                embedded.append(F.embedding(previous, self.markov_head.markov_w1.weight))
-                latent, state = self.markov_head.step(embedded[-1], hidden[:, k], state)
-                at = torch.addmm(at, latent, self.markov_head.markov_w2.weight.t())
+        drawn: list[Tensor] = []
+        embedded: list[Tensor] = []
+        previous, state, head = anchors, None, self.markov_head
+        if head is not None:
+            into, out = head.markov_w1.weight, head.markov_w2.weight.t()
+        # the vanilla head reads no hidden state
+        states = [hidden] * depth if head is None or head.kind == "vanilla" else hidden.unbind(1)
+        for k, at in enumerate(F.linear(hidden, self.head).unbind(1)):
+            if head is not None:
+                embedded.append(into.index_select(0, previous))
+                latent, state = head.step(embedded[-1], states[k], state)
+                at = torch.addmm(at, latent, out)
             previous = pick(k, at)
             drawn.append(previous)
         scores = self.scores(hidden, torch.stack(embedded, 1) if embedded else None)
