@@ -1,4 +1,4 @@
-"""Prompts that drafters are trained, calibrated and measured on: a user's file, or what the built-in model knows."""
+"""Prompts that drafters are trained, calibrated and measured on: a user's file or run, or what the built-in model knows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from ramify.engine.local import LocalModel
 from ramify.model.chat import ChatTemplate, RawTemplate
 from ramify.model.rendered import laid_out
 from ramify.rollout.problems import read_problems
+from ramify.trace.context import seen, whole_tokens
+from ramify.trace.db import Run
+from ramify.trace.sources import run_folder
 
 SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
 """Splits of the household world for each use of prompts."""
@@ -40,17 +43,40 @@ def households(template: ChatTemplate, n: int, seed: int, part: str) -> list[np.
         turns = household.demonstrate(task, 0.3, rng)
         cut = int(rng.integers(len(turns)))
         tokens: list[int] = []
-        for seen, action in turns[:cut]:
-            tokens += [*template.render("user", seen)[0], *template.render("assistant", action)[0]]
+        for asked, action in turns[:cut]:
+            tokens += [*template.render("user", asked)[0], *template.render("assistant", action)[0]]
         found.append(np.array([*tokens, *template.render("user", turns[cut][0])[0], *template.open("assistant")], np.int32))
     return found
 
 
+def of_run(folder: Path) -> list[np.ndarray]:
+    """What the agent of a run was shown before each of its replies, as token ids, each prompt once.
+
+    Raises UserError where no reply has token ids: of a chat endpoint, or imported as text.
+    """
+    found: dict[bytes, np.ndarray] = {}
+    with Run.open(folder) as run:
+        for info in run.trees():
+            tree = run.tree(info.name)
+            for node in tree.nodes.values():
+                if node.role == "assistant" and node.opens and node.sampled is not None and node.sampled.any():
+                    head = int(np.argmax(node.sampled))
+                    row = whole_tokens(seen(tree.path(node.id).upto(head), tree.node, run.context))
+                    found.setdefault(row.tobytes(), row)
+    if not found:
+        raise UserError(f"{folder} holds no reply with token ids, so there is nothing to draft behind")
+    return list(found.values())
+
+
 def from_file(file: Path, model: LocalModel, template: ChatTemplate | None, raw: bool = False) -> list[np.ndarray]:
-    """Prompts of a ``.jsonl`` file (``prompt``, ``prompt_ids``), or each line of any other that is not blank.
+    """Prompts of a ``.jsonl`` file (``prompt``, ``prompt_ids``), or each line of any other that is not blank; of a run, by folder or name,
+    what its agent was shown before each of its replies (:func:`of_run`).
 
     A text becomes one user message of ``template``, or stays as it is with ``raw`` or without one. Raises UserError naming file and line.
     """
+    folder = run_folder(file)
+    if folder is not None:
+        return of_run(folder)
     shown: Any = template
     if raw or template is None:
         if model.tokenizer is None:

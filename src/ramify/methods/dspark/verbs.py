@@ -28,7 +28,9 @@ DrafterFolder = Annotated[Path, typer.Argument(metavar="DRAFTER", help="A folder
 Prompts = Annotated[
     Path | None,
     typer.Option(
-        "--prompts", metavar="FILE", help="JSON lines with prompt or prompt_ids, or one text a line. builtin needs none."
+        "--prompts",
+        metavar="FILE",
+        help="JSON lines with prompt or prompt_ids, one text a line, or a run: what its agent was shown. builtin needs none.",
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Prompts are the text as it is, without the chat template.")]
