@@ -89,3 +89,10 @@ def test_training_cells_move_the_model(cache: None) -> None:
 def test_the_quick_size_passes(tmp_path: Path) -> None:
     checks = repro.reproduce("quick", Cells(tmp_path))
     assert [check.name for check in checks if check.status == "miss"] == []
+
+
+def test_a_pair_is_one_row_with_one_trained_token() -> None:
+    (row,) = repro.pair_rows([{"prompt_ids": [1, 1, 2], "chosen_id": 3, "rejected_id": 16_777_215, "class": "uncertain"}])
+    assert row.tokens.tolist() == [1, 1, 2, 3]  # a doubled first token stays, nothing is appended
+    assert row.mask.tolist() == [False, False, False, True]
+    assert row.streams["rival"].tolist() == [0, 0, 0, 16_777_215]

@@ -6,7 +6,6 @@ for right. So the potential of every position is known exactly, and the forks ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from ramify.base.seeds import generator, uniforms
 from ramify.methods.cliffs import read_scan
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.rollout.token_traces import TokenTrace
+from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
 
 LETTERS = "du0123456789abcdef."
@@ -87,13 +87,18 @@ def _confirmed(rep: Repetition, losses: Sequence[Sequence[float]], moves: Sequen
     """Confirmed cliffs (trace, token) of a scan of a reply for each of ``moves``, as the run of the scan has them."""
     rows = [
         {
-            "id": str(i), "prompt_ids": [len(LETTERS) - 1], "response_ids": Walk().encode(moves[i]), "stop": "length",
-            "sampler": {"max_tokens": MOVES + TAIL}, "correct": False, "data": {"answer": {"start": 0.5, "losses": list(loss)}},
+            "id": str(i),
+            "prompt_ids": [len(LETTERS) - 1],
+            "response_ids": Walk().encode(moves[i]),
+            "stop": "length",
+            "sampler": {"max_tokens": MOVES + TAIL},
+            "correct": False,
+            "data": {"answer": {"start": 0.5, "losses": list(loss)}},
         }
         for i, loss in enumerate(losses)
-    ]  # fmt: skip
+    ]
     traces, out = rep.folder / "traces.jsonl", rep.folder / "scan"
-    traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(traces, rows)
     model, verifier = (f"factory:{__name__}:{name}" for name in ("make_walk", "make_verifier"))
     rep.verb("cliffs", "scan", "--model", model, "--verifier", verifier, "--traces", traces, "--out", out, "--seed", rep.seed)
     return [(cliff.trace_id, cliff.t) for one in read_scan(out)[2] for cliff in one.of("confirmed")]

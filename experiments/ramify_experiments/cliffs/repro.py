@@ -30,7 +30,6 @@ from ramify.train.batch import Row
 from ramify.train.loop import with_reference
 from ramify_experiments import recipes
 from ramify_experiments.cliffs.martingale import simulate
-from ramify_experiments.cliffs.pairs import pair_rows
 from ramify_experiments.lab import Cells, Checks, Wanted, columns, sized
 from ramify_experiments.models import Course, train, training
 
@@ -299,6 +298,19 @@ def _at_random(one: Scanned, seed: int) -> Scanned:
     return replace(
         one, cliffs=tuple(Cliff(one.trace.id, int(t), None, int(t) - 1, False, nothing, nothing, TokenFacts()) for t in picks)
     )
+
+
+def pair_rows(pairs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row a pair for the loss ``preference``: the prompt, then the chosen token, which alone is trained on, with its rival.
+
+    Nothing is appended (an end of turn would enter the loss), put in front or cut.
+    """
+    rows = []
+    for pair in pairs:
+        tokens = np.array([*pair["prompt_ids"], pair["chosen_id"]], np.int32)
+        last = np.arange(len(tokens)) == len(tokens) - 1
+        rows.append(Row(tokens, last, {"rival": np.where(last, pair["rejected_id"], 0).astype(np.float32)}))
+    return rows
 
 
 def training_cell(

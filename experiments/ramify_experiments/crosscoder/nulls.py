@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.run import States
+from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
 
 WIDTH, SHARED, OWN, ROWS = 24, 32, 3, 4000
@@ -49,7 +49,7 @@ def _same_checkpoint(rep: Repetition) -> bool:
             {"id": f"{corpus}{i}", "prompt_ids": [first, *map(int, rng.integers(3, 20, 5))]} for i in range(400)
         ]
         prompts[corpus] = rep.folder / f"{corpus}.jsonl"
-        prompts[corpus].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(prompts[corpus], rows)
     twice = ("--tuned", f"hf:{model}", "--base", f"hf:{model}", "--layer", 2, "--raw")
     corpora = ("--tool", prompts["tool"], "--plain", prompts["plain"])
     rep.verb("crosscoder", "capture", *twice, *corpora, "--out", rep.folder / "states")
@@ -58,13 +58,11 @@ def _same_checkpoint(rep: Repetition) -> bool:
 
 def _checkpoint(folder: Path, seed: int) -> None:
     """A small model of random weights, as transformers loads it."""
-    from tokenizers import Tokenizer, models
-
     from ramify.engine.tiny import TinyConfig, TinyLM
-    from ramify.model.tokenizer import HfTokenizer
+    from ramify_experiments.models import word_tokenizer
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(20)}, unk_token="w0"))
-    TinyLM(TinyConfig(20, WIDTH, 2, 2, 1, 12, 48, 32, eos=(0,)), seed=seed).save(folder, HfTokenizer(words))
+    words = word_tokenizer([f"w{i}" for i in range(20)], "w0")
+    TinyLM(TinyConfig(20, WIDTH, 2, 2, 1, 12, 48, 32, eos=(0,)), seed=seed).save(folder, words)
 
 
 def _turned(rep: Repetition) -> bool:

@@ -25,6 +25,7 @@ from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark.domains import DOMAINS, prompts
+from ramify_experiments.dspark.lab import GIVEN, Lab
 from ramify_experiments.lab import Cells, Checks, Wanted, sized
 
 BLOCK = 7
@@ -272,8 +273,6 @@ def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
     """Train the target and draw its text; its cross-entropy in each domain, in nats a token."""
     import torch
 
-    from ramify_experiments.dspark.lab import Lab
-
     lab = Lab(size, seed)
     lab.text(size.get("drafters", _PARALLEL)["sequences"])
     found: dict[str, float] = {}
@@ -287,8 +286,6 @@ def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
 
 def drafter_cell(size: dict[str, Any], seed: int, what: dict[str, Any]) -> dict[str, Any]:
     """Train a drafter and record its rounds: domain -> rounds."""
-    from ramify_experiments.dspark.lab import Lab
-
     lab = Lab(size, seed)
     return {domain: rounds.to_json() for domain, rounds in lab.rounds(lab.drafter(what), size["prompts"], size["tokens"]).items()}
 
@@ -299,7 +296,6 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
 
     from ramify.methods.dspark.peers import peer
     from ramify.model.protocol import Sampling
-    from ramify_experiments.dspark.lab import GIVEN, Lab
 
     lab, drawn = Lab(size, seed), Sampling(max_tokens=size["tokens"])
     ways = {"prompt lookup": ("prompt_lookup", None), "assistant of one layer": ("hf_assistant", lab.assistant(2400, 1500))}
@@ -317,7 +313,6 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
 def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
     """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
     from ramify.methods.dspark.lossless import verify
-    from ramify_experiments.dspark.lab import GIVEN, Lab
 
     lab = Lab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]

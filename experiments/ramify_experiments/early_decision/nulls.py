@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import CharTokenizer
+from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
 
 WORDS = tuple(f"word{i}" for i in range(16))
@@ -50,9 +50,11 @@ def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.rando
         {"prompt_id": f"p{i}", "thinking": " ".join(WORDS[w] for w in row), "response": "yes" if end else "no"}
         for i, row, end in zip(prompt.tolist(), said, ends.tolist(), strict=True)
     ]
-    given = {"prompts": _write(rep.folder / "prompts.jsonl", rows), "traces": _write(rep.folder / "traces.jsonl", traces)}
+    flags: list[Any] = []
+    for name, given in (("prompts", rows), ("traces", traces)):
+        write_rows(rep.folder / f"{name}.jsonl", given)
+        flags += [f"--{name}", rep.folder / f"{name}.jsonl"]
     out = rep.folder / "run"
-    flags = [word for name, file in given.items() for word in (f"--{name}", file)]
     rep.verb("early-decision", "run", "--model", f"hf:{rep.folder / 'model'}", "--label", "regex:yes", "--out", out, *flags)
     return out
 
@@ -75,11 +77,6 @@ def _by_ends(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> 
     end = rng.random(96) < 0.5
     said[:, [0, -1]] = rng.integers(0, 2, (96, 2)) + 2 * end[:, None]
     return end.astype(float)
-
-
-def _write(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 # -- models whose chances are known
@@ -143,7 +140,8 @@ def _made(rep: Repetition, model: Callable[[], Made], k: int) -> Path:
     chances = generator(rep.seed, "prompts").uniform(0.2, 0.8, PROMPTS).round(3).tolist()
     ids = CharTokenizer().encode
     rows = [{"id": f"p{i}", "prompt_ids": ids(f"{chance}"), "prompt": str(chance)} for i, chance in enumerate(chances)]
-    prompts, out = _write(rep.folder / "prompts.jsonl", rows), rep.folder / "run"
+    prompts, out = rep.folder / "prompts.jsonl", rep.folder / "run"
+    write_rows(prompts, rows)
     flags = ["--prompts", prompts, "--out", out, "--label", "regex:yes", "--k", k, "--seed", rep.seed]
     rep.verb("early-decision", "run", "--model", f"factory:{__name__}:{model.__name__}", *flags)
     return out
@@ -178,15 +176,81 @@ def _moves(rep: Repetition) -> bool:
     return not low <= 0 <= high
 
 
+COIN: dict[str, Any] = {"wanted": 0.05, "full": 200, "quick": 16}
+SUN: dict[str, Any] = {"wanted": 0.8, "full": 50, "quick": 6}
+
 CASES = (
-    Case("probe: the outcome is a coin", "nothing", "Outcomes are drawn, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are looked at, said to tell them.", _probed(_by_prompt), wanted=0.05, full=200, quick=16),
-    Case("probe: the first word decides", "planted", "The first thinking token decides the outcome nine times of ten; a finding is a state said to tell it.", _probed(_by_word), wanted=0.8, full=50, quick=6),
-    Case("probe: the pool decides", "nothing", "The outcome is a coin whose chance is the pool's, .7 or .3, and the prompt's first word tells the pool; a finding is a state said to tell more than the pool does.", _probed(_by_pool, True), wanted=0.05, full=200, quick=16),
-    Case("valley: the outcome is a coin", "nothing", "As in the probe's; a finding is a dip of J.", _dips(_by_prompt), wanted=0.05, full=200, quick=16),
-    Case("valley: both ends show it", "planted", "The first and the last word show the outcome, the others nothing; a finding is a dip of J.", _dips(_by_ends), wanted=0.8, full=50, quick=6),
-    Case("continue: thinking settles nothing", "nothing", "The chance of each answer is the prompt's, whatever was thought; a finding is open variance that falls or rises with what is kept.", _settles(follows_prompt), wanted=0.05, full=200, quick=16),
-    Case("continue: lines add up", "planted", "The answer is what most of ten lines say; a finding is open variance that falls.", _settles(follows_sum), wanted=0.8, full=50, quick=6),
-    Case("oscillate: the stance turns, the answer does not", "nothing", "The same model; a finding is any turn of stance said to move the answer.", _turns(follows_prompt), wanted=0.05, full=200, quick=16),
-    Case("oscillate: the answer follows the stance", "planted", "The answer is the last line's nine times of ten; a finding is any turn said to move it.", _turns(follows_turn), wanted=0.8, full=50, quick=6),
-    Case("report: thinking moves nothing", "nothing", "The same answers with thinking and without; a finding is an interval of the change, over twelve prompts, without 0.", _moves, wanted=0.05, full=200, quick=16),
-)  # fmt: skip
+    Case(
+        "probe: the outcome is a coin",
+        "nothing",
+        "Outcomes are drawn, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are"
+        " looked at, said to tell them.",
+        _probed(_by_prompt),
+        **COIN,
+    ),
+    Case(
+        "probe: the first word decides",
+        "planted",
+        "The first thinking token decides the outcome nine times of ten; a finding is a state said to tell it.",
+        _probed(_by_word),
+        **SUN,
+    ),
+    Case(
+        "probe: the pool decides",
+        "nothing",
+        "The outcome is a coin whose chance is the pool's, .7 or .3, and the prompt's first word tells the pool; a "
+        "finding is a state said to tell more than the pool does.",
+        _probed(_by_pool, True),
+        **COIN,
+    ),
+    Case(
+        "valley: the outcome is a coin",
+        "nothing",
+        "As in the probe's; a finding is a dip of J.",
+        _dips(_by_prompt),
+        **COIN,
+    ),
+    Case(
+        "valley: both ends show it",
+        "planted",
+        "The first and the last word show the outcome, the others nothing; a finding is a dip of J.",
+        _dips(_by_ends),
+        **SUN,
+    ),
+    Case(
+        "continue: thinking settles nothing",
+        "nothing",
+        "The chance of each answer is the prompt's, whatever was thought; a finding is open variance that falls or "
+        "rises with what is kept.",
+        _settles(follows_prompt),
+        **COIN,
+    ),
+    Case(
+        "continue: lines add up",
+        "planted",
+        "The answer is what most of ten lines say; a finding is open variance that falls.",
+        _settles(follows_sum),
+        **SUN,
+    ),
+    Case(
+        "oscillate: the stance turns, the answer does not",
+        "nothing",
+        "The same model; a finding is any turn of stance said to move the answer.",
+        _turns(follows_prompt),
+        **COIN,
+    ),
+    Case(
+        "oscillate: the answer follows the stance",
+        "planted",
+        "The answer is the last line's nine times of ten; a finding is any turn said to move it.",
+        _turns(follows_turn),
+        **SUN,
+    ),
+    Case(
+        "report: thinking moves nothing",
+        "nothing",
+        "The same answers with thinking and without; a finding is an interval of the change, over twelve prompts, without 0.",
+        _moves,
+        **COIN,
+    ),
+)

@@ -229,7 +229,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
         WORLDS[1:] if quick else WORLDS
     ):  # worlds without a model: does the grader know each scripted agent for what it is?
         cell = cells.get(f"world {name}", scripted, name=name)
-        checks.value(f"{name}: scripted agents labelled wrongly", len(cell["wrong"]), cell["agents"], "==", 0)
+        checks.value(f"world {name}: scripted agents labelled wrongly", len(cell["wrong"]), cell["agents"], "==", 0)
     found = _Found(dict(zip(seeds, done, strict=True)), record, draws)
     _organisms(found, quick)
     _tests(found, quick)
@@ -250,7 +250,9 @@ def _organisms(found: _Found, quick: bool) -> None:
         found.worst(f"{kind}: share of invalid runs at the baseline, largest", each["invalid"], "<=", leaves)
         k, n, exact = found.cells[found.seeds[0]][kind]["played"]
         z = abs(k / n - exact) / math.sqrt(exact * (1 - exact) / n)
-        found.value(f"{kind}: episodes through engine and world against listed replies, in standard errors", z, n, "<=", off)
+        first = Checks(found.seeds[:1])
+        first.value(f"{kind}: episodes through engine and world against listed replies, in standard errors", z, n, "<=", off)
+        found += first
 
 
 def _tests(found: _Found, quick: bool) -> None:
@@ -262,7 +264,9 @@ def _tests(found: _Found, quick: bool) -> None:
         found.hits(f"{name}: fires on the others", [hit for hits in fires.values() for hit in hits], "<=", 0.1)
         for kind, hits in fires.items():
             found.hits(f"{name}: fires on {kind}", hits)
-        found.share(f"{name}: fires on a scripted {own} agent", found.record[name][0], found.controls[name].n)
+        scripts = Checks(())
+        scripts.share(f"{name}: fires on a scripted {own} agent", found.record[name][0], found.controls[name].n)
+        found += scripts
     placebo = [test["placebo"].fired for test in found.tests.values()]
     found.hits("placebo (who wrote the code): moves any organism", placebo, *(() if quick else ("<=", 0.1)))
     found.mean("dose: z on tedium", [test.value for test in found.test("tedium", "dose")], ">", 3.0)

@@ -5,7 +5,6 @@ The walks go through the verbs as a trainer's rows: ``score`` reads the log-prob
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.implicit_advantage.report import LEVEL
+from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
 from ramify_experiments.implicit_advantage.mdp import Layered, Walks, optimum, walk
 
@@ -38,17 +38,18 @@ def _scored(rep: Repetition, walks: Walks, policy: np.ndarray, reference: np.nda
     """The walks as attempts with stored log-probs, graded by ``score``: where the records are."""
     states = walks.state.shape[1] - 1
     logs = [np.log(walks.along(table)) for table in (policy, reference)]
-    with (rep.folder / "attempts.jsonl").open("w", encoding="utf-8") as file:
-        for i, end in enumerate(won):
-            row: dict[str, Any] = {"task_id": f"task-{i // ATTEMPTS}", "trial": i % ATTEMPTS, "reward": float(end)}
-            seen, done = walks.state[i].tolist(), walks.action[i].tolist()
-            row |= {"prompt_ids": [seen[0]], "completion_ids": [], "env_mask": [], "old_log_probs": [], "ref_log_prob": []}
-            for layer in range(states):  # an action, and the state it led to
-                row["completion_ids"] += [done[layer], seen[layer + 1]]
-                row["env_mask"] += [1, 0]
-                for name, log in zip(("old_log_probs", "ref_log_prob"), logs, strict=True):
-                    row[name] += [float(log[i, layer]), 0.0]
-            file.write(json.dumps(row) + "\n")
+    rows = []
+    for i, end in enumerate(won):
+        row: dict[str, Any] = {"task_id": f"task-{i // ATTEMPTS}", "trial": i % ATTEMPTS, "reward": float(end)}
+        seen, done = walks.state[i].tolist(), walks.action[i].tolist()
+        row |= {"prompt_ids": [seen[0]], "completion_ids": [], "env_mask": [], "old_log_probs": [], "ref_log_prob": []}
+        for layer in range(states):  # an action, and the state it led to
+            row["completion_ids"] += [done[layer], seen[layer + 1]]
+            row["env_mask"] += [1, 0]
+            for name, log in zip(("old_log_probs", "ref_log_prob"), logs, strict=True):
+                row[name] += [float(log[i, layer]), 0.0]
+        rows.append(row)
+    write_rows(rep.folder / "attempts.jsonl", rows)
     out = rep.folder / "scores.jsonl"
     rep.verb(METHOD, "score", "--trajectories", rep.folder / "attempts.jsonl", "--out", out)
     return out
@@ -80,14 +81,12 @@ def _chooses_luck(rep: Repetition) -> bool:
 def _blames_itself(rep: Repetition) -> bool:
     """The built-in agent as policy and reference."""
     rng = generator(rep.seed, "null tokens")
-    with (rep.folder / "attempts.jsonl").open("w", encoding="utf-8") as file:
-        for i in range(24):
-            steps = []
-            for _ in range(3):
-                steps.append({"role": "user", "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": False})
-                steps.append({"role": "assistant", "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": True})
-            row = {"task_id": f"task-{i}", "steps": steps, "reward": float(rng.random() < 0.9)}
-            file.write(json.dumps(row) + "\n")
+    rows = []
+    for i in range(24):
+        said = [("user", False), ("assistant", True)] * 3
+        steps = [{"role": role, "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": acts} for role, acts in said]
+        rows.append({"task_id": f"task-{i}", "steps": steps, "reward": float(rng.random() < 0.9)})
+    write_rows(rep.folder / "attempts.jsonl", rows)
     pair = ("--policy", "builtin", "--reference", "builtin")
     rep.verb(METHOD, "score", "--trajectories", rep.folder / "attempts.jsonl", *pair, "--out", rep.folder / "scores.jsonl")
     return bool(rep.verb(METHOD, "blame", "--scores", rep.folder / "scores.jsonl")["blamed"])

@@ -12,6 +12,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.score.steps import write_rows
 from ramify.trace.db import Run
 from ramify_experiments.cases import Case, Repetition
 
@@ -179,7 +180,7 @@ def _walk(task: int, moves: Iterable[tuple[str, str]], success: bool) -> dict[st
 
 
 def _write(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(file, list(rows))
     return file
 
 

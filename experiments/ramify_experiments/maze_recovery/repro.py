@@ -29,7 +29,7 @@ from ramify_experiments.maze_recovery.walks import (
     star_walks,
     walk,
     without_loops,
-)  # fmt: skip
+)
 from ramify_experiments.models import Course, train
 
 LARGE, SMALL = Maze(15, 15, 5), Maze(3, 3, 3)

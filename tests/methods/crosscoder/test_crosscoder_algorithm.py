@@ -21,7 +21,6 @@ from ramify.methods.crosscoder.algorithm import (
     grid,
     no_reach,
     outcome,
-    overall,
     rank_features,
     search,
     shortlist,
@@ -44,10 +43,6 @@ def axes(width: int = 6, features: int = 10) -> Dictionary:
             for feature, model, axis in ((0, 0, 0), (1, 0, 1), (2, 1, 2), (3, 1, 3), (4, 0, 4), (5, 0, 5)):
                 weight[feature, model, axis] = 1
     return d
-
-
-def test_overall() -> None:
-    assert [overall(form, tool) for form, tool in ((True, True), (False, True), (True, False), (False, False))] == [2, 1, 0, -1]
 
 
 def test_cohens_d_by_hand() -> None:

@@ -144,11 +144,6 @@ def tool_call(text: str, names: Sequence[str], rule: Literal["exact", "toolrl"] 
     return "<tool_call>" in text, right
 
 
-def overall(form: bool, tool: bool) -> int:
-    """+2 both, +1 the tool alone, 0 the form alone, -1 neither."""
-    return 2 if form and tool else 1 if tool else 0 if form else -1
-
-
 # --- steering ------------------------------------------------------------------------------------------------------------------
 
 
