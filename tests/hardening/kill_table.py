@@ -36,7 +36,6 @@ VERBS: tuple[Verb, ...] = (
         "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features 0,9 "
         "--gains 1,8 --clamps 4 --budgets 1 --randoms 1 --json",
         after="crosscoder train",
-        grows=("study/scores.jsonl",),
         readers=("crosscoder report study --json",),
     ),
     Verb(

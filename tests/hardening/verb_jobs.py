@@ -37,9 +37,8 @@ class Verb(Job):
     """One command that writes, and what holds of its files however it was stopped.
 
     A run opens, ``check run`` finds it whole, and it has every record that was in it before. Any other file is what it was before the
-    command or what it is after it; those of ``grows`` are whole lines of JSON, with at most a torn last one, and lose none; those of
-    ``passes`` are replaced as the work goes on and are whole each time. Files whose names begin with a dot are nobody's, and gone when
-    the same command ends well. It then leaves what the undisturbed one leaves, clocks apart.
+    command or what it is after it; those of ``passes`` are replaced as the work goes on and are whole each time. Files whose names begin
+    with a dot are nobody's, and gone when the same command ends well. It then leaves what the undisturbed one leaves, clocks apart.
     """
 
     words: str
@@ -55,7 +54,6 @@ class Verb(Job):
     """What it makes and refuses to make twice."""
     old: str = ""
     """A file that is there before, to be replaced."""
-    grows: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     timed: tuple[str, ...] = ()
     """Files that hold measured times: compared by their shape."""
@@ -124,7 +122,7 @@ class Verb(Job):
         for path in {**self._before, **self._seen}:
             assert path in now or path in self._passing(now) or path not in (self._final or {}), f"{path} is gone"
         for path, value in now.items():
-            if path.endswith(DATABASE) or self._is(path, self.grows):
+            if path.endswith(DATABASE):
                 lost = {*map(_key, [*self._before.get(path, ()), *self._seen.get(path, ())])} - {*map(_key, value)}
                 assert not lost, f"{path} lost {sorted(lost)[:2]}"
             elif not self._is(path, self.passes) and self._final is not None:
@@ -186,7 +184,7 @@ class Verb(Job):
     def _value(self, path: Path, name: str) -> Any:
         if path.suffix == ".jsonl" and path.name != self.old:
             *lines, torn = path.read_bytes().split(b"\n")
-            assert not torn or self._is(name, self.grows), f"a torn line: {torn[-80:]!r}"
+            assert not torn, f"a torn line: {torn[-80:]!r}"
             return _sorted(map(json.loads, lines))
         if path.suffix == ".json":
             value = _timeless(json.loads(path.read_bytes()))

@@ -1,0 +1,93 @@
+"""What a method finds is in the run: the only files that methods write are exports, reports, pictures, weights and what the user edits.
+
+The table names every function of a method that writes a file and what it is; one more, or one that is gone, fails.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+METHODS = Path(__file__).parents[2] / "src" / "ramify" / "methods"
+WRITERS = {
+    "write_whole",
+    "whole_file",
+    "write_rows",
+    "write_lines",
+    "write_text",
+    "write_bytes",
+    "save_file",
+    "copyfile",
+    "touch",
+}
+WRITERS |= {"np.save", "np.savez", "json.dump"}
+FILES = {
+    "export": {
+        *("cliffs/verbs.py:pairs_", "crosscoder/run.py:export", "crosscoder/verbs.py:rank", "graph_credit/verbs.py:advantages"),
+        *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:_write", "implicit_advantage/verbs.py:select"),
+        *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
+    },
+    "report": {
+        *("crosscoder/verbs.py:report", "early_decision/verbs.py:report_", "forensics/verbs.py:report_"),
+        *("governance/verbs.py:_tell", "governance/verbs.py:audit"),
+    },
+    "picture": {"cliffs/verbs.py:show"},
+    "weights, states, and what a checkpoint's folder says of itself": {
+        *(
+            "crosscoder/dictionary.py:save",
+            "crosscoder/run.py:save",
+            "dspark/drafter_files.py:save_drafter",
+            "dspark/run.py:calibrate",
+        ),
+        *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
+    },
+    "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},
+    "a judge's column in an export of attempts that are in no run": {"implicit_advantage/verbs.py:judge"},
+}
+"""What is written -> the functions that write it."""
+
+
+def named(call: ast.expr) -> str:
+    """A called name with what it is of: ``np.save``, ``file.write_text``."""
+    if isinstance(call, ast.Attribute):
+        return f"{named(call.value)}.{call.attr}"
+    return call.id if isinstance(call, ast.Name) else "?"
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call writes a file."""
+    name = named(call.func)
+    if name.split(".")[-1] == "open" and not name.startswith("tarfile."):  # of bytes in memory
+        modes = [arg.value for arg in (*call.args, *(k.value for k in call.keywords)) if isinstance(arg, ast.Constant)]
+        return any(isinstance(mode, str) and set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+    return name in WRITERS or name.split(".")[-1] in WRITERS
+
+
+def writers(source: str) -> Iterator[str]:
+    """The functions that write a file, innermost first."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        inner = {
+            id(node) for other in functions if other is not function and other in ast.walk(function) for node in ast.walk(other)
+        }
+        if any(isinstance(node, ast.Call) and id(node) not in inner and writes(node) for node in ast.walk(function)):
+            yield function.name
+
+
+def test_methods_write_no_results_beside_the_run() -> None:
+    found = {
+        f"{file.relative_to(METHODS)}:{name}"
+        for file in METHODS.rglob("*.py")
+        if "inside" not in file.parts  # that runs in the sandbox
+        for name in writers(file.read_text(encoding="utf-8"))
+    }
+    known = set.union(*FILES.values())
+    assert (found - known, known - found) == (set(), set())
+
+
+def test_the_check_sees_a_file_of_results() -> None:
+    assert list(writers("def keep(x):\n    write_whole(folder / 'results.json', x)\n")) == ["keep"]
+    assert list(writers("def keep(x):\n    with path.open('a') as file:\n        file.write(x)\n")) == ["keep"]
+    assert list(writers("async def keep(x):\n    (folder / 'rows').write_text(x)\n")) == ["keep"]
+    assert list(writers("def keep(x):\n    run.log('row', 'a', x)\n    template.open('assistant')\n    path.open('rb')\n")) == []
