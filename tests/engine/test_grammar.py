@@ -25,7 +25,7 @@ from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
 from ramify.model.function import FunctionModel
 from ramify.model.grammar import FOLLOWED, MOST_PROPERTIES, json_object, json_schema, one_of, regex, tool_calls
-from ramify.model.protocol import Grammar, Prefix, Sampling, require
+from ramify.model.protocol import Grammar, Prefix, Sampling, require, require_splittable
 from ramify.model.tokenizer import HfTokenizer
 from ramify.stats.tests import chi_square
 from ramify.trace.message import parse_tool_calls
@@ -363,6 +363,19 @@ def test_a_model_that_lacks_it_refuses_before_anything_runs():
         require(function, Sampling(min_p=0.1).needs, "min_p")
     with pytest.raises(UserError, match="penalties"):
         asyncio.run(speller().logprobs([tokens(5, vocab=5)], settings=Sampling(presence_penalty=1)))
+
+
+def test_what_continues_inside_a_reply_refuses_what_spans_it():
+    for settings in (Sampling(grammar=regex("a+")), Sampling(frequency_penalty=0.5), Sampling(presence_penalty=-1)):
+        with pytest.raises(NeedsError, match="would begin anew"):
+            require_splittable(settings, "a fork")
+    require_splittable(
+        Sampling(repetition_penalty=1.3, min_p=0.1), "a fork"
+    )  # the prompt counts for it, and so does what was said
+    settings, prompt = {"repetition_penalty": 1.6, "max_tokens": 6, "temperature": 0.0}, tokens(6, vocab=5)
+    (whole,) = draw(speller(), prompt, [1], **settings)
+    (rest,) = draw(speller(), np.concatenate((prompt, whole.tokens[:3])), [1], **settings)
+    assert rest.tokens[: len(whole.tokens) - 3].tolist() == whole.tokens[3:].tolist()
 
 
 @pytest.mark.parametrize(

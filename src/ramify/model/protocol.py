@@ -239,6 +239,14 @@ class Model(Protocol):
         ...
 
 
+def require_splittable(settings: Sampling, who: str) -> None:
+    """Raises NeedsError where a reply made in two parts would not have the distribution of one made at once."""
+    if settings.grammar or settings.frequency_penalty or settings.presence_penalty:
+        raise NeedsError(
+            f"{who} continues inside a reply, where its grammar, frequency_penalty and presence_penalty would begin anew"
+        )
+
+
 def require(model: Model, needs: Iterable[str], who: str) -> None:
     """Refuse before anything runs. Raises NeedsError naming every capability ``model`` lacks."""
     missing = sorted(set(needs) - model.capabilities)

@@ -16,7 +16,7 @@ import numpy as np
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
-from ramify.model.protocol import Prefix, Tokenizer, require
+from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
 from ramify.rollout.attempts import INDICES
 from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
@@ -271,6 +271,7 @@ def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[st
         raise UserError(f"offset {offset} is outside node {node.id}, which has {len(node)} tokens or messages")
     if offset > head:
         require(episodes.agent.model, ("tokens", "continue"), "a fork inside a message")
+        require_splittable(episodes.agent.sampling, "a fork inside a message")
     return max(offset, head)
 
 

@@ -18,7 +18,7 @@ from ramify.base.errors import BoundaryError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, require
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 
 Place = tuple[str | int, ...]
@@ -153,8 +153,7 @@ class Sampler:
             require(self.model, needs, "a sampling setting")
         for one in policies:
             require(self.model, one.needs, one.name)
-            if settings.grammar or settings.penalised:
-                raise NeedsError(f"{one.name} samples a reply in parts, which no grammar or penalty spans")
+            require_splittable(settings, one.name)
 
     async def one(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
-from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, require
+from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
 from ramify.rollout.problems import Problem
@@ -109,6 +109,8 @@ class ReplyForks:
             raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
         self.check(trace)
         prefix, sampling = trace.prefix(t, append), self.sampling or trace.sampler
+        if t or append:
+            require_splittable(sampling, "a fork inside a reply")
         left = sampling.max_tokens - t - len(append)
         head = [*trace.response_ids[:t], *append]
         ended = self._ended(trace, t, append, sampling)
