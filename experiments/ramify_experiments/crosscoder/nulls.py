@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.methods.crosscoder.dictionary import Dictionary
+from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig
 from ramify.methods.crosscoder.run import States
 from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
@@ -40,29 +41,35 @@ def _called_own(rep: Repetition, states: Path) -> list[int]:
     return list(rep.verb("crosscoder", "rank", made, states)["own"])
 
 
-def _same_checkpoint(rep: Repetition) -> bool:
+def _captured(rep: Repetition, words: int = 20, width: int = WIDTH, rows_each: int = 400) -> dict[str, Path]:
+    """A checkpoint and the states of it as tuned and as base on two corpora; the corpora's files."""
     model, prompts = rep.folder / "model", {}
-    _checkpoint(model, rep.seed)
+    _checkpoint(model, rep.seed, words, width)
     rng = generator(rep.seed, "crosscoder prompts")
     for corpus, first in (("tool", 1), ("plain", 2)):
         rows: list[dict[str, Any]] = [
-            {"id": f"{corpus}{i}", "prompt_ids": [first, *map(int, rng.integers(3, 20, 5))]} for i in range(400)
+            {"id": f"{corpus}{i}", "prompt_ids": [first, *map(int, rng.integers(3, words, 5))]} for i in range(rows_each)
         ]
         prompts[corpus] = rep.folder / f"{corpus}.jsonl"
         write_rows(prompts[corpus], rows)
     twice = ("--tuned", f"hf:{model}", "--base", f"hf:{model}", "--layer", 2, "--raw")
     corpora = ("--tool", prompts["tool"], "--plain", prompts["plain"])
     rep.verb("crosscoder", "capture", *twice, *corpora, "--out", rep.folder / "states")
+    return prompts
+
+
+def _same_checkpoint(rep: Repetition) -> bool:
+    _captured(rep)
     return bool(_called_own(rep, rep.folder / "states"))
 
 
-def _checkpoint(folder: Path, seed: int) -> None:
+def _checkpoint(folder: Path, seed: int, words: int = 20, width: int = WIDTH) -> None:
     """A small model of random weights, as transformers loads it."""
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify_experiments.models import word_tokenizer
 
-    words = word_tokenizer([f"w{i}" for i in range(20)], "w0")
-    TinyLM(TinyConfig(20, WIDTH, 2, 2, 1, 12, 48, 32, eos=(0,)), seed=seed).save(folder, words)
+    known = word_tokenizer([f"w{i}" for i in range(words)], "w0")
+    TinyLM(TinyConfig(words, width, 2, 2, 1, 12, 48, 32, eos=(0,)), seed=seed).save(folder, known)
 
 
 def _turned(rep: Repetition) -> bool:
@@ -79,6 +86,54 @@ def _planted(rep: Repetition) -> bool:
     found = Dictionary.load(rep.folder / "dictionary")[0].directions(0)[called].numpy()
     cosine = own @ (found / np.linalg.norm(found, axis=1, keepdims=True)).T
     return bool(cosine.max(axis=0).min() >= 0.9 and (cosine.max(axis=1) >= 0.9).sum() >= 2)
+
+
+SETS, SIZE, WORDS, BROAD = 2, 4, 200, 64
+SAID = "w7"
+CLAMPS = "0.06,0.12"
+
+
+def names_it(text: str, trace: Any) -> bool:
+    """Whether a reply begins with :data:`SAID`."""
+    return text.split()[:1] == [SAID]
+
+
+def names_even(text: str, trace: Any) -> bool:
+    """Whether a reply begins with a word of an even number."""
+    return (text.split() or ["w1"])[0] in {f"w{i}" for i in range(0, WORDS, 2)}
+
+
+def _steered(rep: Repetition, planted: bool) -> list[str]:
+    """The sets that ``steer`` says stand out: of two sets of four features, whose directions are random, but that with ``planted`` those of
+    the first lie about the word's own and sum to it."""
+    from ramify.engine.tiny import TinyLM
+
+    prompts = _captured(rep, WORDS, BROAD, 36)
+    made = Dictionary(DictionaryConfig(width=BROAD, features=SETS * SIZE + 8, k=4, exclusive=0.0), seed=rep.seed)
+    if planted:
+        module = TinyLM.load(rep.folder / "model")
+        word = module.state_dict()["model.embed_tokens.weight"][int(SAID[1:])]
+        rng = generator(rep.seed, "crosscoder planted")
+        aside = rng.normal(size=(SIZE, BROAD))
+        aside -= aside.mean(axis=0)  # what the four directions have beside the word's cancels in the sum
+        for i in range(SIZE):
+            own = word / word.norm() + aside[i] / BROAD**0.5
+            made.decoder.data[i, 0] = own / own.norm() * made.decoder.data[i, 0].norm()
+    made.save(rep.folder / "dictionary", json.loads((rep.folder / "states" / "states.json").read_text()))
+    named = ["+".join(str(SIZE * j + i) for i in range(SIZE)) for j in range(SETS)]
+    score = f"python:{__name__}:{'names_it' if planted else 'names_even'}"
+    options = ("--sets", ",".join(named), "--gains", "", "--clamps", CLAMPS, "--budgets", 1, "--raw", "--seed", rep.seed)
+    files = (rep.folder / "dictionary", rep.folder / "states", "--prompts", prompts["tool"], "--out", rep.folder / "study")
+    found = rep.verb("crosscoder", "steer", *files, *options, "--score", score)
+    return [str(one["name"]) for one in found["sets"] if one["stands_out"]]
+
+
+def _random_sets(rep: Repetition) -> bool:
+    return bool(_steered(rep, False))
+
+
+def _planted_set(rep: Repetition) -> bool:
+    return _steered(rep, True) == ["0+1+2+3"]
 
 
 CASES = (
@@ -108,5 +163,23 @@ CASES = (
         wanted=0.8,
         full=60,
         quick=4,
+    ),
+    Case(
+        "sets of random directions",
+        "nothing",
+        "Two sets of four features whose directions are random; any set that `steer` says stands out is a false finding.",
+        _random_sets,
+        wanted=0.05,
+        full=60,
+        quick=2,
+    ),
+    Case(
+        "a set that sums to a word",
+        "planted",
+        "Four features whose directions sum to that of the word that is scored, and four random ones; found where only the first set stands out.",
+        _planted_set,
+        wanted=0.8,
+        full=60,
+        quick=2,
     ),
 )

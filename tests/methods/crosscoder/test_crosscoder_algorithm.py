@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from ramify.methods.crosscoder.algorithm import (
     best,
     cohens_d,
     confirm,
+    confirm_sets,
     corrected,
+    feature_sets,
     grid,
     no_reach,
     outcome,
@@ -194,6 +197,65 @@ def test_a_change_stands_out_only_above_chance_and_random_directions() -> None:
         [chosen],
     ):
         assert verdict(rows).startswith("Nothing stands out")
+
+
+def test_sets_of_features() -> None:
+    assert feature_sets([4, 2, 7], (1, 3), ["9+0"]) == {
+        "1 feature": [(4,), (2,), (7,)],
+        "3 features": [(4, 2, 7)],
+        "9+0": [(9, 0)],
+    }
+    assert grid([(4, 2)], gains=(0,), clamps=(5,)) == [Cell((4, 2), "scale", 0), Cell((4, 2), "clamp", 5)]
+    for sizes, sets, sentence in (
+        ((4,), (), "no set of 4 features: 3 are tried"),
+        ((), ("3-4",), "'3-4' is no set"),
+        ((), ("3+3",), "'3.3' is no set"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            feature_sets([4, 2, 7], sizes, sets)
+
+
+def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
+    d, rng = axes(), np.random.default_rng(0)
+    codes = np.abs(rng.normal(size=(5, 10))).astype(np.float32)
+    codes[3] = 0
+    cell = Cell((0, 1), "scale", 4)
+    change = cell.change(d, codes)
+    first, again, other = (cell.random(d, codes, 0, draw) for draw in (0, 0, 1))
+    assert np.array_equal(first.delta, again.delta)
+    assert not np.allclose(first.delta, other.delta)
+    assert np.linalg.norm(first.delta, axis=1) == pytest.approx(np.linalg.norm(change.delta, axis=1), rel=1e-5)
+    assert not first.delta[3].any()  # nothing fires there, so nothing is added there
+    assert np.linalg.matrix_rank(first.delta) == 2  # two directions, mixed by each prompt's own activations
+    shared = [Cell(features, "clamp", 1e6).random(d, codes * 0, 0, 0) for features in ((0,), (0, 1), (1,))]
+    assert (
+        np.linalg.matrix_rank(np.stack([one.delta[0] for one in shared]), tol=1) == 2
+    )  # a feature's direction is one in every set
+
+
+def test_only_the_set_that_does_it_stands_out() -> None:
+    """Two axes together lift a score that neither does alone; every set has its own control, and all are corrected for each other."""
+    d, rng = axes(40), np.random.default_rng(0)
+    states = np.abs(rng.normal(size=(90, 2, 40))).astype(np.float32)
+
+    def scores(some: np.ndarray) -> Any:
+        return lambda change: np.asarray((some[:, 0] + (0 if change is None else change.delta))[:, :2].min(axis=1) > 4)
+
+    groups = {name: grid(some, clamps=(6, 8)) for name, some in feature_sets([0, 1], (1, 2), ["4+5"]).items()}
+    parts = (states[:30], states[30:])
+    found = {
+        one.name: one
+        for one in confirm_sets(d, parts, (scores(parts[0]), scores(parts[1])), groups, {"axis 3": np.eye(40)[3]}, randoms=19)
+    }
+    assert [name for name, one in found.items() if one.stands_out] == ["2 features"]
+    both = found["2 features"]
+    assert (both.cell.features, both.p_random) == ((0, 1), 0.05)
+    assert [row.name for row in both.rows] == [both.cell.name, *(f"random {i}" for i in range(19)), "axis 3", "reconstruction"]
+    assert found["4+5"].p == 1.0
+    record = both.to_json()
+    assert (record["features"], record["stands_out"], len(record["confirmed"])) == ([0, 1], True, 22)
+    few = confirm_sets(d, parts, (scores(parts[0]), scores(parts[1])), groups, {}, randoms=18)
+    assert not any(one.stands_out for one in few)
 
 
 def test_what_cannot_reach_is_said() -> None:

@@ -139,6 +139,34 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     assert run("crosscoder", *steer, *options, "--target", "b", "--features", "0", "--gains", "64")[0] == 0
     assert "features 0 belong to the other model alone: their effect on this one is exactly zero" in capsys.readouterr().err
 
+    capsys.readouterr()
+    sets = [
+        "--features",
+        "0,9,3",
+        "--sizes",
+        "1,2",
+        "--sets",
+        "3+9+1",
+        "--gains",
+        "0,8",
+        "--budgets",
+        "1",
+        "--randoms",
+        2,
+        "--json",
+    ]
+    assert run("crosscoder", *steer[:5], "--out", tmp_path / "sets", *steer[7:], *sets)[0] == 0
+    result = told(capsys)
+    assert [(one["name"], len(one["features"])) for one in result["sets"]] == [("1 feature", 1), ("2 features", 2), ("3+9+1", 3)]
+    assert len(result["search"]) == 2 * (3 + 1 + 1)
+    assert result["verdict"] == "Nothing stands out: of 3 sets, none raises the score by more than chance and by more than random sets of its size and norms, corrected over them."  # fmt: skip
+    assert run("crosscoder", "report", tmp_path / "sets")[0] == 0
+    shown = capsys.readouterr().out
+    assert "| 3+9+1 | scale" in shown
+    assert "random sets of the same length do as well" in shown
+    assert run("crosscoder", *steer[:5], "--out", tmp_path / "no", *steer[7:], "--sizes", "50", "--top", 4)[0] == 2
+    assert "are tried (--top, --features)" in capsys.readouterr().err
+
 
 def scores(study: Path) -> list[Any]:
     with Run.open(study) as run:

@@ -18,8 +18,10 @@ PARTS = {"reader": ("old",)}
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.crosscoder.algorithm import Cell as Cell
+    from ramify.methods.crosscoder.algorithm import Confirmed as Confirmed
     from ramify.methods.crosscoder.algorithm import Ranked as Ranked
     from ramify.methods.crosscoder.algorithm import confirm as confirm
+    from ramify.methods.crosscoder.algorithm import confirm_sets as confirm_sets
     from ramify.methods.crosscoder.algorithm import rank_features as rank_features
     from ramify.methods.crosscoder.algorithm import search as search
     from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
@@ -31,7 +33,7 @@ else:
     __all__, __getattr__ = public(
         __name__,
         {
-            "algorithm": "Ranked rank_features Cell search confirm",
+            "algorithm": "Ranked rank_features Cell search confirm Confirmed confirm_sets",
             "run": "Checkpoints States capture Scores export",
         },
     )

@@ -6,14 +6,15 @@ Axis legend: N prompts, M models, D width, F features.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from ramify.base.errors import UserError
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
-from ramify.methods.crosscoder.steer import Change, along, clamp, random_like, reachless, reconstruct, scale
+from ramify.methods.crosscoder.steer import Change, along, clamp, random_like, random_set, reachless, reconstruct, scale
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
@@ -164,12 +165,40 @@ class Cell:
         """What it adds at prompts with these activations [N, F]."""
         return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
 
+    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, draw: int, target: int = 0) -> Change:
+        """The same with a random direction of its norm in the place of each feature's, as long at each prompt as the change."""
+        active = codes[:, list(self.features)]
+        amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
+        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, draw, target)
 
-def grid(features: Iterable[int], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Cell]:
-    """Every single feature with every gain and every fixed value."""
-    chosen = list(features)
+
+def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Cell]:
+    """Every feature, or set of features changed together, with every gain and every fixed value."""
+    chosen = [(one,) if isinstance(one, int) else tuple(one) for one in features]
     scales, values = list(gains), list(clamps)
-    return [Cell((i,), "scale", g) for i in chosen for g in scales] + [Cell((i,), "clamp", c) for i in chosen for c in values]
+    return [Cell(one, "scale", g) for one in chosen for g in scales] + [Cell(one, "clamp", c) for one in chosen for c in values]
+
+
+def feature_sets(
+    features: Sequence[int], sizes: Iterable[int] = (1,), sets: Iterable[str] = ()
+) -> dict[str, list[tuple[int, ...]]]:
+    """What is searched together, by name: ``1 feature`` (each of ``features`` alone), ``4 features`` (the first four of them together), and
+    each of ``sets``, such as ``3+7+11``.
+
+    Raises UserError on a size that is not to be had and on a set that names none.
+    """
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for size in dict.fromkeys(sizes):
+        if not 1 <= size <= len(features):
+            raise UserError(f"there is no set of {size} features: {len(features)} are tried (--top, --features)")
+        name = f"{size} feature{'s'[: size > 1]}"
+        found[name] = [(i,) for i in features] if size == 1 else [tuple(features[:size])]
+    for text in sets:
+        parts = text.split("+")
+        if not all(part.strip().isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+            raise UserError(f"--sets: '{text}' is no set of features: write numbers with '+', each once, such as 3+7+11")
+        found[text] = [tuple(map(int, parts))]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +292,103 @@ def confirm(
     changes |= {name: Change(along(v, lengths, len(own)).delta, change.fired) for name, v in directions.items()}
     changes["reconstruction"] = reconstruct(dictionary, states, target)
     return [outcome(name, clean, score(one) if one.moved.any() else clean, one, own) for name, one in changes.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The best cell of one set (or size) on prompts that did not choose it, and what chance comes to over all sets."""
+
+    name: str
+    cell: Cell
+    rows: tuple[Outcome, ...]
+    """The cell's outcome, those of its random sets, the simple directions', the reconstruction's."""
+    p: float
+    """Sign test of the cell's outcome, Holm's over the sets."""
+    p_random: float
+    """Chance that random directions in the place of all features, searched in the same way, have a set that lifts the score as much:
+    (1 + draws with one) / (1 + draws). Counting the best set of each draw corrects over the sets."""
+
+    @property
+    def stands_out(self) -> bool:
+        """It raises the score, by more than chance and by more than random sets, at 5 % over all sets together."""
+        return self.rows[0].lift > 0 and self.p <= 0.05 and self.p_random <= 0.05
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "name": self.name,
+            "features": list(self.cell.features),
+            "chosen": self.cell.name,
+            "p_holm": self.p,
+            "p_random": self.p_random,
+            "stands_out": self.stands_out,
+            "confirmed": [row.to_json() for row in self.rows],
+        }
+
+
+def confirm_sets(
+    dictionary: Dictionary,
+    states: tuple[np.ndarray, np.ndarray],
+    scores: tuple[Score, Score],
+    groups: Mapping[str, Sequence[Cell]],
+    directions: dict[str, np.ndarray],
+    target: int = 0,
+    randoms: int = 19,
+    seed: int = 0,
+) -> list[Confirmed]:
+    """Of each group of cells the best by the first prompts, on the second ones, beside sets of random directions that were searched alike.
+
+    ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Draw j puts one random direction of the
+    same norm in the place of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the same cells on the first
+    prompts and is scored on the second: what the features' set must beat is the best group of each draw.
+    """
+    codes = [encode_rows(dictionary, one) for one in states]
+    clean = [score(None) for score in scores]
+
+    def scored(at: int, change: Change) -> np.ndarray:
+        return np.asarray(scores[at](change) if change.moved.any() else clean[at], np.float64)
+
+    def choose(cells: Sequence[Cell], draw: int | None) -> Cell:
+        if len(cells) == 1:
+            return cells[0]
+        changes = [
+            cell.change(dictionary, codes[0], target) if draw is None else cell.random(dictionary, codes[0], seed, draw, target)
+            for cell in cells
+        ]
+        own = states[0][:, target]
+        return best(cells, [outcome("", clean[0], scored(0, change), change, own) for change in changes])
+
+    def confirmed(name: str, change: Change) -> Outcome:
+        return outcome(name, clean[1], scored(1, change), change, states[1][:, target])
+
+    chosen = {name: choose(cells, None) for name, cells in groups.items()}
+    drawn = [
+        {
+            name: confirmed(f"random {draw}", choose(cells, draw).random(dictionary, codes[1], seed, draw, target))
+            for name, cells in groups.items()
+        }
+        for draw in range(randoms)
+    ]
+    tops = [max(row.lift for row in draw.values()) for draw in drawn]
+    rows = {}
+    for name, cell in chosen.items():
+        change = cell.change(dictionary, codes[1], target)
+        lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
+        others = {label: Change(along(v, lengths, len(lengths)).delta, change.fired) for label, v in directions.items()}
+        others["reconstruction"] = reconstruct(dictionary, states[1], target)
+        controls = [confirmed(label, one) for label, one in others.items()]
+        rows[name] = (confirmed(cell.name, change), *(draw[name] for draw in drawn), *controls)
+    signs = holm([found[0].p for found in rows.values()])
+    return [
+        Confirmed(name, chosen[name], found, p, (1 + sum(top >= found[0].lift for top in tops)) / (1 + randoms))
+        for (name, found), p in zip(rows.items(), signs, strict=True)
+    ]
+
+
+def sets_best(sets: Sequence[Confirmed]) -> tuple[Cell, list[Outcome]]:
+    """The cell and the rows of the set that is reported first: one that stands out before others, then by lift, then the shortest change."""
+    first = min(sets, key=lambda one: (not one.stands_out, -one.rows[0].lift, one.rows[0].size))
+    return first.cell, [*first.rows]
 
 
 def no_reach(dictionary: Dictionary, cells: Iterable[Cell], target: int) -> str:

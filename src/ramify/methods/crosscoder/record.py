@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.methods.crosscoder.report import verdict
+from ramify.methods.crosscoder.report import study_verdict
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
@@ -38,14 +38,12 @@ def keep_study(run: Run, study: Mapping[str, Any]) -> None:
     """Store what a study found, and its verdict as a finding, in place of that of an earlier call."""
     known = run.journal(STUDY)
     chosen, options = study["confirmed"][0], study["about"]["options"]
-    evidence = {"chosen": study["chosen"], "confirmed": study["confirmed"]}
+    evidence = {"chosen": study["chosen"], "confirmed": study["confirmed"], "sets": study.get("sets", [])}
     with run.transaction():
         if not known or known[-1].payload != json.loads(json.dumps(study)):
             run.log(STUDY, f"{len(known):04d}", study)
         lift = float(chosen["lift"])
-        run.conclude(
-            KIND, [Finding("steering", KIND, verdict(study["confirmed"]), None, 0, "", lift, "score", evidence, options)]
-        )
+        run.conclude(KIND, [Finding("steering", KIND, study_verdict(dict(study)), None, 0, "", lift, "score", evidence, options)])
 
 
 def read_study(folder: Path) -> dict[str, Any]:

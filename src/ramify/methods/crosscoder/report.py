@@ -18,27 +18,45 @@ def verdict(confirmed: list[dict[str, Any]]) -> str:
     )
 
 
+def sets_verdict(sets: list[dict[str, Any]]) -> str:
+    """What the confirmation of several sets comes to, in a sentence: a set stands out where it raises the score (sign test, Holm's over the
+    sets) and does more than the best of the random sets that were searched alike, both at 5 %."""
+    found = [one for one in sets if one["stands_out"]]
+    if found:
+        named = "; ".join(f"{one['chosen']} (p = {max(one['p_holm'], one['p_random']):.2g})" for one in found)
+        return f"{len(found)} of {len(sets)} sets raise the score, and do more than random sets of their size and norms: {named}."
+    rule = "raises the score by more than chance and by more than random sets of its size and norms"
+    return f"Nothing stands out: of {len(sets)} set{'s'[: len(sets) != 1]}, none {rule}, corrected over them."
+
+
+def study_verdict(study: dict[str, Any]) -> str:
+    """:func:`sets_verdict` of a study of sets, else :func:`verdict`."""
+    return sets_verdict(study["sets"]) if study.get("sets") else verdict(study["confirmed"])
+
+
 def markdown(study: dict[str, Any]) -> str:
     """The report of what ``ramify crosscoder steer`` kept: the search, the confirmation with its controls, the windows."""
     about = study["about"]
     options = about["options"]
-    confirmed = study["confirmed"]
+    confirmed, sets = study["confirmed"], study.get("sets") or []
     chosen, randoms = confirmed[0], [row for row in confirmed if row["name"].startswith("random ")]
     lines = [
         f"# Steering {about['tuned']} (a) and {about['base']} (b) after block {about['layer']}",
         "",
-        f"**{verdict(confirmed)}**",
+        f"**{study_verdict(study)}**",
         "",
         f"Chosen on {study['search'][0]['n']} prompts out of {len(study['search'])} cells: **{study['chosen']}** of model {options['target']}.",
         f"On {chosen['n']} other prompts, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "
         f"to {_percent(chosen['score'])} ({_lift(chosen)}; {chosen['rescued']} rescued, {chosen['broken']} broken, p = {chosen['p']:.2g}).",
-        f"The feature fires on {_percent(chosen['coverage'])} of them; the change is {chosen['size']:.2f} times as long as the state.",
+        f"{'A feature' if len(sets) else 'The feature'} fires on {_percent(chosen['coverage'])} of them; the change is {chosen['size']:.2f} times as long as the state.",
     ]
     if randoms:
         above = sum(row["score"] >= chosen["score"] for row in randoms)
-        lines.append(f"{above} of {len(randoms)} random directions of the same length do as well.")
+        lines.append(f"{above} of {len(randoms)} random {'sets' if sets else 'directions'} of the same length do as well.")
     if study.get("warning"):
         lines += ["", f"**Warning:** {study['warning']}."]
+    if sets:
+        lines += ["", "## Sets, each by its best cell, on the other prompts", "", *_sets(sets)]
     lines += ["", "## Confirmed on the other prompts", "", *_table(confirmed)]
     windows = study["windows"]
     lines += [
@@ -55,6 +73,19 @@ def markdown(study: dict[str, Any]) -> str:
     best = sorted(study["search"], key=lambda row: -row["score"])[:20]
     lines += ["", "## The search (the best 20 cells; p corrected for all of them)", "", *_table(best)]
     return "\n".join(lines)
+
+
+def _sets(sets: list[dict[str, Any]]) -> list[str]:
+    head = "| set | change | score | lift [95 %] | p (Holm) | best random set | p (random sets) |\n|---|---|---|---|---|---|---|"
+    rows = []
+    for one in sets:
+        own = one["confirmed"][0]
+        randoms = [row["score"] for row in one["confirmed"] if row["name"].startswith("random ")]
+        rows.append(
+            f"| {one['name']} | {one['chosen']} | {_percent(own['score'])} | {_lift(own)} | {one['p_holm']:.2g} | "
+            f"{_percent(max(randoms)) if randoms else ''} | {one['p_random']:.2g} |"
+        )
+    return [head, *rows]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

@@ -102,6 +102,24 @@ def random_like(change: Change, seed: int, *place: str | int) -> Change:
     return Change(along(direction, lengths, n).delta, change.fired)
 
 
+def random_set(
+    dictionary: Dictionary, amounts: np.ndarray, features: Sequence[int], like: Change, seed: int, draw: int, target: int = 0
+) -> Change:
+    """The control of a set: in the place of each feature's direction a random one of its norm, by the same ``amounts`` [N, n] at each prompt.
+
+    The sum is as long at each prompt as ``like``, the set's own change. Draw ``draw`` gives a feature one random direction, whichever
+    set it is in, so that sets that share features have controls that share directions.
+    """
+    chosen = torch.as_tensor(np.asarray(features, dtype=np.int64))
+    norms = dictionary.directions(target)[chosen].float().norm(dim=1).cpu().numpy()
+    width = like.delta.shape[1]
+    random = np.stack([generator(seed, "random direction", draw, int(i)).normal(size=(width,)) for i in features])
+    mixed = amounts @ (random / np.linalg.norm(random, axis=1, keepdims=True) * norms[:, None])
+    lengths = np.linalg.norm(like.delta, axis=1, keepdims=True)
+    own = np.linalg.norm(mixed, axis=1, keepdims=True)
+    return Change(np.asarray(mixed / np.where(own > 0, own, 1) * lengths, dtype=np.float32), like.fired)
+
+
 def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain: float, target: int = 0) -> np.ndarray:
     """v = (gain - 1) E[f | these prompts] W_dec[feature, target], float32 [D], for engines that can only add a fixed vector (section 6)."""
     return np.asarray(scale(dictionary, codes, [feature], gain, target).delta.mean(axis=0))

@@ -22,22 +22,26 @@ from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
 from ramify.methods.crosscoder.algorithm import (
     Cell,
+    Confirmed,
     Owned,
     Ranked,
     best,
     cohens_d,
     confirm,
+    confirm_sets,
     corrected,
+    feature_sets,
     grid,
     no_reach,
     owned,
     rank_features,
     search,
+    sets_best,
     shortlist,
 )  # fmt: skip
 from ramify.methods.crosscoder.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.methods.crosscoder.record import begin_study, keep_study, read_study
-from ramify.methods.crosscoder.report import markdown, verdict
+from ramify.methods.crosscoder.report import markdown, study_verdict
 from ramify.methods.crosscoder.run import (
     Checkpoints,
     Scores,
@@ -122,8 +126,12 @@ class SteerOptions(Config):
     """these features only, by number"""
     top: int = Field(12, ge=1)
     """features with the highest d that are tried"""
+    sizes: tuple[int, ...] = ()
+    """1: each of them alone; n: the n of the highest d changed together; several are corrected for each other (default: 1, or none with --sets)"""
+    sets: tuple[str, ...] = ()
+    """more sets that are changed together, by number: 3+7+11,5+9"""
     gains: tuple[float, ...] = (6, 16, 32)
-    """activations are multiplied by these"""
+    """activations are multiplied by these; 0 takes the features out"""
     clamps: tuple[float, ...] = ()
     """activations are set to these"""
     select: float = Field(0.33, gt=0, lt=1)
@@ -133,7 +141,7 @@ class SteerOptions(Config):
     budgets: tuple[int, ...] = (50, 100, 200)
     """replies are judged after so many tokens; the last is what a reply may have"""
     randoms: int = Field(19, ge=0)
-    """random directions of the same length, for comparison; fewer than 19 refute nothing at 5 %"""
+    """random directions of the same length, for comparison; fewer than 19 refute nothing at 5 %. Of sets: random sets, each searched as the features were"""
     raw: bool = False
     """prompts are the text as it is, without the chat template"""
     seed: int = 0
@@ -291,7 +299,8 @@ def steer(
     ],
     as_json: Json = False,
 ) -> None:
-    """Search feature and strength on some prompts and confirm them on the others, beside random directions and the means' difference."""
+    """Search feature, or set of features, and strength on some prompts and confirm them on the others, beside random directions and the
+    means' difference."""
     options = load(SteerOptions, flags=ctx.args)
     made, about = Dictionary.load(dictionary)
     kept = States.load(states)
@@ -319,17 +328,14 @@ def steer(
     }
     scores = [Scores(models, target, part, **scoring) for part in (choosing, others)]
     at = [capture_states(models, [one.prompt_ids for one in part]) for part in (choosing, others)]
-    tool_codes, plain_codes = _codes(made, kept)
-    features = options.features or tuple(
-        one.feature for one in rank_features(made, tool_codes, plain_codes, options.partition)[: options.top]
-    )
-    cells = grid(features, options.gains, options.clamps)
+    groups = _groups(made, kept, options)
+    cells = [cell for some in groups.values() for cell in some]
     if not cells:
         raise UserError(
             "nothing to try: no feature of the partition is higher on the tool corpus, or neither gains nor clamps are given"
         )
     for cell in cells:  # a feature that does not exist is known before any prompt is run
-        cell.change(made, tool_codes[:1], target)
+        cell.change(made, np.zeros((1, made.config.features), np.float32), target)
     if warning := no_reach(made, cells, target):
         say(f"warning: {warning}")
     again = f"the scores are kept in {out}: the same command goes on"
@@ -337,14 +343,14 @@ def steer(
         bar.begin(0, phase="search")
         found = search(made, at[0], scores[0], cells, target)
         cell = best(cells, found)
-        values = np.asarray(kept.values, np.float32)
-        directions = {
-            "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
-            "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
-        }
-        directions = {name: value for name, value in directions.items() if value.any()}  # equal states point nowhere
         bar.begin(0, phase="confirm")
-        table_ = confirm(made, at[1], scores[1], cell, directions, target, options.randoms, options.seed)
+        how = (_directions(kept, target), target, options.randoms, options.seed)
+        if len(groups) == 1 and all(len(one.features) == 1 for one in cells):
+            sets: list[Confirmed] = []
+            table_ = confirm(made, at[1], scores[1], cell, *how)
+        else:
+            sets = confirm_sets(made, (at[0], at[1]), (scores[0], scores[1]), groups, *how)
+            cell, table_ = sets_best(sets)
         bar.begin(0, phase="all budgets")
         windows = _windows(made, models, others, scoring, at[1], cell, target)
     study = {
@@ -352,13 +358,34 @@ def steer(
         "partition": {name: len(made.partition(name)) for name in PARTITIONS},
         "search": [one.to_json() | {"p_holm": p} for one, p in zip(found, corrected(found), strict=True)],
         "chosen": cell.name,
-        "confirmed": (confirmed := [one.to_json() for one in table_]),
-        "verdict": verdict(confirmed),
+        "confirmed": [one.to_json() for one in table_],
+        "sets": [one.to_json() for one in sets],
         "windows": windows,
         "warning": warning,
     }
+    study["verdict"] = study_verdict(study)
     keep_study(scoring["kept"], study)
     emit(study | {"spent": scoring["ledger"].to_json()["spent"]}, as_json, markdown(study))
+
+
+def _groups(made: Dictionary, kept: States, options: SteerOptions) -> dict[str, list[Cell]]:
+    """The cells that are searched, by the size or the set they belong to; none where no feature is to be had."""
+    tool_codes, plain_codes = _codes(made, kept)
+    ranked = [] if options.features else rank_features(made, tool_codes, plain_codes, options.partition)
+    features = options.features or tuple(one.feature for one in ranked[: options.top])
+    sizes = options.sizes or (() if options.sets or not features else (1,))
+    named = feature_sets(features, sizes, options.sets)
+    return {name: cells for name, some in named.items() if (cells := grid(some, options.gains, options.clamps))}
+
+
+def _directions(kept: States, target: int) -> dict[str, np.ndarray]:
+    """The simplest directions, [D] each: the difference of the corpora's means in the steered model, and of the models' means."""
+    values = np.asarray(kept.values, np.float32)
+    found = {
+        "tool - plain": values[kept.tool][:, target].mean(axis=0) - values[~kept.tool][:, target].mean(axis=0),
+        "tuned - base": (values[kept.tool][:, 0] - values[kept.tool][:, 1]).mean(axis=0),
+    }
+    return {name: value for name, value in found.items() if value.any()}  # equal states point nowhere
 
 
 def _windows(
