@@ -20,7 +20,7 @@ from pathlib import Path
 from common import save
 
 from ramify.jobs.collect import Collection, Limits, RolloutConfig
-from ramify.jobs.parts import find_world
+from ramify.rollout.parts import find_world
 
 PER_TASK, SHORT = 8, 64
 GO_ON = """

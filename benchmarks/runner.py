@@ -23,7 +23,8 @@ from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 REPLY = "I look around the room and then I go north."

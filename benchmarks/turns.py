@@ -24,7 +24,8 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.tokenizer import HfTokenizer
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 TURNS, REPLY = (8, 32, 128, 512), 24

@@ -21,7 +21,8 @@ from ramify.jobs.parts import panels
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 IDS = ["a", "B", "ä", "ı", "I", "i", "İ", "z", "Z", "ß", "ss", "10", "9", "x\u2028y", "日本", "a b", "A", "é", "e\u0301"]

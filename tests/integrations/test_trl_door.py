@@ -20,8 +20,8 @@ from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.integrations import trl_trainer
 from ramify.integrations.trl import read_steps, read_trl, write_sft, write_steps
 from ramify.model.protocol import Sampling
+from ramify.rollout.agent import Agent
 from ramify.rollout.compact import DropOldest
-from ramify.rollout.run import Agent
 from ramify.score.match import ExactMatch
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
@@ -533,7 +533,7 @@ def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None
     from ramify.model.chat import TagTemplate
     from ramify.model.protocol import Sampling
     from ramify.model.tokenizer import HfTokenizer
-    from ramify.rollout.run import Agent
+    from ramify.rollout.agent import Agent
 
     model, tokenizer = hf_agent()
     words = HfTokenizer.load(model_folder("builtin"))

@@ -17,10 +17,10 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Panel, Task, Volatile, tools_of
 from ramify.integrations.functions import FunctionTool, FunctionWorld
 from ramify.integrations.spec import TaskList, generated, options, seeded
-from ramify.jobs.parts import find_world
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.parts import find_world
 from ramify.trace.message import parse_tool_calls
 
 

@@ -12,9 +12,9 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task, Volatile
-from ramify.jobs.parts import find_world
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.parts import find_world
 
 pytestmark = pytest.mark.slow
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed: THE gymnasium DOOR IS NOT TESTED")

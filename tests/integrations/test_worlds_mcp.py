@@ -18,11 +18,12 @@ import pytest
 from ramify.base.errors import BoundaryError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Panel, Task
-from ramify.jobs.parts import find_world
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.parts import find_world
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow

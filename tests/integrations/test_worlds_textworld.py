@@ -12,9 +12,9 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task
-from ramify.jobs.parts import find_world
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.parts import find_world
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,9 @@ from ramify.methods.graph_credit.rules import G2po
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.agent import Agent
 from ramify.rollout.compact import DropOldest
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.run import Episodes
 from ramify.score.credit.imitate import Imitate
 from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.trace.db import Run

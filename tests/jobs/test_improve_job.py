@@ -19,6 +19,7 @@ from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.jobs import parts
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
+from ramify.rollout.parts import find_world
 from ramify.trace.db import Run
 
 SMALL = {"updates": 3, "tokens": 2700, "tasks_per_update": 4, "eval_episodes": 12, "train_tasks": 24}
@@ -152,7 +153,7 @@ def test_the_bill_is_an_upper_bound(whole: Path) -> None:
 
 
 def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
-    world = parts.find_world("household")
+    world = find_world("household")
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in world.panel("tune", 20)))
     train, held = parts.panels(world, str(file), 1, 1, 0)

@@ -9,9 +9,9 @@ import pytest
 
 import ramify
 from ramify.base.errors import UserError
-from ramify.jobs import parts
 from ramify.jobs.collect import LATER, Collection, RolloutConfig, resume
 from ramify.jobs.play import fork_run, play
+from ramify.rollout import parts
 from ramify.rollout.compact import DropOldest
 from ramify.trace.db import Run
 

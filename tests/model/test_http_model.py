@@ -32,7 +32,8 @@ from ramify.model.grammar import json_object
 from ramify.model.http import ProviderError
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel, scripted_draw
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 

@@ -17,10 +17,10 @@ from waiting import until
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, BudgetSpentError, RamifyError, UserError
 from ramify.env.worlds.household import HouseholdWorld
-from ramify.jobs import parts
 from ramify.jobs.collect import Collection, RolloutConfig
 from ramify.jobs.play import open_players, play
 from ramify.model.protocol import Sampling
+from ramify.rollout import parts
 from ramify.rollout.backends import Player, Unit, parse, stored
 from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records

@@ -8,7 +8,8 @@ from typing import Any
 
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 TASK = Task("t", {})

@@ -21,9 +21,11 @@ from ramify.env.worlds.household import HouseholdWorld
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.compact import DropOldest, Entry, Summarize, Window, faults
 from ramify.rollout.fork import fork
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Insert

@@ -13,9 +13,10 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.env.protocol import Observation
 from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import check_edit
 from ramify.rollout.fork import Fork, compare, fork
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.segment import sentence_offsets, sentences
 from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander

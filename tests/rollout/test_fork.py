@@ -13,9 +13,10 @@ import pytest
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.env.worlds.household import HouseholdWorld, next_action
 from ramify.model.scripted import ScriptedModel
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.fork import Fork, check_edit, compare, fork
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node, Producer, Verdict

@@ -19,9 +19,11 @@ from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout import stage
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, potential
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, step_trace
 from ramify.trace.db import Run
 

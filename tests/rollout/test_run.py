@@ -17,7 +17,9 @@ from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import MergingTokenizer, ScriptedModel
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.train.batch import row_from_path
 from ramify_experiments.models import train_tokenizer

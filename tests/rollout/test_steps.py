@@ -12,10 +12,11 @@ from ramify.base.errors import UserError
 from ramify.env.protocol import Observation, Panel, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.attempts import INDICES
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import INDICES, Attempt
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, RunCounts, UntilLost, potential
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, StepTrace, step_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run

@@ -88,7 +88,7 @@ def find_part(kind: str, name: str) -> Any:
     """
     plain, colon, attribute = name.partition(":")
     if kind == "model" and (plain in MODELS or own_path(name) is not None):
-        from ramify.jobs.parts import find_model
+        from ramify.rollout.parts import find_model
 
         return find_model(name)[0]
     known = registry.names(kind)

@@ -17,7 +17,7 @@ from ramify.cli.common import RunArgument, Trust, find_run
 from ramify.render import terminal
 
 if TYPE_CHECKING:
-    from ramify.rollout.run import Attempt
+    from ramify.rollout.attempts import Attempt
 
 app = typer.Typer(add_completion=False)
 

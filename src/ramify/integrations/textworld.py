@@ -23,7 +23,9 @@ from ramify.env.panels import known_split
 from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task
 from ramify.integrations.spec import TaskList, import_package, options, seeded
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 MAX_TURNS = 100

@@ -24,7 +24,9 @@ from ramify.env.protocol import Panel, Task, World, close
 from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.run import Episodes
 from ramify.score.judge import Item, Judge, judged
 from ramify.trace.message import plain, read_message
 from ramify.trace.node import make_node

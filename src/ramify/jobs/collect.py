@@ -17,9 +17,10 @@ from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Panel, close, read_panel
 from ramify.jobs import parts, play
 from ramify.model.protocol import sampling_of
-from ramify.rollout.attempts import Success
+from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Unit, parse
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.parts import check_trust, find_model, find_world, make_agent
+from ramify.rollout.run import Episodes
 from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
 
@@ -88,7 +89,7 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
     (see :func:`ramify.rollout.parts.check_trust`)."""
     with Run.open(path) as run:
-        parts.check_trust(run, trust)
+        check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
         kept = parts.kept_template(run)
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)
@@ -109,16 +110,16 @@ class Collection:
         """
         self.config = config
         parse(config.backend)
-        self.world = parts.find_world(config.env)
+        self.world = find_world(config.env)
         own = None if config.tasks is None else read_panel(Path(config.tasks))
         self.panel: Panel = own or self.world.panel("train", config.panel, config.seed)
-        model, laid = parts.find_model(config.model, config.device, config.dtype, template)
+        model, laid = find_model(config.model, config.device, config.dtype, template)
         stops = () if laid is None else laid.stop_tokens
         asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
         sampling = sampling_of(model, **asked, max_tokens=config.max_reply, stop_tokens=stops)
         # what is used is what the run keeps, whoever said it
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})
-        self.agent = parts.make_agent(model, laid, sampling, config.compactor, config.window)
+        self.agent = make_agent(model, laid, sampling, config.compactor, config.window)
         self.agent.check(self.world)
         self.weights = model.identity.weights
         self.workers_lost = 0

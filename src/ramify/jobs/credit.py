@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ramify.rollout.run import Attempt
+from ramify.rollout.attempts import Attempt
 from ramify.trace.db import Run
 from ramify.trace.tree import Tree
 from ramify.train.batch import Row, rows_from_path

@@ -13,7 +13,7 @@ from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import is_mixed, l1_mass
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import Grower
-from ramify.rollout.run import Attempt
+from ramify.rollout.attempts import Attempt
 from ramify.trace.tree import Tree
 
 T = TypeVar("T")

@@ -43,9 +43,11 @@ from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
-from ramify.rollout.attempts import Success
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.parts import any_world, check_trust
+from ramify.rollout.run import Episodes
 from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
@@ -252,7 +254,7 @@ def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *
     Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.rollout.parts.check_trust`).
     """
     with Run.open(Path(path)) as run:
-        parts.check_trust(run, trust)
+        check_trust(run, trust)
         if (done := finished(run)) is not None:
             return done
         stored, template = run.config, parts.kept_template(run)
@@ -288,7 +290,7 @@ class Job:
         """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
         self.config, self.folder, self.own = config, folder, own or Own()
         self.given = template or parts.wanted_template(config.chat_template, folder)
-        self.world: World = parts.any_world(self.own.env or config.env)
+        self.world: World = any_world(self.own.env or config.env)
         model = self.own.agent(config.concurrency)
         if model is None:
             self.start = model_folder(config.model)

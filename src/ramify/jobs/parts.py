@@ -15,14 +15,7 @@ from ramify.env.protocol import AnyTasks, Panel, World, panel_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
-from ramify.rollout.parts import AnySampling as AnySampling
-from ramify.rollout.parts import any_world as any_world
-from ramify.rollout.parts import check_trust as check_trust
-from ramify.rollout.parts import find_compactor as find_compactor
-from ramify.rollout.parts import find_model as find_model
-from ramify.rollout.parts import find_world as find_world
-from ramify.rollout.parts import make_agent as make_agent
-from ramify.rollout.parts import read_sampling as read_sampling
+from ramify.rollout.parts import find_model, find_world, make_agent, read_sampling
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 

@@ -14,11 +14,14 @@ from ramify.env.protocol import AnyTasks, AnyWorld, Task, panel_of
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
 from ramify.rollout.fork import Fork, fork, interruptible
+from ramify.rollout.parts import AnySampling, any_world, check_trust, find_model, make_agent, read_sampling
 from ramify.rollout.pool import setup_message
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 
@@ -31,7 +34,7 @@ def play(
     attempts: int = 1,
     out: Path | str = "runs/rollout",
     seed: int = 0,
-    sampling: parts.AnySampling | None = None,
+    sampling: AnySampling | None = None,
     template: ChatTemplate | None = None,
     backend: str = "local",
     concurrency: int = 64,
@@ -48,9 +51,9 @@ def play(
     and world by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
     shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
     """
-    place = parts.any_world(world)
+    place = any_world(world)
     panel = panel_of(tasks) if tasks is not None else place.panel("train", 8, seed)
-    agent = parts.make_agent(model, template, sampling, compactor, window)
+    agent = make_agent(model, template, sampling, compactor, window)
     agent.check(place)
     if sampling is not None and isinstance(agent.model, FunctionModel):
         raise UserError(f"the model '{agent.model.identity.name}' is a function, which samples as it likes; leave sampling= out")
@@ -158,7 +161,7 @@ def open_episodes(
     with Run.open(path, write=True) as run:
         config = run.config
         spec, env = named_parts(run, model, world)
-        parts.check_trust(run, trust or (model is not None and world is not None and compactor is not None))
+        check_trust(run, trust or (model is not None and world is not None and compactor is not None))
         (tree,) = [info for info in run.trees() if info.name == node.tree]
         task, seed = (
             Task(str(tree.task.get("id", tree.name)), tree.task.get("data") or dict(tree.task)),
@@ -180,12 +183,12 @@ def open_episodes(
             spec, improved = model or spec, Path(path) / parts.AGENT
             drawn_by = "" if node.producer is None else run.producer(node.producer).weights
             kept = parts.kept_template(run)
-            found, template = parts.find_model(spec, given=kept)
+            found, template = find_model(spec, given=kept)
             if model is None and improved.is_dir() and found.identity.weights != drawn_by:
-                found, template = parts.find_model(f"hf:{improved}", given=kept)
+                found, template = find_model(f"hf:{improved}", given=kept)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = parts.make_agent(found, template, parts.read_sampling(settings), shortens, window)
+            agent = make_agent(found, template, read_sampling(settings), shortens, window)
         else:
-            agent = parts.make_agent(model, None, parts.read_sampling(settings), shortens, window, parts.kept_template(run))
-        yield Episodes(agent, parts.any_world(world or env), run, seed, tree.group), task
+            agent = make_agent(model, None, read_sampling(settings), shortens, window, parts.kept_template(run))
+        yield Episodes(agent, any_world(world or env), run, seed, tree.group), task
         run.commit()

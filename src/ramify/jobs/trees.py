@@ -21,8 +21,9 @@ from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, keep_trees
 from ramify.methods.tree_rollouts.run import report
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.model.protocol import require
-from ramify.rollout.attempts import Success
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.attempts import Attempt, Success
+from ramify.rollout.parts import check_trust
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 SPARE = 1.05
@@ -152,7 +153,7 @@ class _Kept:
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
     """Go on with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
-        parts.check_trust(run, trust)
+        check_trust(run, trust)
         stored = {name: value for name, value in run.config.items() if name in TreeRolloutConfig.model_fields}
         kept = parts.kept_template(run)
     return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)

@@ -18,8 +18,9 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
 from ramify.base.waiting import complete
 from ramify.env.protocol import Task
+from ramify.rollout.attempts import Attempt, as_turn
 from ramify.rollout.pool import Pool, ProcessWorker, Start
-from ramify.rollout.run import Attempt, Episodes, as_turn
+from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Record, add_records, pack, read_records, unpack_answer, write_records
 from ramify.trace.context import HISTORY
 from ramify.trace.node import Context, Node, Span

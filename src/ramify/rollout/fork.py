@@ -17,10 +17,10 @@ from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
-from ramify.rollout.attempts import INDICES
+from ramify.rollout.attempts import INDICES, Attempt
 from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.stats.evidence import Row, evidence
 from ramify.stats.intervals import wilson

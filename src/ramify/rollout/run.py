@@ -17,10 +17,8 @@ from ramify.base.errors import BoundaryError
 from ramify.base.ids import stable_hash
 from ramify.env.protocol import Env, Observation, Task, Volatile, World, tools_of
 from ramify.model.protocol import Sampling
-from ramify.rollout.agent import Agent as Agent
-from ramify.rollout.attempts import Attempt as Attempt
-from ramify.rollout.attempts import Turn as Turn
-from ramify.rollout.attempts import as_turn as as_turn
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.prompt import Prompts

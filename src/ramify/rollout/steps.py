@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
-from ramify.rollout.attempts import first_index
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.attempts import Attempt, first_index
+from ramify.rollout.run import Episodes
 from ramify.stats.drops import Counts
 
 

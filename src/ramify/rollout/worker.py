@@ -20,7 +20,9 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.base.plugins import find_attribute
 from ramify.env.protocol import Task, World
-from ramify.rollout.run import Agent, Attempt, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, pack, pack_error, read_records, unpack, write_records
 from ramify.trace.db import Run
 

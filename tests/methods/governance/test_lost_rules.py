@@ -98,9 +98,10 @@ def test_a_run_whose_compactor_dropped_the_rule(tmp_path: Path) -> None:
     from ramify.env.worlds.household import HouseholdWorld
     from ramify.model.protocol import Sampling
     from ramify.model.scripted import ScriptedModel
+    from ramify.rollout.agent import Agent
     from ramify.rollout.compact import DropOldest
     from ramify.rollout.pins import Pins
-    from ramify.rollout.run import Agent, Episodes
+    from ramify.rollout.run import Episodes
     from ramify.trace.db import Run
 
     task = next(iter(HouseholdWorld().panel("eval", 1)))

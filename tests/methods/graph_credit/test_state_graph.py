@@ -19,7 +19,8 @@ from ramify.methods.graph_credit.run import MAKER
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.score.steps import read_steps, run_columns, write_rows
 from ramify.trace.db import Run

@@ -12,7 +12,7 @@ from ramify.engine.named import find_model
 from ramify.env.worlds.maze import MazeWorld
 from ramify.integrations import trl_trainer
 from ramify.model.protocol import Sampling
-from ramify.rollout.run import Agent
+from ramify.rollout.agent import Agent
 from ramify.trace.db import Run
 
 

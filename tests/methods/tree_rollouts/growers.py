@@ -11,7 +11,7 @@ from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.toy import ToyGrower
-from ramify.rollout.run import Attempt, Turn
+from ramify.rollout.attempts import Attempt, Turn
 from ramify.trace.node import make_node
 
 TASK = Task("0000")

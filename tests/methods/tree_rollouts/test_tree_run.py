@@ -25,7 +25,8 @@ from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.run import Agent, Episodes
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node

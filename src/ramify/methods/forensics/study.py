@@ -26,8 +26,9 @@ from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, sh
 from ramify.methods.forensics.levers import LeverWorld, require_honest
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
+from ramify.rollout.attempts import Attempt
 from ramify.rollout.parts import find_model, find_world, make_agent
-from ramify.rollout.run import Attempt, Episodes
+from ramify.rollout.run import Episodes
 from ramify.score.judge import Function, Judge
 from ramify.stats.drops import Counts
 from ramify.trace.connect import holds_run

@@ -14,7 +14,7 @@ from ramify.trace.db import Run
 from ramify.trace.sources import opened
 
 if TYPE_CHECKING:
-    from ramify.rollout.run import Attempt, Turn
+    from ramify.rollout.attempts import Attempt, Turn
 
 
 ENTRY = "tree"

@@ -18,7 +18,7 @@ from ramify.search.loop import search
 
 if TYPE_CHECKING:
     from ramify.env.protocol import Task
-    from ramify.rollout.run import Attempt
+    from ramify.rollout.attempts import Attempt
 
 
 class Grower(Protocol):

@@ -19,7 +19,7 @@ from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig,
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.methods.tree_rollouts.sampler import TreeSampler
-from ramify.rollout.run import Attempt, Turn
+from ramify.rollout.attempts import Attempt, Turn
 from ramify.stats.evidence import holm
 from ramify.stats.tests import paired_permutation
 from ramify.trace.node import Node
