@@ -52,10 +52,7 @@ def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path 
             report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, as_json, runner)
             reports.append(report)
             _print_checks(report, as_json)
-    if out is not None:
-        figures = {"size": size, "versions": versions(), "machine": machine()}
-        body = figures | (reports[0] if slug != "all" else {"reports": reports})
-        write_whole(out, json.dumps(body, indent=1, allow_nan=False) + "\n")
+    _write_figures(out, {"size": size}, reports[0] if slug != "all" else {"reports": reports})
     if slug == "all":
         _print_summary(reports, as_json)
     return all(report["passed"] for report in reports)
@@ -85,11 +82,15 @@ def _print_checks(report: dict[str, Any], as_json: bool) -> None:
         wanted = "" if check["op"] == "report" else f"{check['op']} {check['threshold']:g}"
         rows.append((check["name"], check["value"], low_high, check["n"], len(check["seeds"]), wanted, check["status"]))
     text = terminal.table(["check", "value", "95 % interval", "n", "seeds", "wanted", "status"], rows)
-    reasons = [f"  {c['name']}: {c['known_miss']}" for c in report["checks"] if c["status"] == "known_miss"]
-    if reasons:
-        text += "\n\nKnown misses:\n" + "\n".join(reasons)
+    _print_report(report, report["slug"], text, report["checks"], as_json)
+
+
+def _print_report(report: dict[str, Any], slug: str, text: str, judged: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """A table of what was judged, why misses were expected, and the verdict."""
+    reasons = [f"  {one['name']}: {one['known_miss']}" for one in judged if one["status"] == "known_miss"]
+    text += "\n\nKnown misses:\n" + "\n".join(reasons) if reasons else ""
     verdict = "passed" if report["passed"] else "MISSED"
-    terminal.emit(report, as_json, f"\n{report['slug']}\n{text}\n\n{report['slug']}: {verdict} in {report['seconds']} s")
+    terminal.emit(report, as_json, f"\n{slug}\n{text}\n\n{slug}: {verdict} in {report['seconds']} s")
 
 
 def _number(value: float | None) -> float:
@@ -127,15 +128,7 @@ def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: 
         reports.append(_check(slug, own, quick, seed, as_json))
         _print_cases(reports[-1], as_json)
     passed = all(report["passed"] for report in reports)
-    if out is not None:
-        body = {
-            "seed": seed,
-            "commit": commit(),
-            "versions": versions(),
-            "machine": machine(),
-            "methods": reports,
-        }
-        write_whole(out, json.dumps(body, indent=1, allow_nan=False) + "\n")
+    _write_figures(out, {"seed": seed, "commit": commit()}, {"methods": reports})
     if name == "all":
         _print_all(reports, passed, as_json)
     return passed
@@ -223,10 +216,7 @@ def _print_cases(report: dict[str, Any], as_json: bool) -> None:
         share = f"{case['found' if planted else 'false']} of {case['n']}"
         rows.append((case["truth"], case["name"], share, f"[{low:.3f}, {high:.3f}]", wanted, case["status"]))
     text = terminal.table(["truth", "case", "found", "95 % interval", "wanted", "status"], rows)
-    reasons = [f"  {case['name']}: {case['known_miss']}" for case in report["cases"] if case["status"] == "known_miss"]
-    text += "\n\nKnown misses:\n" + "\n".join(reasons) if reasons else ""
-    verdict = "passed" if report["passed"] else "MISSED"
-    terminal.emit(report, as_json, f"\n{report['method']}\n{text}\n\n{report['method']}: {verdict} in {report['seconds']} s")
+    _print_report(report, report["method"], text, report["cases"], as_json)
 
 
 def _print_all(reports: Sequence[dict[str, Any]], passed: bool, as_json: bool) -> None:
@@ -275,6 +265,13 @@ def check_writable(out: Path | None) -> None:
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
+
+
+def _write_figures(out: Path | None, asked: dict[str, Any], found: dict[str, Any]) -> None:
+    """Write what was asked for and found to ``out``, with versions and machine."""
+    if out is not None:
+        body = asked | {"versions": versions(), "machine": machine()} | found
+        write_whole(out, json.dumps(body, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager
