@@ -1,4 +1,4 @@
-"""``ramify new``: the skeleton of a part of your own, as a small package that passes ``ramify check`` as it is."""
+"""``ramify new``: the skeleton of a part or a method of your own, as a small package that passes ``ramify check`` as it is."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ app = typer.Typer(add_completion=False)
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST = 40
+METHOD = "method"
+_FILES = ("init", "algorithm", "verbs", "experiment")
+"""Modules of a method's package."""
 
 
 @app.command()
@@ -34,10 +37,10 @@ def new(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a small package with one working part, its test and its plug-in entry."""
+    """Write a small package with one working part, its test and its plug-in entry; of a method with its page and its experiment, too."""
     from ramify.render import terminal
 
-    kind = conformance.known_kind(kind)
+    kind = kind if kind == METHOD else conformance.known_kind(kind)
     check_name(kind, name)
     folder = out or Path(name)
     if folder.exists() or folder.is_symlink():
@@ -47,7 +50,9 @@ def new(
     files = skeleton(kind, name)
     _write(folder, files)
     part = folder / "src" / f"{_module(name)}.py"
-    text = f"wrote {folder}: {', '.join(files)}\n\nramify check {kind} {part}:{_part(kind, name)}\npip install -e {folder}"
+    first = f"pytest {folder}" if kind == METHOD else f"ramify check {kind} {part}:{_part(kind, name)}"
+    last = f"\nramify check method {name} --quick" if kind == METHOD else ""
+    text = f"wrote {folder}: {', '.join(files)}\n\n{first}\npip install -e {folder}{last}"
     terminal.emit({"kind": kind, "name": name, "folder": str(folder), "files": list(files)}, as_json, text)
 
 
@@ -57,7 +62,9 @@ def check_name(kind: str, name: str) -> None:
         raise UserError(
             f"'{name}' is no name for a part: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
         )
-    if name in registry.names(kind):
+    from ramify.cli.main import VERBS
+
+    if name in registry.names(kind) or (kind == METHOD and name in VERBS):
         raise UserError(f"the {kind} '{name}' is there already")
     module = _module(name)
     if keyword.iskeyword(module) or keyword.issoftkeyword(module) or importlib.util.find_spec(module) is not None:
@@ -75,6 +82,10 @@ def skeleton(kind: str, name: str) -> dict[str, str]:
         f"src/{module}.py": f"{kind}.py.txt",
         f"tests/test_{module}.py": "test.py.txt",
     }
+    if kind == METHOD:
+        inside = {f"src/{module}/{'__init__' if file == 'init' else file}.py": f"{file}.py.txt" for file in _FILES}
+        places = {path: place for path, place in places.items() if path != f"src/{module}.py"} | inside
+        places = {path: f"method/{place}" for path, place in places.items()} | {f"docs/{name}.md": "method/page.md.txt"}
     templates = resources.files("ramify") / "assets" / "new"
     files = {}
     for path, template in places.items():
