@@ -8,6 +8,7 @@ stopped and ends where the undisturbed one would have.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -495,7 +496,7 @@ class Job:
             return f"{name} {what} {update + 1}/{c.updates}" if arms > 1 else f"{what} {update + 1}/{c.updates}"
 
         progress.begin(c.tokens, spent, phase("sample", len(done)), "tokens")
-        for update in range(len(done), 10**9):
+        for update in itertools.count(len(done)):
             share = min(c.tokens / c.updates, c.tokens - spent)
             if share < 0.5 * c.tokens / c.updates:
                 break

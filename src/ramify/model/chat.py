@@ -59,13 +59,19 @@ class ChatTemplate(Protocol):
         ...
 
 
+def own_template(model: object) -> ChatTemplate | None:
+    """The chat template that a model brings; None where it brings none."""
+    found: ChatTemplate | None = getattr(model, "template", None)
+    return found
+
+
 def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTemplate | None:
     """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages.
 
     ``given`` (see :func:`read_template`) takes the place of a Hugging Face template. Raises UserError where there is none to replace,
     NeedsError where the model takes tokens and nothing says how a chat is laid out as tokens.
     """
-    template: ChatTemplate | None = getattr(model, "template", None)
+    template = own_template(model)
     if given:
         if not isinstance(template, JinjaTemplate):
             raise UserError(

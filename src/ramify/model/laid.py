@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores, context_of
 from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
@@ -132,7 +132,7 @@ class Layout:
         """
         if not prefix.messages:
             raise UserError("a chat has at least one message")
-        room = getattr(self.inner, "context", None)
+        room = context_of(self.inner)
         if room is not None:
             texts = [*(message.text for message in prefix.messages), *(json.dumps(tool) for tool in prefix.tools)]
             check_room(self.tokenizer, texts, room, self.identity.name)

@@ -128,6 +128,17 @@ _LATER = {
 }  # fmt: skip
 
 
+def eos_of(model: object) -> tuple[int, ...]:
+    """The tokens that end a reply of a model, as far as it says."""
+    return tuple(getattr(model, "eos", ()))
+
+
+def context_of(model: object) -> int | None:
+    """The longest row of tokens that a model takes; None where it does not say."""
+    found = getattr(model, "context", None)
+    return None if found is None else int(found)
+
+
 def sampling_of(model: object, **given: Any) -> Sampling:
     """Sampling settings: what is ``given`` and not None, else the model's own ``defaults`` (its generation_config.json), else Sampling's.
 

@@ -20,6 +20,7 @@ from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt, as_turn
 from ramify.rollout.pool import Pool, ProcessWorker, Start
+from ramify.rollout.record import erase_failed
 from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Record, add_records, pack, read_records, unpack_answer, write_records
 from ramify.trace.context import HISTORY
@@ -177,7 +178,7 @@ class Player:
             add_records(run, records)
             if header["failure"] is None:
                 answers = [answer for _, answer in header["turns"][:-1]]
-                run.erase_failed([header["start"], *answers] if header["turns"] else [], header["start"], header["index"])
+                erase_failed(run, [header["start"], *answers] if header["turns"] else [], header["start"], header["index"])
         if unit.tree not in self.episodes.trees and not self.episodes.run.has_tree(unit.tree):
             self.episodes.trees[unit.tree] = Tree(unit.tree)
         known = self.episodes.load(unit.tree)

@@ -20,6 +20,11 @@ from ramify.trace.path import Part
 from ramify.trace.tree import Tree
 
 
+def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None:
+    """Erase what an earlier try of an attempt left unscored on ``nodes``: it went on, so none of them is its end."""
+    run.erase_unscored(nodes, "env", {"start": start, "index": index})
+
+
 class Record:
     """Trees of one run, those that are in use in memory; ``template`` lays messages out as tokens, None where the model takes messages."""
 
@@ -112,7 +117,7 @@ class Record:
         """Store the verdict on an attempt from ``start``; one that came through erases the failure of an earlier try."""
         self.run.add(verdict)
         if verdict.value is not None and answers:
-            self.run.erase_failed([start.id, *(answer.id for answer in answers[:-1])], start.id, index)
+            erase_failed(self.run, [start.id, *(answer.id for answer in answers[:-1])], start.id, index)
 
     def _context(self, parts: list[Part]) -> str:
         """The hash of the context that shows ``parts``, which is stored."""

@@ -134,7 +134,7 @@ class Sink:
             self._keep(record)
             self.added.append(record)
 
-    def erase_failed(self, nodes: Iterable[str], start: str, index: int) -> None:
+    def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
         """Nothing: the run itself erases when the attempt is stored."""
 
     def tree(self, name: str) -> Tree:

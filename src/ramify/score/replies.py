@@ -13,7 +13,7 @@ from typing import Any
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.registry import register
 from ramify.env.protocol import Task
-from ramify.model.chat import assistant_node_parts
+from ramify.model.chat import assistant_node_parts, own_template
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Model, Prefix
 from ramify.score.judge import Item, Judge, Judgement, find_judge, judged, records
@@ -36,7 +36,7 @@ class Scored(Middleware):
     def __init__(self, inner: Model, argument: str = "") -> None:
         super().__init__(inner, argument)
         self.judge: Judge | None = find_judge(argument, what="judge") if argument else None
-        self._template = getattr(inner, "template", None)
+        self._template = own_template(inner)
 
     @property
     def settings(self) -> Any:

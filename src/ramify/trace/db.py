@@ -381,12 +381,12 @@ class Run:
         self.commit()
         return erased
 
-    def erase_failed(self, nodes: Iterable[str], start: str, index: int) -> None:
-        """Erase what a failed attempt (``start``, ``index``) left unscored on ``nodes``: it went on, so none of them is its end."""
-        where = "scorer = 'env' AND json_extract(evidence, '$.start') = ? AND json_extract(evidence, '$.index') = ?"
+    def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
+        """Erase the verdicts of ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
+        where = " AND ".join(["scorer = ?", *["json_extract(evidence, '$.' || ?) = ?"] * len(evidence)])
+        sql = f"DELETE FROM verdicts WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
         for node in nodes:
-            sql = f"DELETE FROM verdicts WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
-            self._write(sql, (node, start, index))
+            self._write(sql, (node, scorer, *(part for entry in evidence.items() for part in entry)))
 
     # Reading
 

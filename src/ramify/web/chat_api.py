@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.model.chat import own_template
 from ramify.model.protocol import Draw, Prefix
 from ramify.trace.message import CALL_END, Message, joined_reply
 from ramify.web.fields import ChatMessage, ChatRequest
@@ -49,7 +50,7 @@ class ChatForm(Form):
 
     def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
         """See :class:`Form`: the messages as laid out, and the reply's header."""
-        template = getattr(self.served.model, "template", None)
+        template = own_template(self.served.model)
         parts = [laid.tokens for laid in draw.shown if laid.tokens is not None]
         if template is None or not parts or len(parts) < len(draw.shown):
             return None

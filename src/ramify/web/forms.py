@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import NeedsError
+from ramify.model.chat import own_template
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import NO_LIMIT, Draw, Model, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import NO_LIMIT, Draw, Model, Prefix, Sampling, Tokenizer, context_of, eos_of
 from ramify.web.fields import Request
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
@@ -47,10 +48,10 @@ class Served:
         """Ask ``model`` once what it is. Raises what its ``capabilities`` raise: an endpoint has to answer."""
         offers = model.capabilities
         takes = "tokens" in offers
-        template = getattr(model, "template", None)
-        enders = {*getattr(model, "eos", ()), *(template.stop_tokens if template is not None else ())}
+        template = own_template(model)
+        enders = {*eos_of(model), *(template.stop_tokens if template is not None else ())}
         tokenizer = getattr(model, "tokenizer", None) if takes else None
-        context, forwards = getattr(model, "context", None), getattr(model, "forwards", frozenset[str]())
+        context, forwards = context_of(model), getattr(model, "forwards", frozenset[str]())
         names: set[str] = set()
         inside: Any = model
         while inside is not None:

@@ -11,6 +11,7 @@ from ramify.env.protocol import Observation, Panel, Task
 from ramify.methods.cliffs.forks import TAKES
 from ramify.methods.cliffs.record import ENTRY, KIND, stem_of
 from ramify.model.chat import RawTemplate
+from ramify.model.protocol import eos_of
 from ramify.rollout.agent import Agent
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import Item, Judge, find_judge, judged, truth
@@ -87,6 +88,6 @@ def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Repl
     if stem.tokenizer and stem.tokenizer != tokenizer.hash:
         raise NeedsError(f"the token ids of trace '{stem.id}' belong to another tokenizer than that of '{found.identity.name}'")
     whole = RawTemplate(tokenizer)  # prompts are in the run as they were laid out
-    whole.stop_tokens = tuple(sorted({*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}))
+    whole.stop_tokens = tuple(sorted({*eos_of(found), *(() if template is None else template.stop_tokens)}))
     judge = find_judge(verifier, takes=TAKES, seconds=float(run.config.get("seconds", 10.0)), what="verifier")
     return Agent(found, whole, stem.sampler), Replies(asked.text, stem, judge)

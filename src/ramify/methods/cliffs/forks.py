@@ -15,7 +15,7 @@ import numpy as np
 from ramify.base.budget import Budget
 from ramify.base.errors import BoundaryError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
-from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, require, require_splittable
+from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
 from ramify.rollout.problems import Problem
@@ -90,7 +90,7 @@ class ReplyForks:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.verifier = verifier if isinstance(verifier, Judge) else Function(verifier, TAKES)
         self.truncated = truncated
-        self.eos = frozenset(getattr(model, "eos", ()) if eos is None else eos)
+        self.eos = frozenset(eos_of(model) if eos is None else eos)
         self._failure = ""
 
     @property

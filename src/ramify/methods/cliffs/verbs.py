@@ -34,7 +34,7 @@ from ramify.methods.cliffs.record import (
 from ramify.methods.cliffs.report import ablation_table, picture, said, summary
 from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
 from ramify.methods.cliffs.stems import is_token_file, read_stems
-from ramify.model.protocol import Sampling
+from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.problems import Problem, read_problems
@@ -118,7 +118,7 @@ def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
     judge = find_judge(options.verifier, takes=TAKES, seconds=options.seconds, what="verifier")
     found, tokenizer, template = find_drawn(model or options.model)
-    eos = {*getattr(found, "eos", ()), *(() if template is None else template.stop_tokens)}
+    eos = {*eos_of(found), *(() if template is None else template.stop_tokens)}
     return ReplyForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
 

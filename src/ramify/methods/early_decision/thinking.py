@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, require
+from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, context_of, eos_of, require
 from ramify.rollout.sampler import Ask, Key, token_ids
 
 Closed = Literal["own", "forced", "never"]
@@ -109,8 +109,8 @@ class Thinking:
     ) -> None:
         require(model, self.needs, "continuing a trace from inside its thinking")
         self.tokenizer, self.marks, self.force = tokenizer, marks, force
-        self.context: int | None = getattr(model, "context", None)
-        self.eos = frozenset((*(getattr(model, "eos", ()) if eos is None else eos), *answer.stop_tokens, *marks.ends))
+        self.context = context_of(model)
+        self.eos = frozenset((*(eos_of(model) if eos is None else eos), *answer.stop_tokens, *marks.ends))
         self.answering = replace(answer, stop_tokens=tuple(sorted(self.eos)))
         """Settings of an answer behind a closed prefix."""
         mark = np.array(marks.mark, np.int32)
@@ -145,7 +145,7 @@ class Thinking:
     def fits(self, prefix: Prefix) -> bool:
         """Whether an answer of full length fits behind a closed prefix; True where the model's context is not known."""
         assert prefix.tokens is not None
-        return self.context is None or len(prefix.tokens) + self.answering.max_tokens <= int(self.context)
+        return self.context is None or len(prefix.tokens) + self.answering.max_tokens <= self.context
 
     async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
         """See :class:`ramify.rollout.sampler.Policy`; ``settings`` are those of :meth:`left`."""

@@ -15,6 +15,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.engine.named import find_continuing
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, step_columns
+from ramify.model.chat import own_template
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import Draw, Model, Prefix, require
 from ramify.score.replies import scored
@@ -67,7 +68,7 @@ class Graded(Middleware):
         if given.tokens is not None:
             return given.tokens
         laid = [one.tokens for one in draw.shown if one.tokens is not None]
-        template = getattr(self.inner, "template", None)
+        template = own_template(self.inner)
         if template is None or not laid or len(laid) < len(draw.shown):
             return None
         head = template.open("assistant", draw.shown[-1].message.role) if draw.head is None else draw.head
