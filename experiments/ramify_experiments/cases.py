@@ -40,9 +40,9 @@ class Case:
     """Whether the verb, at its default levels, reported a finding (of a planted case: the planted one)."""
     wanted: float
     """Of ``nothing`` the nominal level of the verb; of ``planted`` the least share to be found."""
-    full: int
+    full: int = 200
     """Repetitions that the committed figures rest on."""
-    quick: int
+    quick: int = 20
     """Repetitions that fit into every change's checks."""
     known_miss: str = ""
     """Why a miss is expected, with the page that tells of it; empty where none is."""

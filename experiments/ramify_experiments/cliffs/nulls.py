@@ -134,7 +134,6 @@ CASES = (
         "In eight replies every second token loses exactly 0.1, the most that is no cliff; a finding is any confirmed cliff.",
         _tenths,
         wanted=0.05,
-        full=200,
         quick=10,
     ),
     Case(
@@ -143,7 +142,6 @@ CASES = (
         "The potential of every position of eight replies is one half; a finding is any confirmed cliff.",
         _nothing,
         wanted=0.05,
-        full=200,
         quick=10,
     ),
     Case(
@@ -152,7 +150,6 @@ CASES = (
         "One token of one reply in eight loses 0.35 and no other token anything; it must be among the confirmed cliffs.",
         _one,
         wanted=0.8,
-        full=200,
         quick=10,
     ),
 )

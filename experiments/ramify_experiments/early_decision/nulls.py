@@ -176,7 +176,7 @@ def _moves(rep: Repetition) -> bool:
     return not low <= 0 <= high
 
 
-COIN: dict[str, Any] = {"wanted": 0.05, "full": 200, "quick": 16}
+COIN: dict[str, Any] = {"wanted": 0.05, "quick": 16}
 SUN: dict[str, Any] = {"wanted": 0.8, "full": 50, "quick": 6}
 
 CASES = (

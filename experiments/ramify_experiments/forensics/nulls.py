@@ -99,7 +99,6 @@ CASES = (
         "No motive is at work and every test has a strong control: a motive named by `ach`, alone or beside others, is a false finding.",
         lambda rep: _named(rep, "unmoved", controls=True) != NOTHING,
         wanted=0.05,
-        full=200,
         quick=10,
     ),
     Case(
@@ -108,8 +107,6 @@ CASES = (
         "Of 10 runs a cell, 50 % against 45 %, which a test of 150 finds once in eight: a silence that is believed for it is a false finding.",
         lambda rep: _silence_believed(rep, "hardly_sly", 10),
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "an agent that hides it",
@@ -117,7 +114,6 @@ CASES = (
         "It cuts the corner where nobody looks, 30 % against 3 %: `ach` must name evasion.",
         lambda rep: _named(rep, "sly") == "evasion",
         wanted=0.8,
-        full=200,
         quick=15,
     ),
     Case(

@@ -123,8 +123,6 @@ CASES = (
         "attempt to change the rule is false.",
         _carried,
         wanted=0.0,
-        full=200,
-        quick=20,
     ),
     Case(
         "equal arms",
@@ -132,7 +130,6 @@ CASES = (
         "An agent breaks three rules in ten in every condition: a condition that is said to differ from control is false.",
         _equal,
         wanted=0.05,
-        full=200,
         quick=8,
     ),
     Case(
@@ -141,8 +138,6 @@ CASES = (
         "Compaction drops the one rule of a conversation at a known reply: the audit must name it and that reply.",
         _dropped,
         wanted=0.95,
-        full=200,
-        quick=20,
     ),
     Case(
         "an agent that reads its rules",

@@ -131,8 +131,6 @@ CASES = (
         "Attempts of a trained policy end by chance, whatever was done in them: a step that `blame` names is a false finding.",
         _blames_luck,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "a model against itself",
@@ -149,7 +147,6 @@ CASES = (
         "The same attempts: `report` finds the grade other than chance, or a better one of grade and log-prob.",
         _ranks_luck,
         wanted=0.05,
-        full=200,
         quick=10,
     ),
     Case(
@@ -158,8 +155,6 @@ CASES = (
         "The same attempts: `select` says that choosing by the grade gained or lost success.",
         _chooses_luck,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "one slip among failures by luck",
@@ -168,8 +163,6 @@ CASES = (
         "or more, and of the steps it names nine in ten are slips.",
         _blames_slips,
         wanted=0.8,
-        full=200,
-        quick=20,
     ),
     Case(
         "a reference of another process",

@@ -192,8 +192,6 @@ CASES = (
         "out of wrong turns.",
         _rooms,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "one way back",
@@ -201,8 +199,6 @@ CASES = (
         "One of 24 attempts walks into a dead end and comes back; it counts as found with its depth and the dead end's name, and nothing else.",
         _way_back,
         wanted=0.95,
-        full=200,
-        quick=20,
     ),
     Case(
         "rooms do not matter",
@@ -210,8 +206,6 @@ CASES = (
         "Success is a coin, whatever rooms an attempt goes through; a finding is any dead end that the run names.",
         _coins,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "a room that nobody gets out of",
@@ -219,8 +213,6 @@ CASES = (
         "Whoever enters one of the eight rooms fails, and of the others nine in ten succeed; found where the run names it in any task.",
         _trap,
         wanted=0.8,
-        full=200,
-        quick=20,
     ),
     Case(
         "attempts at a task are alike",
@@ -228,8 +220,6 @@ CASES = (
         "The true share of successes is one half, and tasks differ; a finding is an interval of success_share that excludes it.",
         _attempts,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "steps of a task are alike",
@@ -237,8 +227,6 @@ CASES = (
         "The true share of steps that change nothing is known, and tasks differ; a finding is an interval of stalled_steps that excludes it.",
         _steps,
         wanted=0.05,
-        full=200,
-        quick=20,
     ),
     Case(
         "phrases that take nothing back",
@@ -247,8 +235,6 @@ CASES = (
         "back than false marks explain.",
         _phrases,
         wanted=0.025,
-        full=200,
-        quick=20,
     ),
     Case(
         "steps taken back",
@@ -256,8 +242,6 @@ CASES = (
         "Every third of 60 texts takes a step back, and false marks are rare in the labels; found where the audit says so.",
         _retractions,
         wanted=0.8,
-        full=200,
-        quick=20,
     ),
     Case(
         "masks that are not precise enough",
@@ -266,8 +250,6 @@ CASES = (
         "those masks.",
         _false_masks,
         wanted=0.025,
-        full=200,
-        quick=20,
     ),
     Case(
         "slips with their correction",
@@ -275,8 +257,6 @@ CASES = (
         "What the detector would hide is a mistake in 0.96 of cases; found where the set is built, and masks the ten planted slips and nothing else.",
         _masks,
         wanted=0.8,
-        full=200,
-        quick=20,
     ),
 )
 """What is true of made traces, and how often the verbs may, or must, say so."""

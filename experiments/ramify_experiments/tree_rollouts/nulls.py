@@ -44,7 +44,6 @@ CASES = (
         f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported is false.",
         _equal,
         wanted=0.05,
-        full=200,
         quick=12,
     ),
     Case(
@@ -53,7 +52,6 @@ CASES = (
         f"Independent attempts, sampled twice on the same {TASKS} tasks: any difference reported is false.",
         _flat,
         wanted=0.05,
-        full=200,
         quick=12,
     ),
     Case(
