@@ -17,6 +17,7 @@ from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import CaseConfig
 from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corrected, result_from_json
 from ramify.methods.forensics.report import sentences_text, share_text, table_of
+from ramify.stats.evidence import holm
 from ramify.trace.db import Run
 from ramify.trace.node import Finding
 from ramify.trace.schema import stored
@@ -87,6 +88,15 @@ def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
         keep_tests(run)
 
 
+@stored
+def questions(run: Run) -> list[dict[str, Any]]:
+    """What was asked and counted, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's ``p``)."""
+    told = found(run, QUESTIONS)
+    raw = [one["p_raw"] for one in told if "p_raw" in one]
+    adjusted = iter(holm(raw))
+    return [one | {"p": next(adjusted), "looks": len(raw)} if "p_raw" in one else one for one in told]
+
+
 def report(run: Run, config: CaseConfig) -> dict[str, Any]:
     """Everything known of a case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
     results = kept_tests(run)
@@ -95,7 +105,7 @@ def report(run: Run, config: CaseConfig) -> dict[str, Any]:
         "baseline": next(iter(found(run, BASELINE)), {}),
         "tests": [result.to_json() for result in results],
         "traces": found(run, SENTENCES),
-        "probes": found(run, QUESTIONS),
+        "probes": questions(run),
         "ach": table_of(config, results).report(config.benign, BENIGN),
     }
 
@@ -156,6 +166,8 @@ def _sentences(told: Told) -> Iterator[Finding]:
 def _question(told: Told) -> Iterator[Finding]:
     """How often the agent answers so, which is no cause."""
     why = f"asked '{told['question'][:120]}', answers of the kind: {share_text(told['rate'])}"
+    if "others" in told:
+        why = f"{told['kind']} '{told['question'][:120]}': {share_text(told['rate'])} beside runs that did it, {share_text(told['others'])} beside the others"
     yield Finding(f"question {told['name']}", QUESTIONS, why, value=_rate(told), unit="rate", evidence=told)
 
 

@@ -72,9 +72,47 @@ def as_text(found: Mapping[str, Any]) -> str:
         title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {trace['k']} forks at each place"
         parts += [title, table(["sentence", "held-out score", "score", "sd"], cells), f"{sentences_text(trace)}."]
     if found["probes"]:
-        rows = [[p["name"], short(p["question"], 60), share_text(p["rate"])] for p in found["probes"]]
-        parts += ["## Questions: what it says, which is no cause", table(["name", "question", "answers of the kind"], rows)]
+        parts.append("## Questions: what it says, which is no cause")
+        rows = [[p["name"], short(p["question"], 60), share_text(p["rate"])] for p in found["probes"] if "others" not in p]
+        if rows:
+            parts.append(table(["name", "question", "answers of the kind"], rows))
+        if beside := [p for p in found["probes"] if "others" in p]:
+            parts += words_text(beside)
     return "\n\n".join([*parts, *ach_text(found["ach"])]) + "\n"
+
+
+def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is written beside runs that did it and beside the others, and whether the two differ."""
+    rows = []
+    notes = []
+    for one in found:
+        did, others = share_text(one["rate"]), share_text(one["others"])
+        if one["kind"] == "scale":
+            did, others = f"mean {one['mean']:.2f} of {one['n'][0]}", f"mean {one['mean_others']:.2f} of {one['n'][1]}"
+            a = one["agreement"]
+            notes.append(
+                f"{one['name']}: not calibrated, no grades by people are given."
+                if a is None
+                else f"{one['name']}: with people kappa {a['kappa']:.2f} on {a['n']} runs (p = {a['p']:.2g}), equal {a['equal']:.0%}, within one {a['within_one']:.0%}."
+            )
+        if one.get("how") == "forecast":
+            notes.append(f"{one['name']}: the model was asked for a forecast, since it cannot continue in the user's place.")
+        if one.get("moved", {}).get("moved"):
+            notes.append(
+                f"**{one['name']}: asking for notes itself moves the rate ({100 * one['moved']['change']:+.0f} points): they are notes on another behaviour.**"
+            )
+        rows.append([one["name"], one["kind"], did, others, f"{one['p']:.2g}"])
+    apart = [one["name"] for one in found if one["p"] < ALPHA]
+    said = (
+        f"differs: {'; '.join(apart)}"
+        if apart
+        else f"{NOTHING}: what is written beside the runs that did it is what is written beside the others"
+    )
+    return [
+        table(["name", "what", "beside runs that did it", "beside the others", "p, corrected"], rows),
+        f"{said} (p < {ALPHA:g}, corrected over the {found[0]['looks']} comparisons of the case).",
+        *notes,
+    ]
 
 
 def sentences_text(trace: Mapping[str, Any]) -> str:

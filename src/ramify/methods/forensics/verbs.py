@@ -31,9 +31,11 @@ from ramify.methods.forensics.report import (
     sentences_text,
     table_of,
     tests_text,
+    words_text,
 )
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
+from ramify.methods.forensics.words import NOTE, audit_notes, scale, self_report, user_turn
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.parts import find_model, find_world
 from ramify.stats.drops import Counts
@@ -243,6 +245,62 @@ def ask_(
     rate = found["rate"]
     text = f"{rate['k']} of {rate['n']} answers [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]; the first:\n{found['examples'][0]}"
     emit(found, as_json, text)
+
+
+What = Annotated[str, typer.Argument(help="Pattern of the texts to count, or with --judge a description.")]
+ProbeName = Annotated[str, typer.Argument(metavar="NAME", help="A name for the probe.")]
+Most = Annotated[int, typer.Option("--n", min=1, help="Runs of either side, at the most.")]
+
+
+@app.command("self-report")
+def self_report_(
+    folder: Folder,
+    name: ProbeName,
+    what: What,
+    form: Annotated[str, typer.Option(help="review, memory, done, or a text of your own that is asked.")] = "review",
+    n: Most = 50,
+    judge: Judged = False,
+    as_json: Json = False,
+) -> None:
+    """Ask for a self-report behind every run: are those of a kind likelier behind runs that did it than behind the others?"""
+    _beside(_working(folder, as_json, lambda case: self_report(case, name, form, says_of(case, what, judge), n)), as_json)
+
+
+@app.command("user-turn")
+def user_turn_(folder: Folder, name: ProbeName, what: What, n: Most = 50, judge: Judged = False, as_json: Json = False) -> None:
+    """Let the model write the user's next message behind every run, and compare runs that did it with the others."""
+    _beside(_working(folder, as_json, lambda case: user_turn(case, name, says_of(case, what, judge), n)), as_json)
+
+
+@app.command("audit-notes")
+def audit_notes_(
+    folder: Folder,
+    name: ProbeName,
+    what: What,
+    require: Annotated[str, typer.Option(help="What the agent is told; lines that begin with 'Note:' are read.")] = NOTE,
+    n: N = None,
+    judge: Judged = False,
+    as_json: Json = False,
+) -> None:
+    """Require a note with every action: does that move the rate, and what do the notes say where it did it?"""
+    _beside(_working(folder, as_json, lambda case: audit_notes(case, name, says_of(case, what, judge), n, require)), as_json)
+
+
+@app.command("scale")
+def scale_(
+    folder: Folder,
+    name: ProbeName,
+    axis: Annotated[str, typer.Argument(help="The axis, in words for the case's judge.")],
+    labels: Annotated[Path | None, typer.Option(help='Grades by people, JSON lines {"leaf": NODE, "grade": 1 to 5}.')] = None,
+    n: Most = 50,
+    as_json: Json = False,
+) -> None:
+    """Let the case's judge grade runs from 1 to 5, calibrated by people's grades: do runs that did it get other grades?"""
+    _beside(_working(folder, as_json, lambda case: scale(case, name, axis, labels, n)), as_json)
+
+
+def _beside(found: dict[str, Any], as_json: bool) -> None:
+    emit(found, as_json, "\n\n".join(words_text([found])))
 
 
 @app.command("control")
