@@ -140,10 +140,10 @@ class Sampler:
         self.budget.require()
         policies = [one for one in (self.policy, policy) if one is not None]
         self._check(settings, policies)
-        keys = [Key(self.seed, place, start + i) for i in range(n)]
         if not policies and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
-            return await self._caught(self._plain(prefix, settings, keys, purpose), n, purpose)
-        made = (self._made(prefix, settings, key, purpose, *policies) for key in keys)
+            numbers = [sample_key(self.seed, place, start + i) for i in range(n)]
+            return await self._caught(self._plain(prefix, settings, numbers, purpose), n, purpose)
+        made = (self._made(prefix, settings, Key(self.seed, place, start + i), purpose, *policies) for i in range(n))
         done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
         return [draw for (draw,) in done]
 
@@ -174,7 +174,7 @@ class Sampler:
         key = Key(self.seed, place, index)
         try:
             if taps is not None:
-                return (await self._plain(prefix, settings, [key], purpose, taps))[0]
+                return (await self._plain(prefix, settings, [key.number], purpose, taps))[0]
             return (await self._made(prefix, settings, key, purpose, *filter(None, [self.policy])))[0]
         except BoundaryError as error:
             self._note(error, 1, purpose)
@@ -200,7 +200,7 @@ class Sampler:
 
     async def _made(self, prefix: Prefix, settings: Sampling, key: Key, purpose: str, *policies: Policy) -> Sequence[Draw]:
         async def plain(prefix: Prefix, settings: Sampling, key: Key) -> Draw:
-            return (await self._plain(prefix, settings, [key], purpose))[0]
+            return (await self._plain(prefix, settings, [key.number], purpose))[0]
 
         ask: Ask = plain
         for policy in policies:
@@ -208,9 +208,9 @@ class Sampler:
         return [await ask(prefix, settings, key)]
 
     async def _plain(
-        self, prefix: Prefix, settings: Sampling, at: Sequence[Key], purpose: str, taps: Any = None
+        self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str, taps: Any = None
     ) -> Sequence[Draw]:
-        n, given, keys = len(at), 0 if prefix.tokens is None else len(prefix.tokens), [key.number for key in at]
+        n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
 
         async def asked() -> Sequence[Draw]:
             if taps is None:
