@@ -181,6 +181,16 @@ def test_credit_is_the_mean_of_the_attempts_that_share_a_step() -> None:
     assert sorted(group.reward) == sorted(ENDS["shared"])
 
 
+def test_rules_of_trees_are_those_of_tree_rollouts() -> None:
+    """Two attempts share their first step: within that branch one wins and one loses, as over the task."""
+    group = example_group(["shared"])
+    own, weighted = (assigned(find_rule(name), group) for name in ("tree-grpo", "tree-node"))
+    for node in own:
+        alone = len(group.attempts_of(node)) == 1
+        assert np.abs(own[node]).max() == pytest.approx(2.0 if alone else 0.0)
+        assert np.abs(weighted[node]).max() == pytest.approx(1.0 if alone else 0.0)
+
+
 def test_settings_reach_the_rules_that_name_them() -> None:
     assert find_rule("grpo", {"ddof": 0, "gamma": 0.5}).ddof == 0  # type: ignore[attr-defined]
     assert find_rule("episode").maker == "grpo"
