@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.engine.forward import Exactness
 from ramify.engine.local import LocalModel
 from ramify.model.protocol import Draw, Prefix, Sampling
 
@@ -122,6 +123,7 @@ def test_long_neighbours_do_not_matter() -> None:
 PROGRAM = """
 import hashlib, torch
 from engine.helpers import draw, tiny, tokens
+from ramify.engine.forward import Exactness
 from ramify.engine.local import LocalModel
 shape = {"width": 128, "ffn": 384, "head_size": 32, "vocab": 512, "layers": 2}
 for threads in (1, 2):
@@ -142,3 +144,32 @@ def test_thread_count_does_not_matter() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tests, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert len(set(result.stdout.split())) == 1
+
+
+def test_long_draws_do_not_depend_on_longer_batch_mates() -> None:
+    """Attention looks at as many positions as the longest row has; its kernels divide them by their number."""
+    lengths = (100, 150, 185, 200, 250, 260, 300, 350, 380)
+    wide, long = tiny(context=512), Sampling(max_tokens=4)
+
+    async def together(model: LocalModel) -> list[list[Draw]]:
+        return await asyncio.gather(*(model.sample(Prefix(tokens(n, seed=n // 50)), 1, long, [n]) for n in lengths))
+
+    model = LocalModel(wide)
+    first, again = asyncio.run(together(model)), asyncio.run(together(model))
+    for n, draws, warm in zip(lengths, first, again, strict=True):
+        alone = LocalModel(wide, max_rows=1, cache_bytes=0)
+        (wanted,) = draw(alone, tokens(n, seed=n // 50), [n], max_tokens=4)
+        assert bits(draws[0]) == bits(wanted) == bits(warm[0])
+
+
+def test_prompts_of_different_lengths_share_forward_passes() -> None:
+    model, lengths = LocalModel(module(), cache_bytes=0), (9, 14, 20, 33, 60, 75)  # type: ignore[arg-type]
+
+    async def together() -> list[list[Draw]]:
+        return await asyncio.gather(*(model.sample(Prefix(tokens(n, seed=n)), 1, Sampling(max_tokens=2), [n]) for n in lengths))
+
+    found = asyncio.run(together())
+    if model.exactness is not Exactness.ALONE:
+        assert model.stats.forward_passes <= 6  # not one for each prompt, and two more
+    alone = LocalModel(module(), max_rows=1, cache_bytes=0)  # type: ignore[arg-type]
+    assert [bits(draws[0]) for draws in found] == [bits(draw(alone, tokens(n, seed=n), [n], max_tokens=2)[0]) for n in lengths]

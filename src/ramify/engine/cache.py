@@ -18,6 +18,9 @@ from torch import Tensor
 
 SLOTS, POSITIONS = 4, 64
 """What a cache begins with."""
+SPAN, WHOLE, SPLIT, PART = 32, 512, 384, 192
+"""Attention looks at a multiple of SPAN positions. Its kernel takes WHOLE at a time, and a last part of SPLIT or more as it takes a whole
+one, of PART or less as the beginning of one. What lies between is divided in other places, and so has other bits: it is looked at as SPLIT."""
 BLOCK = 16
 """Tokens of a block of the prefix cache."""
 
@@ -83,9 +86,9 @@ class KVCache:
         if self.most is None:
             return None
         S = POSITIONS
-        while _within(SLOTS, 2 * S, self.most):
+        while self.most >= SLOTS * 2 * S:
             S *= 2
-        return S - self.spare if _within(SLOTS, S, self.most) else 0
+        return min(S, _usable(S)) - self.spare if self.most >= SLOTS * S else 0
 
     def fits(self, slots: int, length: int) -> bool:
         """Whether there may be so many slots for sequences of at most ``length`` tokens."""
@@ -94,11 +97,11 @@ class KVCache:
     def reserve(self, slots: int, length: int) -> None:
         """Make room for so many sequences of at most ``length`` tokens. New memory is zero: a masked position must be finite."""
         positions = length + self.spare
-        if slots <= self.slots and positions <= self.capacity:
+        if slots <= self.slots and positions <= _usable(self.capacity):
             return
-        R, S = doubled(self.slots or SLOTS, slots), doubled(self.capacity or POSITIONS, positions)
+        R, S = doubled(self.slots or SLOTS, slots), _capacity(self.capacity or POSITIONS, positions)
         if self.most is not None and self.most < R * S:
-            R, S = doubled(SLOTS, slots), doubled(POSITIONS, positions)
+            R, S = doubled(SLOTS, slots), _capacity(POSITIONS, positions)
         old = self.kv
         self.kv = torch.zeros((old.shape[0], R, S, old.shape[3]), device=old.device, dtype=old.dtype)
         r, s = min(R, old.shape[1]), min(S, old.shape[2])
@@ -178,8 +181,25 @@ def doubled(start: int, least: int) -> int:
     return start
 
 
+def span(positions: int) -> int:
+    """How many positions attention looks at so that the first ``positions`` are seen; those past them are masked, and change no bit."""
+    found = -(-positions // SPAN) * SPAN
+    last = found % WHOLE
+    return found - last + SPLIT if PART < last < SPLIT else found
+
+
+def _usable(capacity: int) -> int:
+    """Positions of which attention can look at a whole :func:`span`."""
+    return PART if PART < capacity < SPLIT else capacity
+
+
+def _capacity(start: int, least: int) -> int:
+    found = doubled(start, least)
+    return found if least <= _usable(found) else 2 * found
+
+
 def _within(slots: int, positions: int, most: int | None) -> bool:
-    return most is None or doubled(SLOTS, slots) * doubled(POSITIONS, positions) <= most
+    return most is None or doubled(SLOTS, slots) * _capacity(POSITIONS, positions) <= most
 
 
 @dataclass(eq=False, slots=True)

@@ -22,8 +22,8 @@ from ramify.engine.speculate import Round
 from ramify.engine.tiny import Tap
 from ramify.model.protocol import Tokenizer
 
-RECALL = 4 * CHUNK
-"""Most tokens of all sequences in a batch that runs for their features."""
+MOST = 4 * CHUNK
+"""Most tokens of all sequences in a batch of given tokens, or of tokens that run again for their features."""
 FEW = 4
 """A sequence with at most so many tokens to catch up rides along in the batch of all sequences."""
 
@@ -50,9 +50,7 @@ class EngineCore:
             running = self.scheduler.schedule()
             if not running:
                 return False
-            for slot, seq in enumerate(running):
-                if seq.pending > FEW:
-                    self._run_prompt(slot, seq)
+            self._run_prompts(running)
             round_ = self._propose(running)
             counts = [seq.pending if seq.pending <= FEW else 1 for seq in running]
             return self._run_all(running, counts, round_)
@@ -80,10 +78,8 @@ class EngineCore:
         missing = [
             (slot, p) for slot in slots if (state := running[slot].draft) for p in range(state.featured, running[slot].computed)
         ]
-        for at in range(
-            0, len(missing), RECALL
-        ):  # whole batches but for the last, whose padding lies past the end of its sequence
-            owners, where = zip(*missing[at : at + RECALL], strict=True)
+        for at in range(0, len(missing), MOST):  # whole batches but for the last, whose padding lies past the end of its sequence
+            owners, where = zip(*missing[at : at + MOST], strict=True)
             tokens = [running[slot].tokens[p] for slot, p in zip(owners, where, strict=True)]
             self._run(tokens, where, owners, watched=True)
         for slot, p in missing:
@@ -139,11 +135,19 @@ class EngineCore:
 
         return tap if tapped else watch
 
-    def _run_prompt(self, slot: int, seq: Sequence) -> None:
-        """Run up to CHUNK pending tokens of one sequence, all but the last."""
-        start, count = seq.computed, min(seq.pending - 1, CHUNK)
-        self._run(seq.tokens[start : start + count], range(start, start + count), [slot] * count, watched=True)
-        self._ran(seq, count, watched=True)
+    def _run_prompts(self, running: GenericSequence[Sequence]) -> None:
+        """Run up to CHUNK pending tokens of every sequence that has more than a few, all but its last; neighbours share batches."""
+        stretches = [(slot, min(seq.pending - 1, CHUNK)) for slot, seq in enumerate(running) if seq.pending > FEW]
+        for part in _shared_batches(stretches):
+            tokens: list[int] = []
+            where: list[int] = []
+            for slot, count in part:
+                start = running[slot].computed
+                tokens += running[slot].tokens[start : start + count]
+                where += range(start, start + count)
+            self._run(tokens, where, [slot for slot, count in part for _ in range(count)], watched=True)
+            for slot, count in part:
+                self._ran(running[slot], count, watched=True)
 
     def _run_all(self, running: list[Sequence], counts: GenericSequence[int], round_: Round) -> bool:
         """Run the next ``counts[slot]`` tokens of every sequence and its drafts, and sample for those that are caught up."""
@@ -262,6 +266,23 @@ class EngineCore:
         # a character is at most 4 tokens (bytes); the rest of the completion was looked at before
         tail = self.tokenizer.decode(seq.sampled[-4 * (max(map(len, texts)) + 1) :])
         return any(text in tail for text in texts)
+
+
+def _shared_batches(stretches: GenericSequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Stretches (slot, tokens) of rising slots, cut where a batch has enough tokens.
+
+    Attention runs on a rectangle, all slots from the first to the last times the longest stretch: at most half of it may be empty.
+    """
+    found: list[list[tuple[int, int]]] = []
+    for slot, count in stretches:
+        if found:
+            part = [*found[-1], (slot, count)]
+            total, rectangle = sum(n for _, n in part), (slot - part[0][0] + 1) * max(n for _, n in part)
+            if total <= MOST and rectangle <= 2 * total:
+                found[-1] = part
+                continue
+        found.append([(slot, count)])
+    return found
 
 
 def _next(logits: Tensor, sequences: GenericSequence[Sequence]) -> list[Picked]:

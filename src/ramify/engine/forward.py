@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.engine.cache import KVCache
+from ramify.engine.cache import KVCache, span
 from ramify.engine.stack import Stack, replace, twice
 from ramify.engine.tiny import Tap, TinyLM
 
@@ -28,9 +28,6 @@ UNIT = 4
 """Row counts are multiples of this."""
 CHUNK = 64
 """Most prompt tokens of one row in a batch."""
-SPAN = 32
-"""Attention looks at a multiple of this many positions; those past a row's own are masked."""
-
 SMALL = 1 << 24
 """Multiplications of a batch (rows x weights) up to which one thread is fastest: half a millisecond of one core."""
 
@@ -111,7 +108,7 @@ class ForwardBatch:
         if rows is not None and not isinstance(rows, int):
             mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
         R, c = self._shape
-        S = min(padded(max(seen) + 1, SPAN), capacity)
+        S = min(span(max(seen) + 1), capacity)
         self._flat, self._keys, self._values, steps = cache.views(kv_heads, owners[0], R, S)
         self._mask = steps.index_select(0, mask).view(R, 1, c, S)
 
@@ -296,8 +293,9 @@ def probe(forward: Forward, alone: bool = False) -> bool:
     weights, against one token at a time in the smallest batch on one thread.
 
     A short row as one prompt batch; token by token as the sixth row of a full batch, beside a row far longer than itself; several tokens at a
-    time beside rows with other numbers of tokens; and the end of a prompt batch of the largest size. ``alone``: all of them with every token
-    in a batch of its own.
+    time beside rows with other numbers of tokens; the end of a prompt batch of the largest size; a short and a long prompt in one batch;
+    and a token far along its row alone and beside rows that are longer.
+    ``alone``: all of them with every token in a batch of its own.
     """
     generator = torch.Generator().manual_seed(0)
     long = min(forward.context, CHUNK)
@@ -326,6 +324,7 @@ def probe(forward: Forward, alone: bool = False) -> bool:
         for cache in caches[2:4]:
             cache.reserve(12, far + 1 + UNIT)
             cache.kv[:, 6].normal_()
+            cache.kv[:, 7].normal_(generator=generator)
         for cache in (caches[0], caches[1], caches[4]):
             cache.reserve(1, long + UNIT)
         crowd, ragged = [], []
@@ -347,9 +346,16 @@ def probe(forward: Forward, alone: bool = False) -> bool:
         whole = run(caches[0], ids, range(long), 0)
         caches[4].kv[:, 0, :long] = caches[0].kv[:, 0, :long]
         end = one_by_one(caches[4], long - short, long)
+        for p, other in ((p, other) for p in (100, 200, 350) for other in (270, 400, far) if p < other <= far):
+            alone_there = run(caches[2], [ids[0]], [p], 6)
+            if not torch.equal(run(caches[2], [ids[0], ids[1]], [p, other], [6, 7])[:1], alone_there):
+                return False
+        both = run(caches[2], [*ids, *ids[:short]], [*range(long), *range(short)], [*[2] * long, *[5] * short])
         return (
             torch.equal(whole[:short], single)
             and torch.equal(caches[0].kv[:, 0, :short], kept[0])
             and torch.equal(whole[long - short :], end)
             and torch.equal(caches[0].kv[:, 0, :long], caches[4].kv[:, 0, :long])
+            and torch.equal(both, torch.cat((whole, single)))
+            and torch.equal(caches[2].kv[:, 2, :long], caches[0].kv[:, 0, :long])
         )
