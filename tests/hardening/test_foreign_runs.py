@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ramify.cli.main import main
+from ramify.rollout.parts import check_trust
 from ramify.trace.db import Run
 
 
@@ -48,7 +49,7 @@ def listener() -> Iterator[str]:
         server.shutdown()
 
 
-def imported(exported: Path, folder: Path, **changed: str) -> tuple[Path, str]:
+def imported(exported: Path, folder: Path, **changed: object) -> tuple[Path, str]:
     """A run imported from the file with other settings in its first line, and one of its nodes."""
     head, rest = exported.read_text(encoding="utf-8").split("\n", 1)
     record = json.loads(head)
@@ -92,6 +93,27 @@ def test_import_then_fork_or_resume_runs_nothing(
     for name, value in changed.items():
         assert f"{name} {value!r}" in told
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["theirs_module.py:Rule", "python:theirs_module:Rule", "factory:theirs_module:make", "no-such:rule"]
+)
+def test_a_third_partys_credit_rule_is_not_imported(
+    exported: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs_module.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    run, _ = imported(exported, tmp_path, credit={"name": name, "gamma": 0.9})
+    assert main(["resume", str(run)]) == 2
+    assert f"credit {name!r}" in capsys.readouterr().err
+    assert not ran.exists()
+
+
+def test_a_credit_rule_of_ours_needs_no_trust(exported: Path, tmp_path: Path) -> None:
+    run, _ = imported(exported, tmp_path, credit={"name": "gigpo"})
+    with Run.open(run) as opened:
+        check_trust(opened, trust=False)
 
 
 @pytest.mark.parametrize("verb", ["fork", "resume"])
