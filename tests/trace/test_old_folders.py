@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ramify.base.conformance import check
 from ramify.base.errors import UserError
 from ramify.cli.main import main
 from ramify.methods.cliffs import read_scan
@@ -33,6 +34,7 @@ from ramify.methods.tree_rollouts.old import import_trees
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees
 from ramify.methods.tree_rollouts.run import report as summed
 from ramify.trace.db import Run
+from ramify.trace.formats import readers
 from ramify.trace.lines import read_lines
 from ramify.trace.node import Entry, Node
 
@@ -329,6 +331,38 @@ def test_a_run_goes_on_or_is_refused_in_a_sentence(name: str, place: Path, capsy
         assert record(say(capsys, f"resume runs/{name} --trust --json")[1]) == result
     else:
         assert (result["n"] + result["failed"], result["missing"]) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["cliffs", "crosscoder", "early-decision", "forensics", "governance", "implicit-advantage", "trees"]
+)
+def test_a_reader_of_old_files_conforms(name: str) -> None:
+    assert check("reader", readers()[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "becomes", "why"),
+    [
+        ("forensics/case/results/hinted.json", '"detail"', '"details"', "the field 'detail' is missing"),
+        ("forensics/case/traces/e8cae0f31234-0.json", '"turn": 0', '"turn": 9', "has replies 0 to"),
+        ("crosscoder/study/study.json", '"confirmed"', '"confirm"', "the field 'confirmed' is missing"),
+        ("crosscoder/study/scores.jsonl", "[[", '[["x", ', ":1: 'scores' must hold a list of numbers for each prompt"),
+        ("implicit-advantage/scores.jsonl", '"A_sum": ', '"A_sum": 1e999, "B": ', ":1: step 0: 'A_sum' is no finite number"),
+        ("tree-rollouts/turns.jsonl", '"cost":', '"cost":"x","was":', ":1: not a grown tree"),
+    ],
+)
+def test_an_old_file_that_is_damaged_is_refused_whole(
+    file: str, was: str, becomes: str, why: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpack(place, f"studies-{file.split('/')[0]}")
+    damaged = Path("studies", file)
+    damaged.write_text(damaged.read_text().replace(was, becomes, 1))
+    source = damaged if damaged.suffix == ".jsonl" else next(up for up in damaged.parents if up.parent.parent.name == "studies")
+    code, out, err = say(capsys, f"import {source} --run made")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(damaged) in err
+    assert why in err
+    assert not Path("made").exists()
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -172,7 +172,7 @@ def test_a_file_of_trees_becomes_a_run_that_reports_the_same(tmp_path: Path) -> 
     "record", [{"nodes": [], "leaves": []}, {"nodes": [{"id": 1}], "leaves": []}, {"nodes": 3, "leaves": []}]
 )
 def test_a_foreign_file_is_refused_with_its_line(tmp_path: Path, record: dict[str, object]) -> None:
-    (tmp_path / "t.jsonl").write_text("\n" + json.dumps({"prompt_id": "p", "selector": {}, **record}) + "\n")
+    (tmp_path / "t.jsonl").write_text("\n" + json.dumps({"prompt_id": "p", "tree": "t", "selector": {}, **record}) + "\n")
     with pytest.raises(UserError, match=r"t\.jsonl:2: not a grown tree"):
         read_trees(tmp_path / "t.jsonl")
     with pytest.raises(UserError, match="cannot read"):

@@ -32,6 +32,8 @@ def import_study(path: Path, folder: Path) -> int:
             raise UserError(f"{path} holds {what} as it is: there is nothing to import")
     files = path if path.is_dir() else path.parent
     scores, found = files / "scores.jsonl", files / "study.json"
+    if not scores.is_file() and not found.is_file():
+        raise UserError(f"{path} holds no study: neither {scores.name} nor {found.name} is there")
     study = _study(found) if found.is_file() else None
     about = {} if study is None else dict(study["about"]["options"])
     rows = list(read_lines(scores, ended=True)) if scores.is_file() else []

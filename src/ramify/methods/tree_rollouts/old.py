@@ -8,9 +8,11 @@ from typing import Any
 
 from ramify.base.registry import register
 from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, Leaf
+from ramify.methods.tree_rollouts.run import report
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records, root
 from ramify.trace.formats import Reader
+from ramify.trace.lines import field
 from ramify.trace.node import Node, Verdict, make_node
 
 LEFT = "what the agent was shown was not kept, so trees hold its turns alone and no training rows can be made of them"
@@ -20,7 +22,10 @@ def import_trees(path: Path, folder: Path) -> int:
     """Make a run of a file of trees. Returns how many; raises UserError naming file and line."""
 
     def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+        for named in ("prompt_id", "tree"):
+            field(record, named, str, place)
         tree = GrownTree.from_json(record)
+        report([tree])  # what no report can be made of is refused here
         name = tree.tree if not run.has_tree(tree.tree) else f"{tree.tree}#{number}"
         run.add_tree(name, {"id": tree.prompt_id})
         nodes = _turns(run, name, tree)
