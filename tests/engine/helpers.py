@@ -13,6 +13,9 @@ from ramify.model.protocol import Draw, Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 
 VOCAB = 61
+LETTERS = "abcd"
+WORDS = ("ab", "abc", "bad", "dad", "da", "cab")
+"""Texts of these letters, some the beginnings of others."""
 
 
 def tiny(seed: int = 0, **changes: Any) -> TinyLM:
@@ -56,3 +59,19 @@ def byte_tokenizer(vocab_size: int = 300) -> HfTokenizer:
     )
     raw.train_from_iterator(["open the door with the key", "déjà vu, naïve café", "日本語 the end 🙂 the key"] * 4, trainer)
     return HfTokenizer(raw)
+
+
+def letters() -> HfTokenizer:
+    """Four letters, and token 4, which ends a reply."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {letter: i for i, letter in enumerate([*LETTERS, "<end>"])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    raw.decoder = decoders.Fuse()
+    raw.add_special_tokens(["<end>"])
+    return HfTokenizer(raw)
+
+
+def speller(seed: int = 0, **options: Any) -> LocalModel:
+    return LocalModel(tiny(vocab=5, seed=seed), letters(), eos=(4,), **options)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from zoo import save_checkpoint
 
-from engine.helpers import byte_tokenizer, draw, tiny, tokens
+from engine.helpers import LETTERS, WORDS, byte_tokenizer, draw, speller, tiny, tokens
 from engine.speculating import Shadow, draw_all, prompts
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.grammar import token_bytes
@@ -43,22 +43,6 @@ PERSON = {
     "additionalProperties": False,
     "$defs": {"tag": {"enum": ["big", "small"]}},
 }
-WORDS = ("ab", "abc", "bad", "dad", "da", "cab")
-LETTERS = "abcd"
-
-
-def letters() -> HfTokenizer:
-    """Four letters, and token 4, which ends a reply."""
-    vocab = {letter: i for i, letter in enumerate([*LETTERS, "<end>"])}
-    raw = Tokenizer(models.WordLevel(vocab, unk_token="a"))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    raw.decoder = decoders.Fuse()
-    raw.add_special_tokens(["<end>"])
-    return HfTokenizer(raw)
-
-
-def speller(seed: int = 0, **options: Any) -> LocalModel:
-    return LocalModel(tiny(vocab=5, seed=seed), letters(), eos=(4,), **options)
 
 
 def writer(**options: Any) -> LocalModel:

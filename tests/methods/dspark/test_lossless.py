@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from engine.helpers import draw, tiny, tokens
+from engine.helpers import WORDS, draw, speller, tiny, tokens
 from engine.speculating import Shadow, draw_all, prompts
 from engine.toy_pairs import Biased, Linear
 from torch import Tensor
@@ -19,7 +20,9 @@ from ramify.engine.schedules import schedule_of
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import lossless
+from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.lossless import control, distance, output_law, verdict, verify
+from ramify.model.grammar import one_of, regex
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
 
@@ -172,3 +175,24 @@ def test_the_checks_of_a_pair_at_their_own_size():
     target = small()
     checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), draws=3000)
     assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
+@pytest.mark.parametrize("law", ["coupled", "rejection"])
+def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, law: str):
+    """Drafter and target are cut alike: greedy and coupled draws are those without drafts, others are texts of the grammar."""
+    plain = speller()
+    drafter = for_target(plain.module, kind, layers=1, block=3, rank=4)
+    model = plain.speculating(Speculator(drafter, schedule_of("fixed:3", 3, Linear(30, 1)), plain.forward.layers, law))
+    for settings in ({"grammar": one_of(WORDS)}, {"grammar": regex("(ab|c)+d"), "frequency_penalty": 0.5}):
+        for temperature in (0.0, 1.0):
+            asked = {**settings, "max_tokens": 10, "temperature": temperature}
+            wanted, made = (draw_all(one, prompts_of(6), 3, n=2, **asked) for one in (plain, model))
+            if law == "coupled" or not temperature:
+                assert [(d.tokens.tolist(), d.stop) for d in made] == [(d.tokens.tolist(), d.stop) for d in wanted]
+            for one in made:
+                said = one.text.removesuffix("<end>")
+                whole = said in WORDS if settings["grammar"] == one_of(WORDS) else re.fullmatch("(ab|c)+d", said)
+                assert whole or one.stop == "length"
+    assert model.speculation is not None
+    assert model.speculation.proposed > 0
