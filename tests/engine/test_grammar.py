@@ -23,6 +23,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.sampling import adjusted, check
 from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
+from ramify.model import grammar_child
 from ramify.model.function import FunctionModel
 from ramify.model.grammar import FOLLOWED, MOST_PROPERTIES, json_object, json_schema, one_of, regex, tool_calls
 from ramify.model.protocol import Grammar, Prefix, Sampling, require, require_splittable
@@ -421,6 +422,13 @@ def test_huge_and_deep_schemas_are_refused_at_once():
         json_schema(wide)
     with pytest.raises(UserError, match="characters"):
         regex("a" * 1_000_000)
+
+
+def test_expressions_that_take_for_ever_to_join_are_refused_in_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_child, "SECONDS", 2.0)
+    schema = {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 40)]}
+    with pytest.raises(UserError, match="more than 2 s"):
+        draw(writer(), tokens(5), [1], grammar=json_schema(schema))
 
 
 def test_an_expression_that_is_no_grammar_is_refused():

@@ -10,6 +10,7 @@ Axis legend: V vocabulary.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.engine.sampling import Shape, Shapes
 from ramify.model.grammar import WHITESPACE, subschemas
+from ramify.model.grammar_child import refusal, refusal_in_time
 from ramify.model.protocol import Grammar, Sampling
 from ramify.model.tokenizer import HfTokenizer
 
@@ -72,23 +74,21 @@ class Grammars:
 
         if self.tokenizer is None:
             raise UserError("a grammar needs a model with a tokenizer")
+        whole, name = written(grammar), _NAMES.get(grammar.kind, "grammar")
+        parts = list(itertools.islice(subschemas(json.loads(grammar.text)), _TRIES)) if grammar.kind == "json" else []
+        asked = refusal_in_time if any(f'"{word}"' in grammar.text for word in ("pattern", "patternProperties")) else refusal
+        wrong = asked(whole, [(path, written(Grammar("json", json.dumps(part)))) for path, part in parts])
+        if wrong is not None:
+            raise UserError(f"the {name} cannot be followed{' at ' * bool(wrong[0])}{wrong[0]}: {_sentence(wrong[1])}")
         if self._known is None:
-            # a row has four items for each of MOST_PROPERTIES optional properties
-            self._limits = LLParserLimits(max_items_in_row=4000, verbose_errors=False)
+            # of MOST_PROPERTIES optional properties a row has four items each, and every choice among alternatives has as many
+            self._limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
             self._known = _vocabulary(self.tokenizer, self.vocab)
-        found = LLMatcher(self._known, written(grammar), log_level=0, limits=self._limits)
+        found = LLMatcher(self._known, whole, log_level=0, limits=self._limits)
         found.compute_bitmask()  # the first one is the dearest, and what it finds out is shared by every reply
-        if not found.is_error():
-            return found
-        reason = _sentence(found.get_error())
-        if grammar.kind == "json":
-            for tried, (path, part) in enumerate(subschemas(json.loads(grammar.text))):
-                if tried >= _TRIES:
-                    break
-                message = LLMatcher.validate_grammar(written(Grammar("json", json.dumps(part))), limits=self._limits)
-                if message and not message.startswith("WARNING"):
-                    raise UserError(f"the schema cannot be followed at {path or 'its root'}: {_sentence(message)}")
-        raise UserError(f"the {_NAMES.get(grammar.kind, 'grammar')} cannot be followed: {reason}")
+        if found.is_error():
+            raise UserError(f"the {name} cannot be followed: {_sentence(found.get_error())}")
+        return found
 
 
 _NAMES = {"json": "schema", "regex": "regular expression"}
