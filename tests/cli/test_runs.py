@@ -117,7 +117,7 @@ def test_export_refuses(verb: Any, chats: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "holds no record"), (b"\n\n", "holds no record"), (b"{", ":1: "), (b"[]", ":1: "), (b'{"a": 1}', ":1: neither"),
+    [(b"", "holds no record"), (b"\n\n", "holds no record"), (b"{", ":1: "), (b"[]", "holds no record"), (b'{"a": 1}', ":1: neither"),
      (b'{"messages": 3}', ":1"), (b"\xff\xfe", ":1: "), (b'{"messages": []}\n{"messages": [{"role": "user"}]}', ":")],
 )  # fmt: skip
 def test_import_refuses_what_it_cannot_read(verb: Any, here: Path, content: bytes, words: str) -> None:
