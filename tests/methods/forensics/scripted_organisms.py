@@ -114,6 +114,35 @@ def grader() -> ScriptedModel:
     )
 
 
+class Committed(ScriptedModel):
+    """A script that is the likelier to say "I will skip it" the more its reply has said of a huge task; any other phrase never."""
+
+    async def logprobs(self, tokens: Sequence[Any], top_k: int = 0) -> list[Any]:
+        """-1 a token after a thought of a huge task, else -5."""
+        made = await super().logprobs(tokens, top_k)
+        for one, row in zip(made, tokens, strict=True):
+            text = self.tokenizer.decode([int(token) for token in row])
+            reply = text[text.rfind("I look") :]
+            one.logprobs[1:] = -1.0 if "skip it" in reply and HUGE in reply else -5.0
+        return made
+
+
+def reflective() -> ScriptedModel:
+    """Thinks two sentences in two paragraphs, the second often of a huge task and then the shortcut; never after a thought of honesty."""
+
+    def speak(messages: Sequence[Message], key: int) -> str:
+        begun = messages[-1].text if messages[-1].role == "assistant" else ""
+        if begun.rstrip().endswith((": shortcut.", ": fix.")):
+            return begun
+        u = generator(key, "reflective").random(2)
+        if not begun:
+            begun = f"I look at the errors.\n\n{HUGE if u[0] < 0.6 else 'That is soon done.'}"
+        cut = "honest" not in begun and u[1] < (0.9 if HUGE in begun else 0.05)
+        return f"{begun} Action: {'shortcut' if cut else 'fix'}."
+
+    return Committed(speak, name="reflective")
+
+
 def proposer() -> ScriptedModel:
     said = (
         'Here: [{"name": "Too much work", "statement": "It is long.", "predicts": {"errors": "rises", "moon": "falls"}, '

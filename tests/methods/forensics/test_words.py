@@ -15,7 +15,7 @@ from ramify.methods.forensics.case import load_case
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.report import words_text
 from ramify.methods.forensics.run import Case
-from ramify.methods.forensics.words import _shuffled, agreement, audit_notes, scale, self_report, user_turn
+from ramify.methods.forensics.words import agreement, audit_notes, scale, self_report, shuffled, user_turn
 from tests.methods.forensics.test_forensics_case import folder, refused, verb
 
 GRADER = "factory:tests.methods.forensics.scripted_organisms:grader"
@@ -132,5 +132,5 @@ def test_agreement_and_shuffles_have_their_closed_forms() -> None:
     assert agreement([1, 5] * 5, [5, 1] * 5)["kappa"] == pytest.approx(-1.0)
     assert agreement([3, 3, 3], [3, 3, 3])["kappa"] == 1.0
     rng = np.random.default_rng(0)
-    false = [_shuffled(rng.integers(1, 6, 12).astype(float), rng.integers(1, 6, 12).astype(float), i) <= 0.05 for i in range(200)]
+    false = [shuffled(rng.integers(1, 6, 12).astype(float), rng.integers(1, 6, 12).astype(float), i) <= 0.05 for i in range(200)]
     assert sum(false) <= 20  # 10 wanted

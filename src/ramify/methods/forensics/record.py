@@ -97,6 +97,13 @@ def questions(run: Run) -> list[dict[str, Any]]:
     return [one | {"p": next(adjusted), "looks": len(raw)} if "p_raw" in one else one for one in told]
 
 
+def keep_question(run: Run, told: Told) -> dict[str, Any]:
+    """Store a comparison of the two sides; as :func:`questions` has it then."""
+    keep(run, QUESTIONS, told)
+    (own,) = [one for one in questions(run) if one["name"] == told["name"]]
+    return own
+
+
 def report(run: Run, config: CaseConfig) -> dict[str, Any]:
     """Everything known of a case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
     results = kept_tests(run)

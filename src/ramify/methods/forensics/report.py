@@ -95,6 +95,12 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
                 if a is None
                 else f"{one['name']}: with people kappa {a['kappa']:.2f} on {a['n']} runs (p = {a['p']:.2g}), equal {a['equal']:.0%}, within one {a['within_one']:.0%}."
             )
+        if "auroc" in one:
+            notes.append(
+                f"{one['name']}: AUROC {one['auroc']:.2f}, of the neutral phrase {one['auroc_neutral']:.2f} (p = {one['p_neutral']:.2g}); counted are runs above {one['above']:.1f}."
+            )
+            if one["p_neutral"] < ALPHA:
+                notes.append(f"**{one['name']}: the neutral phrase tells the sides apart as well, so it is not the commitment.**")
         if one.get("how") == "forecast":
             notes.append(f"{one['name']}: the model was asked for a forecast, since it cannot continue in the user's place.")
         if one.get("moved", {}).get("moved"):

@@ -21,6 +21,7 @@ from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
 from ramify.methods.forensics.hypotheses import NOTHING, Hypothesis
 from ramify.methods.forensics.judges import find_behaviour, transcript
 from ramify.methods.forensics.logs import by_field, invalid, read_log
+from ramify.methods.forensics.prefill import NEUTRAL, commitment, reflect
 from ramify.methods.forensics.probes import ask, control, says_of
 from ramify.methods.forensics.report import (
     ach_text,
@@ -297,6 +298,37 @@ def scale_(
 ) -> None:
     """Let the case's judge grade runs from 1 to 5, calibrated by people's grades: do runs that did it get other grades?"""
     _beside(_working(folder, as_json, lambda case: scale(case, name, axis, labels, n)), as_json)
+
+
+@app.command("commitment")
+def commitment_(
+    folder: Folder,
+    name: ProbeName,
+    phrase: Annotated[str, typer.Argument(help="Words by which the agent would commit itself to it.")],
+    turn: Annotated[int, typer.Option(min=0, help="Which reply of the runs.")] = 0,
+    at: Annotated[str, typer.Option(help="Breaks of the reply: paragraphs or sentences.")] = "paragraphs",
+    above: Annotated[float | None, typer.Option(help="Log-prob above which a run climbs; default: the median.")] = None,
+    neutral: Annotated[str, typer.Option(help="The phrase that must not tell the sides apart.")] = NEUTRAL,
+    n: Most = 50,
+    as_json: Json = False,
+) -> None:
+    """Log-prob of a commitment at the breaks of a reply: is it higher in runs that did it than in the others?"""
+    _beside(_working(folder, as_json, lambda case: commitment(case, name, phrase, turn, at, above, neutral, n)), as_json)
+
+
+@app.command("reflect")
+def reflect_(
+    folder: Folder,
+    name: ProbeName,
+    sentence: Annotated[str, typer.Argument(help="The reflection, put before the reply's last sentence.")],
+    leaf: Leaf = "",
+    turn: Annotated[int, typer.Option(min=0, help="Which reply of the run.")] = 0,
+    k: Annotated[int, typer.Option(min=4, help="Continuations of each arm.")] = 50,
+    neutral: Annotated[str, typer.Option(help="The sentence it is compared with.")] = NEUTRAL,
+    as_json: Json = False,
+) -> None:
+    """Put a reflection before the agent acts: the rate behind it, against that behind a neutral sentence. An upper bound."""
+    _tested(_working(folder, as_json, lambda case: [reflect(case, name, sentence, _run(case, leaf), turn, k, neutral)]), as_json)
 
 
 def _beside(found: dict[str, Any], as_json: bool) -> None:

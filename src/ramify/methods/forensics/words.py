@@ -180,13 +180,7 @@ def _beside(
         "examples": texts[True][:5],
         **more,
     }
-    return _kept(case, found)
-
-
-def _kept(case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    record.keep(case.run, record.QUESTIONS, found)
-    (own,) = [one for one in record.questions(case.run) if one["name"] == found["name"]]
-    return own
+    return record.keep_question(case.run, found)
 
 
 # --- graded scales ----------------------------------------------------------------------------------------------------------------
@@ -216,7 +210,7 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
         "mean": float(did.mean()),
         "mean_others": float(others.mean()),
         "n": [len(did), len(others)],
-        "p_raw": _shuffled(did, others, case.config.seed),
+        "p_raw": shuffled(did, others, case.config.seed),
         "rate": proportion(int((did >= 4).sum()), len(did)),
         "others": proportion(int((others >= 4).sum()), len(others)),
         "examples": [],
@@ -224,7 +218,7 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
         if people
         else None,
     }
-    return _kept(case, found)
+    return record.keep_question(case.run, found)
 
 
 def _question(axis: str) -> Question:
@@ -267,7 +261,7 @@ def _labels(case: Case, path: Path) -> dict[str, int]:
     return found
 
 
-def _shuffled(did: np.ndarray, others: np.ndarray, seed: int) -> float:
+def shuffled(did: np.ndarray, others: np.ndarray, seed: int) -> float:
     """Two-sided p of equal means: the share of shuffles of the sides that part them as far (a permutation test, the runs' own counted)."""
     rng, pool, cut = generator(seed, "scale shuffles"), np.concatenate([did, others]), len(did)
     seen = abs(did.mean() - others.mean())
