@@ -194,11 +194,14 @@ class EngineCore:
                 forks = scheduler.fork(slot) if seq.group.requests else 0
                 slots += range(start, start + forks)
                 entries += [entries[i]] * forks
-        sequences, round_ = [running[slot] for slot in slots], round_.of(slots)
-        index = [e for entry, draft in zip(entries, round_.drafts, strict=True) for e in range(entry, entry + len(draft) + 1)]
+        sequences, index = [running[slot] for slot in slots], entries
+        drafted = any(round_.drafts)
+        if drafted:
+            round_ = round_.of(slots)
+            index = [e for entry, draft in zip(entries, round_.drafts, strict=True) for e in range(entry, entry + len(draft) + 1)]
         if index != list(range(len(logits))):
             logits = logits[: len(index)] if index == list(range(len(index))) else logits[index]
-        if self.speculator is not None and any(round_.drafts):
+        if self.speculator is not None and drafted:
             emitted, round_ = self.speculator.verify(logits, sequences, round_)
         else:
             emitted = _next(logits, sequences)

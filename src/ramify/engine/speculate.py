@@ -368,7 +368,10 @@ class Speculator:
         return rejection(logits, settings, begins, u, round_.drafts, q, chances, shapers)
 
     def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
-        """Count what was kept: the first ``kept[i]`` of sequence i's emitted tokens. One that ended has its ``stop`` set."""
+        """Count what was kept: the first ``kept[i]`` of sequence i's emitted tokens. One that ended has its ``stop`` set.
+
+        Where there are drafts, entry i of the round is sequence i.
+        """
         stats, now = self.stats, time.perf_counter()
         if (
             round_.load and self._controller is not None

@@ -33,9 +33,9 @@ class Recorder(Speculator):
     def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
         """See :meth:`Speculator.settle`. A sequence that stopped before its last token stopped at an accepted draft."""
         super().settle(sequences, round_, kept)
-        for seq, draft, place, stayed, n in zip(
-            sequences, round_.drafts, round_.places, round_.accepted or (0,) * len(kept), kept, strict=True
-        ):
+        if not any(round_.drafts):
+            return
+        for seq, draft, place, stayed, n in zip(sequences, round_.drafts, round_.places, round_.accepted, kept, strict=True):
             if len(draft) == self.block and round_.confidence is not None:
                 # drafts near a completion's last token are shorter, and no round of the full length
                 ended = n <= stayed
