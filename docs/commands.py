@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import typer
+from typing import Any, Literal, get_args, get_origin
 
 from ramify.base import registry
-from ramify.base.command import SettingsCommand
-from ramify.base.config import describe
-from ramify.cli.export import ExportCommand, formats
-from ramify.cli.main import app
+from ramify.cli.main import VERBS, command_line
+from ramify.kit import OPTIONS, Verb, Verbs
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
 HEAD = """# Every verb and option
@@ -23,41 +19,28 @@ spent (results kept), 4 needs not met, 130 interrupted (resumable).
 """
 
 
-def commands() -> Iterator[tuple[str, Any]]:
-    """(words after ``ramify``, command) of every verb, and of every verb of every method."""
-    root = typer.main.get_group(app)
-    context = root.make_context("ramify", [], resilient_parsing=True)
-    for name in root.list_commands(context):
-        _, command, _ = root.resolve_command(context, [name])
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            yield name, command
-        else:
-            for verb in sorted(inner):
-                yield f"{name} {verb}", inner[verb]
+def commands() -> Iterator[tuple[str, Verbs]]:
+    """(words after ``ramify``, application of the verb) of every verb, and of every verb of every method."""
+    root = command_line()
+    for name in [*VERBS, *registry.builtin_methods()]:
+        verbs = [] if isinstance(root[name].default_command, Verb) else sorted(verb for verb in root[name] if verb[0] != "-")
+        yield from ((f"{name} {verb}", root[name][verb]) for verb in verbs) if verbs else [(name, root[name])]
 
 
-def options(command: Any) -> Iterator[tuple[str, str]]:
-    """(how an argument or option is written, its help) of one command, settings of its configuration included."""
-    for parameter in command.params:
-        if parameter.name == "help":
+def options(verb: Verbs) -> Iterator[tuple[str, str]]:
+    """(how an argument or option is written, its help) of one verb, basic settings before advanced ones."""
+    for one in verb.assemble_argument_collection():
+        mark = one.parameter
+        if mark.show is False and mark.group == (OPTIONS,):  # hidden
             continue
-        helped = " ".join((getattr(parameter, "help", None) or "").split())
-        if parameter.param_type_name == "argument":
-            yield parameter.metavar or str(parameter.name).upper(), helped
+        default = mark.show_default if isinstance(mark.show_default, str) else one.field_info.default
+        hidden = mark.show_default is False or default in (None, False, "", inspect.Parameter.empty)
+        helped = " ".join((mark.help or "").split()) + ("" if hidden else f" [{default}]")
+        if one.index is not None:
+            yield mark.metavar or one.name, helped
         else:
-            given = "" if parameter.is_flag else f" {parameter.metavar or _type(parameter)}"
-            default = parameter.default
-            shown = "" if default in (None, False, "", ()) or callable(default) else f" [{default}]"
-            yield "/".join([*parameter.opts, *parameter.secondary_opts]) + given, helped + shown
-    if isinstance(command, ExportCommand):
-        for writer in formats().values():
-            for name, text in writer.settings.items():
-                yield f"--{name.replace('_', '-')} VALUE", f"{writer.name}: {text}"
-    if isinstance(command, SettingsCommand):
-        for setting in describe(command.settings()):
-            default = f" [{setting.default}]" if setting.default else ""
-            yield f"--{setting.name.replace('_', '-')} {setting.type}", setting.help + default
+            switch = one.hint in (bool, bool | None)
+            yield "/".join(one.names) + ("" if switch else f" {mark.metavar or _type(one.hint)}"), helped
 
 
 def page() -> str:
@@ -68,7 +51,7 @@ def page() -> str:
         level = "###" if name.split()[0] in methods else "##"
         if level == "###" and not any(f"## ramify {name.split()[0]}\n" in part for part in parts):
             parts.append(f"## ramify {name.split()[0]}\n")
-        text = re.sub(r"\n\s*\n", "\n\n", (command.help or "").strip())
+        text = command.help.strip()
         parts.append(f"{level} ramify {name}\n\n{text}\n")
         rows = [f"| `{_cell(written)}` | {_cell(helped)} |" for written, helped in options(command)]
         if rows:
@@ -76,9 +59,11 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _type(parameter: Any) -> str:
-    kind = parameter.type_descriptor.annotation
-    return {"str": "TEXT", "Path": "PATH", "int": "INTEGER", "float": "NUMBER"}.get(getattr(kind, "__name__", ""), "VALUE")
+def _type(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, get_args(hint)))
+    kinds = [_type(member) for member in get_args(hint) if member is not type(None)]
+    return kinds[0] if kinds else {str: "text", Path: "PATH", int: "int", float: "number"}.get(hint, "VALUE")
 
 
 def _cell(text: str) -> str:

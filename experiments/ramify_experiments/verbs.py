@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import ramify
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
@@ -194,12 +192,12 @@ def repetitions(slug: str, name: str, seed: int, draws: Sequence[int]) -> list[b
 
 def call_verb(*words: object) -> dict[str, Any]:
     """What ``ramify WORDS --json`` prints last. Raises what the verb raises, and ValueError where it prints no JSON."""
-    from ramify.cli.main import app
+    from ramify.cli.main import run
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         args = [*(str(word) for word in words), "--json"]
-        typer.main.get_group(app).main(args=args, prog_name="ramify", standalone_mode=False)
+        run(args)
     lines = said.getvalue().splitlines()
     if not lines:
         raise ValueError(f"`ramify {' '.join(args)}` printed nothing")

@@ -30,7 +30,7 @@ def test_settings_of_a_format(verb: Any, chats: Path) -> None:
     assert (
         verb.refused("export", "chats", "d.parquet", "--recods", "trees") == "unknown option --recods (did you mean '--records'?)"
     )
-    assert "--records needs a value: the kind of record" in verb.refused("export", "chats", "d.parquet", "--records")
+    assert "--records needs a value: parquet: the kind of record" in verb.refused("export", "chats", "d.parquet", "--records")
     assert "--records needs a value" in verb.refused("export", "chats", "d.parquet", "--records", "--json")
     assert verb.refused("export", "chats", "d.parquet", "--records", "nodes", "--records", "trees") == "--records is given twice"
     assert "unexpected argument 'more'" in verb.refused("export", "chats", "d.parquet", "more")

@@ -103,9 +103,9 @@ def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
 
 
 def test_help_lists_every_setting(verb: Any) -> None:
-    text = verb("improve", "--help").out
+    text = verb("improve", "--help-all").out
     for name in ("--tree.rule", "--tasks-per-update", "--train.lr", "--model", "--env"):
-        assert f"  {name} " in text
+        assert f"│ {name} " in text
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_import_refuses_places(verb: Any, chats: Path) -> None:
     assert "cannot read" in verb.refused("import", "nosuch.jsonl", "--run", "new")
     assert "cannot read" in verb.refused("import", "runs", "--run", "new")
     assert "is there already" in verb.refused("import", "chats.jsonl", "--run", "runs/chats")
-    assert "Missing option '--run'" in verb.refused("import", "chats.jsonl")
+    assert "--run is missing" in verb.refused("import", "chats.jsonl")
 
 
 def test_resume_refuses_an_imported_run_and_repeats_a_finished_result(verb: Any, chats: Path, improved: Path) -> None:

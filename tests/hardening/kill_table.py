@@ -113,6 +113,7 @@ JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
 READERS: tuple[Verb, ...] = (
     Verb("show run --json", after="rollout"),
     Verb("list env --json"),
+    Verb("completion bash"),
     Verb("doctor --json"),
     Verb("check run run --json", after="rollout"),
     Verb(f"cliffs ablate scan {FORKED} --k 1 --n 4 --json", after="cliffs scan"),

@@ -38,6 +38,8 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    BASIC: ClassVar[str] = ""
+    """Dotted names, with spaces, of the settings that help shows first; the others are advanced. Empty: all are basic."""
 
     ITSELF: ClassVar[str] = ""
     """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the short form."""
@@ -86,18 +88,26 @@ HIDDEN: dict[str, JsonValue] = {"hidden": True}
 
 
 class Setting(NamedTuple):
-    """One line of help: dotted name, type, default as shown ("" when required), help text."""
+    """One line of help: dotted name, type, default as shown ("" when required), help text, whether it must be given, whether no help shows it."""
 
     name: str
     type: str
     default: str
     help: str
+    required: bool = False
+    hidden: bool = False
 
 
-def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> C:
-    """Resolve a configuration: defaults, then what is ``given`` in Python, then each TOML file, then flags.
+def load(
+    cls: type[C],
+    files: Sequence[str | Path] = (),
+    options: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> C:
+    """Resolve a configuration: defaults, then what is ``given`` in Python, then each TOML file, then options of the command line.
 
-    Flags are such as ``--train.lr 0.1``, ``--compare``, ``--no-compare``. Raises UserError naming the file or flag, the key and the nearest right name.
+    ``options`` are dotted names with texts (lists as ``1,2,3`` or JSON, ``none``) or truth values. Raises UserError naming the file or
+    option, the key and the nearest right name.
     """
     defaults = ((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
     merged = {name: _preset(default) for name, default in defaults if isinstance(default, Config)}
@@ -109,9 +119,9 @@ def load(cls: type[C], files: Sequence[str | Path] = (), flags: Sequence[str] = 
         for key, value in _flatten(cls, read_toml(Path(file)), str(file)):
             _put(merged, key, value)
             sources[key] = str(file)
-    for short, value, flag in _parse_flags(cls, flags):
-        key = _full(cls, short)
-        _put(merged, key, value)
+    for short, value in (options or {}).items():
+        flag, key = "--" + short.replace("_", "-"), _full(cls, short)
+        _put(merged, key, _value(_annotation(cls, key, flag), value) if isinstance(value, str) else value)
         sources[key] = flag
     return check(cls, merged, sources)
 
@@ -139,9 +149,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not readable as TOML: {error}") from None
 
 
-def describe(cls: type[Config]) -> list[Setting]:
-    """Every settable key of ``cls`` in order, nested ones dotted."""
-    return list(_walk(cls))
+def describe(cls: type[Config], hidden: bool = False) -> list[Setting]:
+    """Every settable key of ``cls`` in order, nested ones dotted; those that no help shows only where ``hidden`` ones are asked for."""
+    return [setting for setting in _walk(cls) if hidden or not setting.hidden]
 
 
 def _preset(config: Config) -> dict[str, Any]:
@@ -158,17 +168,19 @@ def _walk(cls: type[Config], prefix: str = "", given: Config | None = None) -> I
     for name, info in sorted(cls.model_fields.items(), key=lambda field: field[0] != (cls.ITSELF or field[0])):
         value = getattr(given, name) if given is not None else info.get_default(call_default_factory=True)
         inner = _nested(info.annotation)
-        if info.json_schema_extra == HIDDEN:
-            continue
         if inner is not None:
             yield from _walk(inner, f"{prefix}{name}.", value if isinstance(value, Config) else None)
             continue
-        default = "" if given is None and info.is_required() else _show(value)
+        required = given is None and info.is_required()
+        called = prefix.removesuffix(".") if name == cls.ITSELF else prefix + name
+        text = " ".join((info.description or "").split())
         yield Setting(
-            prefix.removesuffix(".") if name == cls.ITSELF else prefix + name,
+            called,
             _type_name(info.annotation),
-            default,
-            " ".join((info.description or "").split()),
+            "" if required else _show(value),
+            text,
+            required,
+            info.json_schema_extra == HIDDEN,
         )
 
 
@@ -257,32 +269,8 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
     data[leaf] = value
 
 
-def _parse_flags(cls: type[Config], flags: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, value, flag as typed) of ``--key value``, ``--key=value``, ``--switch`` and ``--no-switch``."""
-    rest = list(flags)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise UserError(f"unexpected argument '{word}': options are written --name value")
-        flag, equals, inline = word.partition("=")
-        key = flag[2:].replace("-", "_")
-        plain = key.removeprefix("no_")
-        if plain != key and not equals and plain in cls.model_fields and cls.model_fields[plain].annotation is bool:
-            yield plain, False, flag
-            continue
-        annotation = _annotation(cls, key, flag)
-        if equals:
-            yield key, _value(annotation, inline), flag
-        elif annotation is bool and (not rest or rest[0].lower() not in ("true", "false")):
-            yield key, True, flag
-        elif rest and not rest[0].startswith("--"):
-            yield key, _value(annotation, rest.pop(0)), flag
-        else:
-            raise UserError(f"{flag} needs a value ({_type_name(annotation)})")
-
-
 def _value(annotation: Any, text: str) -> Any:
-    """Read a flag's text as far as pydantic does not: "none", lists (``1,2,3`` or JSON) and JSON objects."""
+    """Read an option's text as far as pydantic does not: "none", lists (``1,2,3`` or JSON) and JSON objects."""
     members = _members(annotation)
     if type(None) in members and text.lower() == "none":
         return None

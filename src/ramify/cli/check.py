@@ -5,41 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ramify.base import conformance, registry
-from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
 from ramify.cli import experiments
+from ramify.kit import Json, Verbs, argument, option
 from ramify.trace import integrity
 
-app = typer.Typer(add_completion=False)
+app = Verbs("check")
 
 MODELS = ("builtin", "hf", "chat", "completions", "factory")
 """What the name of a model may begin with that is no registered model's name."""
 
 
-@app.command()
+@app.itself()
 def check(
     kind: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="KIND",
             help="model, env, judge, credit, searcher, loss, compactor, sandbox, middleware, reader, method, or run.",
         ),
     ],
     name: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="NAME",
             help="A registered name (see `ramify list KIND`), NAME:ARGUMENT, or MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE. "
             "Of a run: its folder. Of a method: its name, or all.",
         ),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Of a method: fewer repetitions, some seconds.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of a method: decides what is drawn.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Of a method: also write the counts as JSON.")] = None,
+    quick: Annotated[bool, option("--quick", help="Of a method: fewer repetitions, some seconds.")] = False,
+    seed: Annotated[int, option(min=0, help="Of a method: decides what is drawn.")] = 0,
+    out: Annotated[Path | None, option(help="Of a method: also write the counts as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check that a part does what its kind promises, that a run is undamaged, or that a method finds what is there and nothing else.
@@ -50,7 +48,7 @@ def check(
 
     if kind == "method":
         if not experiments.command("check")(name, quick, seed, out, as_json):
-            raise typer.Exit(EXIT_FAILED)
+            raise SystemExit(EXIT_FAILED)
         return
     if quick or seed or out is not None:
         raise UserError(f"--quick, --seed and --out belong to `ramify check method NAME`, not to kind '{kind}'")
@@ -78,7 +76,7 @@ def check(
     }
     terminal.emit(record, as_json, terminal.table(["check", "result"], rows) + f"\n\n{verdict}")
     if found:
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)
 
 
 def find_part(kind: str, name: str) -> Any:

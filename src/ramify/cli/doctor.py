@@ -14,14 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ramify.base import plugins
-from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED
-from ramify.cli.common import RUNS
+from ramify.kit import RUNS, Json, Verbs, option
 
-app = typer.Typer(add_completion=False)
+app = Verbs("doctor")
 
 ENDPOINTS = "RAMIFY_ENDPOINTS"
 CORE = (
@@ -33,7 +30,7 @@ CORE = (
     "safetensors",
     "pydantic",
     "pyarrow",
-    "typer",
+    "cyclopts",
     "starlette",
     "uvicorn",
 )
@@ -78,11 +75,11 @@ class Findings:
         return [row for row in self.rows if row["status"] == "broken"]
 
 
-@app.command()
+@app.itself()
 def doctor(
     endpoint: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="An endpoint to try, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
+        option(metavar="URL", help="An endpoint to try, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -102,7 +99,7 @@ def doctor(
     record = {"ok": not broken, "findings": found.rows}
     terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{verdict}")
     if broken:
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)
 
 
 def _versions(found: Findings) -> None:

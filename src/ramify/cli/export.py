@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer.core import TyperCommand
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
-from ramify.cli.common import RunArgument, find_run
+from ramify.kit import Json, RunArgument, Verbs, argument, find_run, option
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
     from ramify.trace.formats import Writer
 
-app = typer.Typer(add_completion=False)
+app = Verbs("export")
 
 
-class ExportCommand(TyperCommand):
-    """``ramify export``; its help lists the formats and the settings of each."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, then one entry per format with its settings."""
-        super().format_help(ctx, formatter)
-        lines = ["Formats:"]
-        for writer in formats().values():
-            endings = f" ({', '.join(writer.suffixes)})" if writer.suffixes else ""
-            lines.append(f"  {writer.name}{endings}\n        {writer.help}")
-            lines += [f"        --{_flag(name)}: {text}" for name, text in writer.settings.items()]
-        formatter.write("\n".join(lines))
+def _formats() -> str:
+    lines = ["Formats:"]
+    for writer in formats().values():
+        endings = f" ({', '.join(writer.suffixes)})" if writer.suffixes else ""
+        lines.append(f"  {writer.name}{endings}\n        {writer.help}")
+        lines += [f"        --{_flag(name)}: {text}" for name, text in writer.settings.items()]
+    return "\n".join(lines)
 
 
-@app.command(cls=ExportCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def _more() -> dict[str, str]:
+    """The settings of all formats: name -> the formats that have it, and what it says there."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for writer in formats().values():
+        for name, text in writer.settings.items():
+            found.setdefault(name, {}).setdefault(text.rstrip("."), []).append(writer.name)
+    return {name: "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items()) for name, texts in found.items()}
+
+
+@app.itself(more=_more, epilogue=_formats)
 def export(
-    context: typer.Context,
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    to: Annotated[str | None, typer.Option(metavar="FORMAT", help="The format; by default it follows from OUT's ending.")] = None,
+    out: Annotated[Path, argument(metavar="OUT", help="File to write.")],
+    to: Annotated[str | None, option(metavar="FORMAT", help="The format; by default it follows from OUT's ending.")] = None,
+    more: Mapping[str, list[str]] | None = None,
     as_json: Json = False,
 ) -> None:
     """Write a run for other tools. What a format can be told goes in options of its own, listed below."""
     folder = find_run(run)
     known = formats()
     writer = _choose(out, to, known)
-    settings = _settings(context.args, writer, known)
+    settings = _settings(more or {}, writer, known)
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
@@ -91,27 +91,14 @@ def _choose(out: Path, to: str | None, known: Mapping[str, Writer]) -> Writer:
     return fitting[0]
 
 
-def _settings(words: Sequence[str], writer: Writer, known: Mapping[str, Writer]) -> dict[str, str]:
-    """What ``--name value`` and ``--name=value`` set. Raises UserError on a word that sets nothing of this format."""
-    found: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        name = flag[2:].replace("-", "_")
-        if not flag.startswith("--") or not name:
-            raise UserError(f"unexpected argument '{flag}': options are written --name value")
+def _settings(given: Mapping[str, list[str]], writer: Writer, known: Mapping[str, Writer]) -> dict[str, str]:
+    """What was given, by name. Raises UserError on a setting that is none of this format, or is given twice."""
+    for name, texts in given.items():
         if name not in writer.settings:
-            others = [other.name for other in known.values() if name in other.settings]
-            if others:
-                raise UserError(f"{flag} goes with --to {' or '.join(others)}")
-            flags = ["--to", "--json", *("--" + _flag(setting) for setting in writer.settings)]
-            raise UserError(f"unknown option {flag} ({nearest(flag, flags)})")
-        if name in found:
-            raise UserError(f"{flag} is given twice")
-        if not equals and (not rest or rest[0].startswith("--")):
-            raise UserError(f"{flag} needs a value: {writer.settings[name]}")
-        found[name] = value if equals else rest.pop(0)
-    return found
+            raise UserError(f"--{_flag(name)} goes with --to {' or '.join(w.name for w in known.values() if name in w.settings)}")
+        if len(texts) > 1:
+            raise UserError(f"--{_flag(name)} is given twice")
+    return {name: texts[0] for name, texts in given.items()}
 
 
 def _flag(name: str) -> str:

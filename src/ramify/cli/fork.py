@@ -7,43 +7,40 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
-from ramify.cli.common import RunArgument, Trust, find_run
+from ramify.kit import Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render import terminal
 
 if TYPE_CHECKING:
     from ramify.rollout.attempts import Attempt
 
-app = typer.Typer(add_completion=False)
+app = Verbs("fork")
 
 
-@app.command()
+@app.itself()
 def fork(
     run: RunArgument,
-    node: Annotated[str, typer.Argument(metavar="NODE[:OFFSET]", help="Id of a node or its start, and a token inside it.")],
+    node: Annotated[str, argument(metavar="NODE[:OFFSET]", help="Id of a node or its start, and a token inside it.")],
     edit: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
             metavar="FILE",
             help='What to change, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; nothing by default. Several files are '
             "compared with one control.",
         ),
     ] = None,
-    n: Annotated[int, typer.Option(help="Continuations to draw.", min=1)] = 32,
+    n: Annotated[int, option(help="Continuations to draw.", min=1)] = 32,
     after: Annotated[
-        str, typer.Option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
+        str, option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
     ] = "resample",
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
+        option(metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
     ] = None,
     env: Annotated[
-        str | None, typer.Option(metavar="ENV", help="The environment that answers; needed where the run names none.")
+        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
     ] = None,
     trust: Trust = False,
     as_json: Json = False,

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-from typer.core import TyperCommand
+from ramify.kit import Form, Json, Verbs, argument, option
 
-from ramify.base.command import Json
-
-app = typer.Typer(add_completion=False)
+app = Verbs("import")
 
 
-class ImportCommand(TyperCommand):
-    """``ramify import``; its help lists the formats."""
+def _formats() -> str:
+    from ramify.trace.formats import readers
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, then one entry per format."""
-        super().format_help(ctx, formatter)
-        from ramify.trace.formats import readers
-
-        formatter.write("\n".join(["Formats:", *(f"  {reader.name}\n        {reader.help}" for reader in readers().values())]))
+    return "\n".join(["Formats:", *(f"  {reader.name}\n        {reader.help}" for reader in readers().values())])
 
 
-@app.command("import", cls=ImportCommand)
+@app.itself(epilogue=_formats)
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
-    run: Annotated[Path, typer.Option("--run", metavar="RUN", help="Folder of the run to make.")],
-    form: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="The file's format; by default it is told from the content.")
-    ] = None,
+    file: Annotated[Path, argument(metavar="FILE", help="The file to read.")],
+    run: Annotated[Path, option("--run", metavar="RUN", help="Folder of the run to make.")],
+    form: Form = None,
     task_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a)."),
+        option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a)."),
     ] = None,
     reward_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field with an attempt's reward, where it has a name of its own.")
+        str | None, option(metavar="NAME", help="Field with an attempt's reward, where it has a name of its own.")
     ] = None,
     as_json: Json = False,
 ) -> None:

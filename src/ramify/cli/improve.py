@@ -7,36 +7,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ramify.base.command import Json, takes
 from ramify.base.errors import UserError
 from ramify.base.progress import Progress
-from ramify.cli.common import DATABASE, REPORT, RUNS
 from ramify.cli.show import write_report
+from ramify.kit import DATABASE, RUNS, Json, Verbs, option
 from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
-    from ramify.base.config import Config
+    from ramify.jobs.improve import ImproveConfig
 
-app = typer.Typer(add_completion=False)
+REPORT = "report.html"
+
+app = Verbs("improve")
 
 
-def _settings() -> type[Config]:
+def _settings() -> type[ImproveConfig]:
     from ramify.jobs.improve import ImproveConfig
 
     return ImproveConfig
 
 
-@app.command(**takes(_settings))
+@app.itself(settings=_settings)
 def improve(
-    context: typer.Context,
-    config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="TOML file with settings; later files win.")] = None,
+    settings: ImproveConfig,
     out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Folder of the run to make; default: the next free runs/improve-N.")
+        Path | None, option(metavar="RUN", help="Folder of the run to make; default: the next free runs/improve-N.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings and bill; try a few episodes and one training step, keep nothing.")
+        bool,
+        option("--dry-run", help="Print settings and cost estimate; try a few episodes and one training step, keep nothing."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,11 +43,9 @@ def improve(
 
     Without settings it runs on the built-in agent and world, offline, in minutes.
     """
-    from ramify.base.config import load
     from ramify.jobs import improve as job
     from ramify.trace.connect import holds_run
 
-    settings = load(job.ImproveConfig, config or [], context.args)
     folder = out or next_run("improve")
     if holds_run(folder):
         raise UserError(f"{folder} holds a run already: go on with `ramify resume {folder}`, or choose another --out")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any
 
-import typer
-
 from ramify.base import registry
-from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.cli.methods import summary
+from ramify.kit import Json, Verbs, argument
 
-app = typer.Typer(add_completion=False)
+app = Verbs("list")
 
 
-@app.command("list")
+@app.itself()
 def list_(
-    what: Annotated[str | None, typer.Argument(metavar="[KIND or NAME]", help="A kind of part, or the name of one part.")] = None,
+    what: Annotated[str | None, argument(metavar="[KIND or NAME]", help="A kind of part, or the name of one part.")] = None,
     as_json: Json = False,
 ) -> None:
     """What there is. Without an argument: the kinds of parts and the methods."""

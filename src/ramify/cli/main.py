@@ -9,15 +9,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+from cyclopts import Group
 
 from ramify.base import registry
-from ramify.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, InterruptedRunError, RamifyError, UserError, nearest
+from ramify.base.errors import EXIT_FAILED, RamifyError, UserError, nearest
 from ramify.base.files import refusal
-from ramify.cli.methods import method_app, summary
+from ramify.cli.methods import method_app, method_path, summary
+from ramify.kit import Verbs, call
 
 #: Verb -> (module under ramify.cli, one line of help).
 VERBS = {
@@ -34,68 +33,58 @@ VERBS = {
     "new": ("new", "Write the skeleton of a part of your own, with its test and plug-in entry."),
     "doctor": ("doctor", "Say what works here: versions, hardware, extras, plug-ins, endpoints, sandbox."),
     "repro": ("repro", "Reproduce a method's headline result and print its table of checks."),
+    "completion": ("completion", "Print the completion script of a shell: bash, zsh or fish."),
 }
+ABOUT = "Branch an agent's run at any token, see which step had which consequence, and use that to make the agent better."
+GROUPS = Group("Verbs", sort_key=0), Group("Methods (ramify METHOD VERB ...)", sort_key=1)
 
 
 #: Options that name what is made: an empty name, as of a variable that is not set, would be the current folder, or nothing.
 NAMED = ("--out", "--run", "--record")
 
 
-class LazyGroup(TyperGroup):
-    """Lists verbs and methods without importing them; imports the one that is called."""
+def _version() -> str:
+    import ramify
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Verbs in the order of their table, then methods."""
-        return [*VERBS, *registry.builtin_methods()]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A light stand-in with the help line: what the list of commands shows."""
-        if cmd_name in VERBS:
-            return TyperCommand(cmd_name, help=VERBS[cmd_name][1], rich_help_panel="Verbs")
-        if cmd_name in registry.builtin_methods():
-            return TyperCommand(cmd_name, help=summary(cmd_name), rich_help_panel="Methods (ramify METHOD VERB ...)")
-        return None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import and return the command that is really called."""
-        name = args[0]
-        if name.startswith("-"):
-            return super().resolve_command(ctx, args)
-        if name in VERBS:
-            module = importlib.import_module(f"ramify.cli.{VERBS[name][0]}")
-            return name, typer.main.get_command(module.app), args[1:]
-        known = registry.builtin_methods()
-        if name in known or name in (known := registry.names("method")):
-            return name, typer.main.get_group(method_app(name)), args[1:]
-        raise UserError(f"unknown verb or method '{name}' ({nearest(name, [*VERBS, *known])})")
-
-    def invoke(self, ctx: Any) -> Any:
-        """Call the verb. Ctrl-C in one that says nothing of its own about it is one sentence, too."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise InterruptedRunError("interrupted") from None
+    return f"ramify {ramify.__version__}"
 
 
-app = typer.Typer(cls=LazyGroup, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+def command_line(called: str | None = None) -> Verbs:
+    """The whole command line, of which only the verb or method ``called`` is imported; all of them for None.
+
+    Raises UserError, with the nearest name, where nothing is called so.
+    """
+    app = Verbs("ramify", help=ABOUT, version=_version, group_commands=GROUPS[0])
+    app.suppress_keyboard_interrupt = False
+    methods = registry.builtin_methods()
+    if called is not None and not called.startswith("-") and called not in VERBS and called not in methods:
+        methods = registry.names("method")
+        if called not in methods:
+            raise UserError(f"unknown verb or method '{called}' ({nearest(called, [*VERBS, *methods])})")
+    for place, (name, (module, text)) in enumerate(VERBS.items()):
+        if called in (name, None):
+            found = importlib.import_module(f"ramify.cli.{module}").app
+            found.sort_key = place
+            app.command(found)
+        else:
+            app.command(f"ramify.cli.{module}:app", name=name, help=text, group=GROUPS[0], sort_key=place)
+    for name in methods:
+        if called in (name, None):
+            found = method_app(name)
+            found.group = GROUPS[1]
+            app.command(found)
+        elif path := method_path(name):
+            app.command(f"{path}:app", name=name, help=summary(name), group=GROUPS[1])
+    return app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        import ramify
-        from ramify.render.terminal import emit
-
-        emit({}, False, f"ramify {ramify.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-) -> None:
-    """Branch an agent's run at any token, see which step had which consequence, and use that to make the agent better."""
+def run(words: Sequence[str]) -> int:
+    """What the command does, and its exit code. Raises RamifyError where it fails."""
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in NAMED and not value and (equals or "" in words[i + 1 : i + 2]):
+            raise UserError(f"{flag} takes a name, and the one given is empty")
+    return call(command_line(words[0]), words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,10 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A fault of ours is raised where ``argv`` is given, and shown as its traceback in the command itself.
     """
-    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        _check_named(args)
-        code = typer.main.get_group(app).main(args=args, prog_name="ramify", standalone_mode=False)
+        code = run(words)
         sys.stdout.flush()
     except RamifyError as error:
         return _complain(str(error), error.exit_code)
@@ -118,25 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         refused = refusal(os.fsdecode(error.filename or "cannot write the output"), error)
         return _complain(str(refused), refused.exit_code)
-    except Exception as error:
-        explain = getattr(error, "format_message", None)  # the command-line library's own usage errors
-        if explain is None and argv is not None:
+    except Exception:
+        if argv is not None:
             raise
-        if (
-            explain is None
-        ):  # a fault of ours: the traceback may quote secrets and texts of a trace, so it leaves by the one exit, too
-            import traceback
+        import traceback  # it may quote secrets and texts of a trace, so it leaves by the one exit, too
 
-            return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
-        return _complain(explain().replace("Value error, ", ""), EXIT_USAGE)
-    return code if isinstance(code, int) else EXIT_DONE
-
-
-def _check_named(args: Sequence[str]) -> None:
-    for i, word in enumerate(args):
-        flag, equals, value = word.partition("=")
-        if flag in NAMED and not value and (equals or "" in args[i + 1 : i + 2]):
-            raise UserError(f"{flag} takes a name, and the one given is empty")
+        return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
+    return code
 
 
 def _complain(sentence: str, code: int, more: str = "") -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 from pathlib import Path
-from typing import Any
 
 import ramify.methods
 from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.kit import Verbs
 
 
 def summary(slug: str) -> str:
@@ -23,21 +24,29 @@ _OF_JOBS = {"tree-rollouts": ("ramify.cli.rollout", "tree_app")}
 """Verbs of a method that do a job, which no method may import: the module and the application that hold them."""
 
 
-def _with_jobs(slug: str, app: Any) -> Any:
-    if slug in _OF_JOBS:
-        module, name = _OF_JOBS[slug]
-        there = {command.callback for command in app.registered_commands}
-        more = getattr(importlib.import_module(module), name).registered_commands
-        app.registered_commands += [command for command in more if command.callback not in there]
-    return app
+def method_path(slug: str) -> str:
+    """The module of a built-in method's verbs, found without importing it; "" for a method without."""
+    package = slug.replace("-", "_")
+    folder = Path(ramify.methods.__path__[0]) / package
+    return next((f"ramify.methods.{package}.{name}" for name in ("verbs", "run") if (folder / f"{name}.py").is_file()), "")
 
 
-def method_app(slug: str) -> Any:
-    """The typer application with the method's verbs. Raises UserError for a method without verbs."""
+def method_app(slug: str) -> Verbs:
+    """The method's verbs. Raises UserError for a method without verbs."""
     package = registry.get("method", slug).__name__
     for module in ("verbs", "run"):
         if importlib.util.find_spec(f"{package}.{module}") is not None:
             app = getattr(importlib.import_module(f"{package}.{module}"), "app", None)
-            if app is not None:
+            if isinstance(app, Verbs):
                 return _with_jobs(slug, app)
     raise UserError(f"the method '{slug}' has no verbs on the command line")
+
+
+def _with_jobs(slug: str, app: Verbs) -> Verbs:
+    if slug in _OF_JOBS:
+        module, name = _OF_JOBS[slug]
+        more = getattr(importlib.import_module(module), name)
+        for verb in more:
+            if verb not in app:
+                app.command(more[verb])
+    return app

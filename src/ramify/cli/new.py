@@ -9,14 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ramify.base import conformance, registry
-from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.base.files import folder_aside, refusal
+from ramify.kit import Json, Verbs, argument, option
 
-app = typer.Typer(add_completion=False)
+app = Verbs("new")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST = 40
@@ -25,16 +23,16 @@ _FILES = ("init", "algorithm", "verbs", "experiment")
 """Modules of a method's package."""
 
 
-@app.command()
+@app.itself()
 def new(
     kind: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="KIND", help="model, drafter, env, judge, credit, searcher, loss, compactor, sandbox, middleware or reader."
         ),
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
+    name: Annotated[str, argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
+    out: Annotated[Path | None, option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a small package with one working part, its test and its plug-in entry; of a method with its page and its experiment, too."""

@@ -5,29 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.cli import experiments
+from ramify.kit import Json, Verbs, argument, option
 
-app = typer.Typer(add_completion=False)
+app = Verbs("repro")
 
 
-@app.command()
+@app.itself()
 def repro(
-    slug: Annotated[str, typer.Argument(metavar="METHOD", help="A method, 'improve', or 'all'.")],
-    cpu: Annotated[bool, typer.Option("--cpu", help="The size for two CPU cores.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="The size for one GPU.")] = False,
+    slug: Annotated[str, argument(metavar="METHOD", help="A method, 'improve', or 'all'.")],
+    cpu: Annotated[bool, option("--cpu", help="The size for two CPU cores.")] = False,
+    gpu: Annotated[bool, option("--gpu", help="The size for one GPU.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed, at most a minute, looser thresholds. The default for 'all'.")
+        bool, option("--quick", help="One seed, at most a minute, looser thresholds. The default for 'all'.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed; the others follow it.")] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier, interrupted call did.")] = False,
+    seed: Annotated[int, option(min=0, help="The first seed; the others follow it.")] = 0,
+    fresh: Annotated[bool, option("--fresh", help="Forget what an earlier, interrupted call did.")] = False,
     backend: Annotated[
-        str, typer.Option(help="Where cells run: local (processes on this machine), ray or ray:CELLS_AT_ONCE.")
+        str, option(help="Where cells run: local (processes on this machine), ray or ray:CELLS_AT_ONCE.")
     ] = "local",
-    out: Annotated[Path | None, typer.Option(help="Also write the figures with commit, versions and machine as JSON.")] = None,
+    out: Annotated[Path | None, option(help="Also write the figures with commit, versions and machine as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a method's headline result. Exit code 1 when a check misses its threshold.
@@ -39,4 +37,4 @@ def repro(
     size = "gpu" if gpu else "quick" if quick or (slug == "all" and not cpu) else "cpu"
     passed = experiments.command("repro")(slug, size, seed=seed, fresh=fresh, backend=backend, out=out, as_json=as_json)
     if not passed:
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.cli.common import RunArgument, Trust, find_run
 from ramify.cli.improve import finish
 from ramify.cli.rollout import collected
+from ramify.kit import Json, RunArgument, Trust, Verbs, find_run
 
-app = typer.Typer(add_completion=False)
+app = Verbs("resume")
 
 
-@app.command()
+@app.itself()
 def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> None:
     """Continue an interrupted run; it ends where the undisturbed run would have.
 

@@ -6,48 +6,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ramify.base.command import Json, takes
 from ramify.base.errors import BudgetSpentError, RamifyError, UserError
 from ramify.base.progress import Progress
 from ramify.cli.improve import kept, next_run
+from ramify.kit import DryRun, Json, Verbs, option
 from ramify.render.terminal import emit, progress, say, short, table
 
 if TYPE_CHECKING:
-    from ramify.base.config import Config
+    from ramify.jobs.trees import TreeRolloutConfig
 
-app = typer.Typer(add_completion=False)
-
-
-tree_app = typer.Typer(add_completion=False)
+app = Verbs("rollout")
 
 
-def _settings() -> type[Config]:
+tree_app = Verbs("tree-rollouts")
+
+
+def _settings() -> type[TreeRolloutConfig]:
     from ramify.jobs.trees import TreeRolloutConfig
 
     return TreeRolloutConfig
 
 
-@app.command(**takes(_settings))
+@app.itself(settings=_settings)
 def rollout(
-    context: typer.Context,
-    config: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="TOML file with settings; later files win.")] = None,
+    settings: TreeRolloutConfig,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/rollout-N."),
+        option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/rollout-N."),
     ] = None,
     tree: Annotated[
-        bool, typer.Option("--tree", help="Grow a tree of attempts per task under --tree-budget (see `ramify tree-rollouts`).")
+        bool, option("--tree", help="Grow a tree of attempts per task under --tree-budget (see `ramify tree-rollouts`).")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; run nothing.")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Play tasks with any agent in any world, here or on workers, and keep the trees.
 
     The same command again goes on with an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
     """
-    from ramify.base.config import load
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
     from ramify.jobs.parts import wanted_template
@@ -55,7 +51,6 @@ def rollout(
     folder = out or next_run("rollout")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
-    settings = load(job.TreeRolloutConfig, config or [], context.args)
     template = wanted_template(settings.chat_template, folder)
     collection = job.TreeCollection(settings, template) if tree else Collection(job.flat(settings), template)
     if dry_run:
@@ -120,25 +115,23 @@ def summary(result: dict[str, Any]) -> str:
     return f"\n{text}\n\n{spent}. Look at them with `ramify show {run}`, or `ramify show {run} --web`."
 
 
-@tree_app.command("run")
+@tree_app.verb("run")
 def tree_run(
-    out: Annotated[Path | None, typer.Option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
+    out: Annotated[Path | None, option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/trees-N."),
+        option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/trees-N."),
     ] = None,
-    env: Annotated[str, typer.Option("--env", "--world", help="World the agent acts in, as in `ramify rollout`.")] = "household",
-    model: Annotated[
-        str, typer.Option(help="The agent, as in `ramify rollout`: builtin, hf:FOLDER, chat:MODEL@URL, ...")
-    ] = "builtin",
-    budget: Annotated[float, typer.Option(help="Budget per task.")] = 64,
-    unit: Annotated[str, typer.Option(help="Unit of the budget: turns or tokens.")] = "turns",
-    tasks: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks as JSON lines; else the world makes some.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Tasks the world makes.")] = 8,
-    rule: Annotated[str, typer.Option(help="uucb, random, or flat (independent attempts).")] = "uucb",
-    allocate: Annotated[bool, typer.Option(help="Move budget from settled to undecided tasks.")] = True,
-    max_reply: Annotated[int, typer.Option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
-    seed: Annotated[int, typer.Option(help="Decides every draw.")] = 0,
+    env: Annotated[str, option("--env", help="World the agent acts in, as in `ramify rollout`.")] = "household",
+    model: Annotated[str, option(help="The agent, as in `ramify rollout`: builtin, hf:FOLDER, chat:MODEL@URL, ...")] = "builtin",
+    budget: Annotated[float, option(help="Budget per task.")] = 64,
+    unit: Annotated[str, option(help="Unit of the budget: turns or tokens.")] = "turns",
+    tasks: Annotated[str | None, option(metavar="FILE", help="Tasks as JSON lines; else the world makes some.")] = None,
+    count: Annotated[int, option(min=1, help="Tasks the world makes.")] = 8,
+    rule: Annotated[str, option(help="uucb, random, or flat (independent attempts).")] = "uucb",
+    allocate: Annotated[bool, option(help="Move budget from settled to undecided tasks.")] = True,
+    max_reply: Annotated[int, option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
+    seed: Annotated[int, option(help="Decides every draw.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Sample a tree of attempts per task under a budget, and report on the groups: `ramify rollout --tree` in a few options.

@@ -8,11 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError
-from ramify.cli.common import RUNS, Device, Dtype
+from ramify.kit import RUNS, Device, Dtype, Json, Verbs, argument, option
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:
@@ -21,61 +18,51 @@ if TYPE_CHECKING:
     from ramify.web.metrics import Gauges
     from ramify.web.recording import Recorder
 
-app = typer.Typer(add_completion=False)
+app = Verbs("serve")
 
 TOKEN = "RAMIFY_TOKEN"
 ROWS = 64
 """Draws that run at once by default; also how many are passed on to an endpoint at once."""
 
 
-@app.command()
+@app.itself()
 def serve(
-    model: Annotated[str, typer.Argument(help="builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or a registered NAME.")],
-    host: Annotated[str, typer.Option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    model: Annotated[str, argument(help="builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or a registered NAME.")],
+    host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A further name that leads here: a proxy's, a service's; repeatable.")
+        list[str] | None, option(metavar="NAME", help="A further name that leads here: a proxy's, a service's; repeatable.")
     ] = None,
-    token: Annotated[bool, typer.Option("--token", help="Ask for a token: RAMIFY_TOKEN, or one made up, printed once.")] = False,
-    name: Annotated[str, typer.Option(help="What clients call the model; default: its own name.")] = "",
-    chat_template: Annotated[Path | None, typer.Option(metavar="FILE", help="Chat template (jinja) to use.")] = None,
-    drafter: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")
-    ] = None,
+    token: Annotated[bool, option("--token", help="Ask for a token: RAMIFY_TOKEN, or one made up, printed once.")] = False,
+    name: Annotated[str, option(help="What clients call the model; default: its own name.")] = "",
+    chat_template: Annotated[Path | None, option(metavar="FILE", help="Chat template (jinja) to use.")] = None,
+    drafter: Annotated[Path | None, option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")] = None,
     schedule: Annotated[
-        str, typer.Option(help="With --drafter: off, fixed:K, threshold:T, greedy, stale2 (default with a profile).")
+        str, option(help="With --drafter: off, fixed:K, threshold:T, greedy, stale2 (default with a profile).")
     ] = "",
     verify: Annotated[
         str,
-        typer.Option(
-            help="With --drafter: rejection, or coupled (as without a drafter, token by token); seeds are always coupled."
-        ),
+        option(help="With --drafter: rejection, or coupled (as without a drafter, token by token); seeds are always coupled."),
     ] = "rejection",
-    max_rows: Annotated[int, typer.Option(help="Draws that run at once.", min=1)] = ROWS,
+    max_rows: Annotated[int, option(help="Draws that run at once.", min=1)] = ROWS,
     max_waiting: Annotated[
-        int, typer.Option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
+        int, option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
     ] = 256,
     max_per_client: Annotated[
         int,
-        typer.Option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-rows.", min=0),
+        option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-rows.", min=0),
     ] = 0,
     kv_memory: Annotated[
-        int, typer.Option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
+        int, option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
     ] = 0,
     device: Device = "",
     dtype: Dtype = "",
-    record: Annotated[str, typer.Option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
-    redact: Annotated[
-        bool, typer.Option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")
-    ] = False,
-    middleware: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")
-    ] = None,
-    score: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
-    drain: Annotated[float, typer.Option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0,
+    record: Annotated[str, option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
+    redact: Annotated[bool, option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")] = False,
+    middleware: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")] = None,
+    score: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")] = None,
+    timeout: Annotated[float, option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
+    drain: Annotated[float, option(help="Seconds for open requests to finish after Ctrl-C or SIGTERM.", min=0)] = 30.0,
     as_json: Json = False,
 ) -> None:
     """Serve a model to OpenAI clients: chats, completions, streaming, tools, log-probs, seeds; health and Prometheus metrics.

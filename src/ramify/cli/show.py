@@ -9,12 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
-from ramify.cli.common import RunArgument, find_run
+from ramify.kit import Json, RunArgument, Verbs, find_run, option
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
 from ramify.trace.outcome import NOBODY, settled, successes, undecided
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from ramify.trace.db import Run
     from ramify.trace.node import Mark
 
-app = typer.Typer(add_completion=False)
+app = Verbs("show")
 
 TOKEN = "RAMIFY_TOKEN"
 HOST, PORT = "127.0.0.1", 8765
@@ -35,19 +32,19 @@ COLUMNS = 5
 """How many of the numbers behind a step's credit."""
 
 
-@app.command()
+@app.itself()
 def show(
     run: RunArgument,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as one self-contained HTML file.")] = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve the report on this machine until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(help="Port of --web.", min=0, max=65535)] = PORT,
-    host: Annotated[str, typer.Option(help="Address to bind --web to; beyond this machine a token is needed.")] = HOST,
+    html: Annotated[Path | None, option(metavar="FILE", help="Write the report as one self-contained HTML file.")] = None,
+    web: Annotated[bool, option("--web", help="Serve the report on this machine until Ctrl-C.")] = False,
+    port: Annotated[int, option(help="Port of --web.", min=0, max=65535)] = PORT,
+    host: Annotated[str, option(help="Address to bind --web to; beyond this machine a token is needed.")] = HOST,
     token: Annotated[
-        bool, typer.Option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
+        bool, option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
     ] = False,
     scorer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose verdicts say which attempts succeeded; by default env, or the imported reward."),
+        option(metavar="NAME", help="Whose verdicts say which attempts succeeded; by default env, or the imported reward."),
     ] = None,
     as_json: Json = False,
 ) -> None:

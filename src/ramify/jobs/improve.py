@@ -104,6 +104,10 @@ class CreditSettings(CreditConfig):
 class ImproveConfig(Config):
     """Settings of ``ramify improve``."""
 
+    BASIC = (
+        "model env tasks arm compare seed updates tokens tasks_per_update train_tasks eval_episodes "
+        "temperature max_reply backend device credit train.lr"
+    )
     model: str = "builtin"
     """The agent's checkpoint: builtin, or hf:PATH of a folder transformers can load."""
     chat_template: str | None = None

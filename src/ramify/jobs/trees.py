@@ -33,6 +33,10 @@ SPARE = 1.05
 class TreeRolloutConfig(RolloutConfig):
     """Settings of ``ramify rollout``, those of ``--tree`` included."""
 
+    BASIC = (
+        "model env tasks panel attempts seed temperature max_reply backend concurrency device budget.tokens "
+        "budget.seconds tree_budget tree.rule"
+    )
     tree: TreeConfig = TreeConfig(parallel=4)
     """How a tree is grown."""
     tree_budget: float = Field(64, gt=0)

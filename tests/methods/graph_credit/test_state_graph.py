@@ -238,7 +238,7 @@ def test_verbs(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["why", "FILE", "--task", "t"], "--task, --attempt and --step"),
         (["why", "FILE", "--task", "t", "--attempt", "9", "--step", "0"], "there is no step t/9/0"),
         (["show", "FILE", "--task", "u"], "no task 'u'"),
-        (["show", "FILE", "--format", "png"], "'png' is not one of"),
+        (["show", "FILE", "--format", "png"], "--format: must be one of dot, json, not 'png'"),
         (["advantages", "FILE", "--out", "/nowhere/x.jsonl"], "cannot write /nowhere/x.jsonl"),
     ],
 )

@@ -10,15 +10,14 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from pydantic import Field
 
-from ramify.base.command import Json, takes
-from ramify.base.config import Config, load
+from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
 from ramify.engine.named import find_continuing, find_drawn
+from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.cliffs.forks import TAKES, ReplyForks
 from ramify.methods.cliffs.record import (
     begin,
@@ -66,6 +65,7 @@ class Forking(Config):
 class ScanOptions(ScanConfig, Forking):
     """A scan, and how replies to problems are drawn."""
 
+    BASIC = "model verifier seed n delta0 faithful budget_rollouts temperature max_tokens samples"
     temperature: float = Field(1.0, ge=0)
     """of replies drawn to --problems; forks are drawn as their stem was"""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -106,11 +106,9 @@ class PairOptions(Forking):
     """another model with the same tokenizer: does it step off there, too?"""
 
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Find the tokens at which a chain of thought falls off, and confirm them."
-)
+app = Verbs("cliffs", help="Find the tokens at which a chain of thought falls off, and confirm them.")
 ScanPath = Annotated[
-    Path, typer.Argument(metavar="SCAN", help="The run that `ramify cliffs scan` made, or a file that an older one wrote.")
+    Path, argument(metavar="SCAN", help="The run that `ramify cliffs scan` made, or a file that an older one wrote.")
 ]
 
 
@@ -134,34 +132,31 @@ def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
     return forks
 
 
-@app.command("scan", **takes(ScanOptions))
+@app.verb("scan", settings=ScanOptions)
 def scan_(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="SCAN", help="Folder of the run to make; a scan that is in it already goes on.")],
+    options: ScanOptions,
+    out: Annotated[Path, option(metavar="SCAN", help="Folder of the run to make; a scan that is in it already goes on.")],
     traces: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="SOURCE",
             help="Replies as token ids, JSON lines; or the folder of a run, or a file that can be imported (an inspect log, ...): the last reply of each attempt.",
         ),
     ] = None,
-    form: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="Format of SOURCE; by default it is told from the content.")
-    ] = None,
+    form: Form = None,
     problems: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Problems to draw replies to: id, prompt, answer a line.")
+        Path | None, option(metavar="FILE", help="Problems to draw replies to: id, prompt, answer a line.")
     ] = None,
     retokenise: Annotated[
-        bool, typer.Option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
+        bool, option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; fork nothing and write nothing.")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Measure the potential of replies by forking them, and find and confirm their cliffs.
 
     The same command again goes on with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
     """
-    options = load(ScanOptions, flags=ctx.args)
     if (traces is None) == (problems is None):
         raise UserError("name either --traces or --problems")
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
@@ -297,10 +292,9 @@ def _report(report: dict[str, Any]) -> str:
     return text + (f"\n{report['unjudged']} traces got no verdict and are neither wrong nor right." if report["unjudged"] else "")
 
 
-@app.command("ablate", **takes(AblateOptions))
-def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
+@app.verb("ablate", settings=AblateOptions)
+def ablate_(options: AblateOptions, path: ScanPath, as_json: Json = False) -> None:
     """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
-    options = load(AblateOptions, flags=ctx.args)
     _, source, scanned = read_scan(path)
     if not options.k or min(options.k) < 1 or max(options.k) > options.n:
         raise UserError(f"--k takes numbers from 1 to --n ({options.n}), not {','.join(map(str, options.k)) or 'none'}")
@@ -326,15 +320,14 @@ def ablate_(ctx: typer.Context, path: ScanPath, as_json: Json = False) -> None:
     )
 
 
-@app.command("pairs", **takes(PairOptions))
+@app.verb("pairs", settings=PairOptions)
 def pairs_(
-    ctx: typer.Context,
+    options: PairOptions,
     path: ScanPath,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines to write.")],
+    out: Annotated[Path, option(metavar="FILE", help="JSON lines to write.")],
     as_json: Json = False,
 ) -> None:
     """Pairs of single tokens for preference training: the cliff token, and each likely token that is no cliff there."""
-    options = load(PairOptions, flags=ctx.args)
     config, source, scanned = read_scan(path)
     forks = _same_forks(source, options)
     other = _forks(options, options.compare)[0] if options.compare else None
@@ -359,14 +352,14 @@ def pairs_(
     emit(found, as_json, text)
 
 
-@app.command()
+@app.verb()
 def show(
     path: ScanPath,
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
-    tokenizer: Annotated[str, typer.Option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Make a run of a file of an older scan here.")] = None,
-    width: Annotated[int, typer.Option(min=20, help="Letters in a line.")] = 100,
+    trace: Annotated[str, argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
+    tokenizer: Annotated[str, option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
+    svg: Annotated[Path | None, option(help="Write the picture to this file.")] = None,
+    run: Annotated[Path | None, option(help="Make a run of a file of an older scan here.")] = None,
+    width: Annotated[int, option(min=20, help="Letters in a line.")] = 100,
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import math
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import typer
 from pydantic import Field
 
-from ramify.base.command import Json, takes
-from ramify.base.config import Config, load
+from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
+from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.crosscoder.algorithm import (
     Cell,
     Confirmed,
@@ -58,13 +58,12 @@ from ramify.methods.crosscoder.run import (
 from ramify.methods.crosscoder.steer import reconstruct
 from ramify.render.terminal import emit, progress, say, table
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
+app = Verbs(
+    "crosscoder",
     help="Find what training changed inside a model as single features, and steer by them.",
 )
-StatesFolder = Annotated[Path, typer.Argument(metavar="STATES", help="A folder that `ramify crosscoder capture` wrote.")]
-DictionaryFolder = Annotated[Path, typer.Argument(metavar="DICTIONARY", help="A folder that `ramify crosscoder train` wrote.")]
+StatesFolder = Annotated[Path, argument(metavar="STATES", help="A folder that `ramify crosscoder capture` wrote.")]
+DictionaryFolder = Annotated[Path, argument(metavar="DICTIONARY", help="A folder that `ramify crosscoder train` wrote.")]
 
 
 class CaptureOptions(Config):
@@ -93,6 +92,7 @@ class CaptureOptions(Config):
 class TrainOptions(FitConfig):
     """A dictionary, and how it is trained."""
 
+    BASIC = "steps batch lr features k exclusive seed"
     features: int = Field(8192, ge=1)
     """size of the dictionary"""
     k: int = Field(45, ge=1)
@@ -114,6 +114,7 @@ class TrainOptions(FitConfig):
 class SteerOptions(Config):
     """What is steered, how it is searched and scored."""
 
+    BASIC = "target partition features top gains score budgets seed"
     tuned: str = ""
     """the model after training; default: the one whose states were captured"""
     base: str = ""
@@ -160,12 +161,11 @@ def _template(models: Checkpoints, name: str, raw: bool) -> Any:
     return template
 
 
-@app.command(**takes(CaptureOptions))
+@app.verb(settings=CaptureOptions)
 def capture(
-    ctx: typer.Context, out: Annotated[Path, typer.Option(metavar="STATES", help="Folder to write.")], as_json: Json = False
+    options: CaptureOptions, out: Annotated[Path, option(metavar="STATES", help="Folder to write.")], as_json: Json = False
 ) -> None:
     """Run both models over two corpora and keep their hidden states at the last token of every prompt."""
-    options = load(CaptureOptions, flags=ctx.args)
     models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
     template = _template(models, options.tuned, options.raw)
     read = [prompts(path, models, template, options.longest) for path in (options.tool, options.plain)]
@@ -182,15 +182,14 @@ def capture(
     emit(found, as_json, table(["number", "value"], list(found.items())))
 
 
-@app.command(**takes(TrainOptions))
+@app.verb(settings=TrainOptions)
 def train(
-    ctx: typer.Context,
+    options: TrainOptions,
     states: StatesFolder,
-    out: Annotated[Path, typer.Option(metavar="DICTIONARY", help="Folder to write.")],
+    out: Annotated[Path, option(metavar="DICTIONARY", help="Folder to write.")],
     as_json: Json = False,
 ) -> None:
     """Train a dictionary of both models' states; the normaliser is kept with the weights."""
-    options = load(TrainOptions, flags=ctx.args)
     kept = States.load(states)
     shape = {name: getattr(options, name) for name in ("features", "k", "topk", "exclusive", "start", "centred")}
     config = FitConfig(**{name: getattr(options, name) for name in FitConfig.model_fields})
@@ -239,20 +238,20 @@ def _verdict(own: list[int], tested: int) -> str:
     return f"{len(own)} feature{'s are' if len(own) > 1 else ' is'} the tuned model's own ({rule}): {named}."
 
 
-@app.command()
+@app.verb()
 def rank(
     dictionary: DictionaryFolder,
     states: StatesFolder,
-    partition: Annotated[str, typer.Option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
+    partition: Annotated[str, option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
     threshold: Annotated[
         float | None,
-        typer.Option(help="A feature fires above this activation (default: 0; 0.1 with --short).", show_default=False),
+        option(help="A feature fires above this activation (default: 0; 0.1 with --short).", show_default=False),
     ] = None,
     short: Annotated[
-        bool, typer.Option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
+        bool, option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help=".csv to write.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
+    out: Annotated[Path | None, option(help=".csv to write.")] = None,
+    top: Annotated[int, option(min=1, help="Rows shown.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Order features by how well they tell the two corpora apart, with the check whether they are one model's alone."""
@@ -286,22 +285,27 @@ def _codes(made: Dictionary, kept: States) -> tuple[np.ndarray, np.ndarray]:
     return encode_rows(made, values[kept.tool]), encode_rows(made, values[~kept.tool])
 
 
-@app.command(**takes(SteerOptions))
+@app.verb(settings=SteerOptions)
 def steer(
-    ctx: typer.Context,
+    options: SteerOptions,
     dictionary: DictionaryFolder,
     states: StatesFolder,
     problems: Annotated[
-        Path, typer.Option("--prompts", metavar="FILE", help="Prompts to score, JSON lines: id, prompt, answer, data.")
+        Path, option("--prompts", metavar="FILE", help="Prompts to score, JSON lines: id, prompt, answer, data.")
     ],
-    out: Annotated[
-        Path, typer.Option(metavar="RUN", help="Run to make or to continue; scores that are in it are not run again.")
-    ],
+    out: Annotated[Path, option(metavar="RUN", help="Run to make or to continue; scores that are in it are not run again.")],
     as_json: Json = False,
 ) -> None:
     """Search feature, or set of features, and strength on some prompts and confirm them on the others, beside random directions and the
     means' difference."""
-    options = load(SteerOptions, flags=ctx.args)
+    with ExitStack() as stack:
+        _steer(stack, options, dictionary, states, problems, out, as_json)
+
+
+def _steer(
+    stack: ExitStack, options: SteerOptions, dictionary: Path, states: Path, problems: Path, out: Path, as_json: bool
+) -> None:
+    """Do what :func:`steer` says; the run that keeps scores and study is closed with ``stack``."""
     made, about = Dictionary.load(dictionary)
     kept = States.load(states)
     models = Checkpoints.open(
@@ -320,7 +324,7 @@ def steer(
     scoring: dict[str, Any] = {
         "judge": find_score(options.score),
         "budgets": options.budgets,
-        "kept": ctx.with_resource(begin_study(out, options.to_json())),
+        "kept": stack.enter_context(begin_study(out, options.to_json())),
         "seed": options.seed,
         "name": options.score,
         "stops": () if template is None else template.stop_tokens,
@@ -411,10 +415,10 @@ def _windows(
     return found
 
 
-@app.command()
+@app.verb()
 def report(
-    study: Annotated[Path, typer.Argument(metavar="RUN", help="A run that `ramify crosscoder steer` made.")],
-    out: Annotated[Path | None, typer.Option(help=".md to write.")] = None,
+    study: Annotated[Path, argument(metavar="RUN", help="A run that `ramify crosscoder steer` made.")],
+    out: Annotated[Path | None, option(help=".md to write.")] = None,
     as_json: Json = False,
 ) -> None:
     """The report of a study in Markdown: what was chosen on which prompts, what it does on the others, and what its controls do."""
@@ -428,14 +432,14 @@ def report(
     emit(found, as_json, text)
 
 
-@app.command()
+@app.verb()
 def export(
     dictionary: DictionaryFolder,
     states: StatesFolder,
-    features: Annotated[str, typer.Option(help="Numbers of features, with commas.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    gain: Annotated[float, typer.Option(help="What their mean activation on the tool corpus is multiplied by.")] = 32.0,
-    target: Annotated[str, typer.Option(help="The model that is to be steered: a (tuned) or b (base).")] = "a",
+    features: Annotated[str, option(help="Numbers of features, with commas.")],
+    out: Annotated[Path, option(help="Folder to write.")],
+    gain: Annotated[float, option(help="What their mean activation on the tool corpus is multiplied by.")] = 32.0,
+    target: Annotated[str, option(help="The model that is to be steered: a (tuned) or b (base).")] = "a",
     as_json: Json = False,
 ) -> None:
     """Write directions and fixed steering vectors (safetensors, JSON), and the dictionary in the files of sae-lens."""

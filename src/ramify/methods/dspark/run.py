@@ -37,6 +37,7 @@ CALIBRATION = "calibration.json"
 class TrainOptions(DrafterTraining):
     """A drafter, the text it learns from, and how it is trained."""
 
+    BASIC = "steps lr seed kind layers block sequences length temperature"
     kind: Literal["dspark", "dflash", "eagle3"] = "dspark"
     """dspark; dflash (no sequential head, no confidences); eagle3 (token by token)"""
     layers: int = Field(3, ge=1, le=64)

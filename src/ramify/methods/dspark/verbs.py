@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ramify.base.command import Json, takes
-from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.kit import DryRun, Json, Seed, Verbs, argument, option
 from ramify.methods.dspark import lossless, run
 from ramify.methods.dspark.drafter_files import load_drafter
 from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -18,27 +15,24 @@ from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 
 UNCHANGED = "the drafter is as it was"
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
+app = Verbs(
+    "dspark",
     help="Train a drafter for your model, calibrate it, see at which load it pays, and check that nothing changes but the speed.",
 )
-TargetName = Annotated[str, typer.Argument(metavar="TARGET", help="builtin, hf:FOLDER or a folder: the model to speed up.")]
-DrafterFolder = Annotated[Path, typer.Argument(metavar="DRAFTER", help="A folder that `ramify dspark train` wrote.")]
+TargetName = Annotated[str, argument(metavar="TARGET", help="builtin, hf:FOLDER or a folder: the model to speed up.")]
+DrafterFolder = Annotated[Path, argument(metavar="DRAFTER", help="A folder that `ramify dspark train` wrote.")]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--prompts",
         metavar="FILE",
         help="JSON lines with prompt or prompt_ids, one text a line, or a run: what its agent was shown. builtin needs none.",
     ),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Prompts are the text as it is, without the chat template.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the settings and what the run costs, and do nothing.")]
-Count = Annotated[int, typer.Option("--n", min=2, help="Prompts; those of a file are used in turns.")]
-Temperature = Annotated[float, typer.Option(min=0, help="Temperature of the draws.")]
-Tokens = Annotated[int, typer.Option(min=2, help="Tokens of a reply at most.")]
-Seed = Annotated[int, typer.Option(help="Decides every draw.")]
+Raw = Annotated[bool, option("--raw", help="Prompts are the text as it is, without the chat template.")]
+Count = Annotated[int, option("--n", min=2, help="Prompts; those of a file are used in turns.")]
+Temperature = Annotated[float, option(min=0, help="Temperature of the draws.")]
+Tokens = Annotated[int, option(min=2, help="Tokens of a reply at most.")]
 
 
 def _rows(found: dict[str, Any]) -> list[list[Any]]:
@@ -50,18 +44,17 @@ def _short(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-@app.command(**takes(TrainOptions))
+@app.verb(settings=TrainOptions)
 def train(
-    ctx: typer.Context,
+    options: TrainOptions,
     target: TargetName,
-    out: Annotated[Path, typer.Option(metavar="DRAFTER", help="Folder to write; a call that was stopped goes on there.")],
+    out: Annotated[Path, option(metavar="DRAFTER", help="Folder to write; a call that was stopped goes on there.")],
     prompts: Prompts = None,
     raw: Raw = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train a drafter on text that the target writes itself."""
-    options = load(TrainOptions, flags=ctx.args)
     opened = Target.open(target)
     given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
     cost = run.bill(opened, options)
@@ -77,7 +70,7 @@ def train(
     emit(found, as_json, table(["number", "value"], _rows({k: v for k, v in found.items() if k != "warning"})))
 
 
-@app.command()
+@app.verb()
 def calibrate(
     target: TargetName,
     drafter: DrafterFolder,
@@ -112,14 +105,14 @@ def calibrate(
     emit(found, as_json, table(columns, rows, title))
 
 
-@app.command()
+@app.verb()
 def profile(
     target: TargetName,
     drafter: DrafterFolder,
     prompts: Prompts = None,
     raw: Raw = False,
-    loads: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
-    repeats: Annotated[int, typer.Option(min=3, help="Cycles timed for each load and number of drafts.")] = 24,
+    loads: Annotated[str, option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    repeats: Annotated[int, option(min=3, help="Cycles timed for each load and number of drafts.")] = 24,
     temperature: Temperature = 1.0,
     seed: Seed = 0,
     as_json: Json = False,
@@ -154,22 +147,20 @@ def _loads(text: str) -> list[int]:
     return found
 
 
-@app.command()
+@app.verb()
 def bench(
     target: TargetName,
-    drafters: Annotated[
-        list[Path], typer.Argument(metavar="DRAFTER...", help="Folders of drafters; the first also runs under load.")
-    ],
+    drafters: Annotated[list[Path], argument(metavar="DRAFTER...", help="Folders of drafters; the first also runs under load.")],
     prompts: Prompts = None,
     raw: Raw = False,
     n: Count = 60,
     tokens: Tokens = 64,
     temperature: Temperature = 1.0,
-    loads: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
-    turns: Annotated[int, typer.Option(min=3, help="Turns of every entrant; the interval is over them.")] = 15,
+    loads: Annotated[str, option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
+    turns: Annotated[int, option(min=3, help="Turns of every entrant; the interval is over them.")] = 15,
     peers: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--peer", metavar="KIND[:PATH]", help="Beside them: generate, prompt_lookup, hf_assistant:FOLDER, hf_dflash:DRAFTER."
         ),
     ] = None,
@@ -215,17 +206,17 @@ def _peer(kind: str, path: str, opened: Target) -> Path | Qwen3Drafter | None:
     return load_drafter(Path(path), opened.model.module) if kind == "hf_dflash" else Path(path)
 
 
-@app.command("verify-lossless")
+@app.verb("verify-lossless")
 def verify_lossless(
     target: TargetName,
     drafter: DrafterFolder,
     prompts: Prompts = None,
     raw: Raw = False,
     n: Count = 8,
-    draws: Annotated[int, typer.Option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
+    draws: Annotated[int, option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
     schedules: Annotated[
         list[str] | None,
-        typer.Option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),
+        option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -243,4 +234,4 @@ def verify_lossless(
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
     if not passed:
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)

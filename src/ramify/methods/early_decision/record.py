@@ -40,6 +40,7 @@ CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
 class RolloutConfig(Config):
     """How traces are drawn and what counts as yes."""
 
+    BASIC = "model label k modes guard think_tokens answer_tokens temperature seed"
     model: str = ""
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     label: tuple[str, ...] = ()

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ramify.base.command import Json, takes
-from ramify.base.config import load
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.engine.named import find_drawn, find_model
+from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
 from ramify.methods import early_decision
 from ramify.methods.early_decision.guards import Guard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
@@ -48,13 +45,8 @@ from ramify.score.judge import Jury
 from ramify.trace.connect import holds_run
 from ramify.trace.lines import at_place, field, read_lines
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="When in a thinking trace was the outcome decided, and does the rest matter?"
-)
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the bill; draw nothing.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Let the settings of a study that was made elsewhere load code.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
-Files = Annotated[list[Path] | None, typer.Option("--config", metavar="TOML", help="Settings from a file; flags win.")]
+app = Verbs("early-decision", help="When in a thinking trace was the outcome decided, and does the rest matter?")
+RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
 
 
 def _sampler(config: RolloutConfig) -> tuple[Sampler, Thinking, Any]:
@@ -89,24 +81,22 @@ def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
     return find_jury(config.label, find_model, ties or config.ties == "yes")
 
 
-@app.command("run", **takes(RolloutConfig))
+@app.verb("run", settings=RolloutConfig)
 def run_(
-    ctx: typer.Context,
-    prompts: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
-    out: Annotated[Path, typer.Option(metavar="RUN", help="Folder to make, or to go on with.")],
+    options: RolloutConfig,
+    prompts: Annotated[Path, option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
+    out: Annotated[Path, option(metavar="RUN", help="Folder to make, or to go on with.")],
     traces: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="FILE",
             help="Traces drawn elsewhere, JSON lines: prompt_id, thinking, response; or a response with its marks.",
         ),
     ] = None,
-    config: Files = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Draw traces with and without thinking and label their answers. The same command goes on with an interrupted run."""
-    options = load(RolloutConfig, config or [], ctx.args)
     jury = _jury(options)
     sampler, thinking, template = _sampler(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
@@ -162,10 +152,9 @@ def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str
     return rows
 
 
-@app.command("probe", **takes(lambda: early_decision.ProbeConfig))
-def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
+@app.verb("probe", settings=lambda: early_decision.ProbeConfig)
+def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
-    options = load(early_decision.ProbeConfig, flags=ctx.args)
     study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("probe", as_json=as_json, kept="nothing was written"):
         found = early_decision.probe_stage(study, sampler.model, thinking, options)
@@ -178,10 +167,9 @@ def probe_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json
     emit(found | verdict, as_json, table(columns, rows) + f"\n\n{verdict['verdict']}")
 
 
-@app.command("valley", **takes(lambda: early_decision.ValleyConfig))
-def valley_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
+@app.verb("valley", settings=lambda: early_decision.ValleyConfig)
+def valley_(options: early_decision.ValleyConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
     """Separability of the outcomes along the thinking, beside a probe at the same positions."""
-    options = load(early_decision.ValleyConfig, flags=ctx.args)
     study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("valley", as_json=as_json, kept="nothing was written"):
         record = early_decision.valley_stage(study, sampler.model, thinking, options)
@@ -196,10 +184,11 @@ def valley_(ctx: typer.Context, run: RunPath, trust: Trust = False, as_json: Jso
     emit(record | verdict, as_json, f"{shown}\n\n{verdict['verdict']}")
 
 
-@app.command("continue", **takes(ContinueConfig))
-def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:
+@app.verb("continue", settings=ContinueConfig)
+def continue_(
+    options: ContinueConfig, run: RunPath, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False
+) -> None:
     """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
-    options = load(ContinueConfig, flags=ctx.args)
     if dry_run:
         with Study.open(run) as study:
             _show(options.bill(study), as_json)
@@ -222,10 +211,9 @@ def continue_(ctx: typer.Context, run: RunPath, dry_run: DryRun = False, trust: 
     _warn(sampler, jury)
 
 
-@app.command("oscillate", **takes(OscillateConfig))
-def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:  # fmt: skip
+@app.verb("oscillate", settings=OscillateConfig)
+def oscillate_(options: OscillateConfig, run: RunPath, ties: Annotated[bool, option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:  # fmt: skip
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
-    options = load(OscillateConfig, flags=ctx.args)
     if dry_run:
         with Study.open(run) as study:
             _show(options.bill(study), as_json)
@@ -254,17 +242,14 @@ def oscillate_(ctx: typer.Context, run: RunPath, ties: Annotated[bool, typer.Opt
     _warn(sampler, jury)
 
 
-@app.command("report", **takes(ReportConfig))
+@app.verb("report", settings=ReportConfig)
 def report_(
-    ctx: typer.Context,
+    options: ReportConfig,
     run: RunPath,
-    against: Annotated[
-        Path | None, typer.Option(metavar="BASE", help="The same prompts without a defence, to compare with.")
-    ] = None,
+    against: Annotated[Path | None, option(metavar="BASE", help="The same prompts without a defence, to compare with.")] = None,
     as_json: Json = False,
 ) -> None:
     """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
-    options = load(ReportConfig, flags=ctx.args)
     with Study.open(run) as study:
         record = build(study, options)
     told = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())

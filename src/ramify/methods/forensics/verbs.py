@@ -9,12 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
+from ramify.kit import Form, Json, Verbs, argument, option
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
 from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
@@ -42,13 +40,11 @@ from ramify.rollout.parts import find_model, find_world
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Find out why an agent did something, one change at a time.")
-Folder = Annotated[Path, typer.Argument(metavar="CASEDIR", help="Folder of the case.")]
-N = Annotated[int | None, typer.Option("--n", min=1, help="Runs of each cell; default: the case's.")]
-Judged = Annotated[bool, typer.Option("--judge", help="WHAT is a description for the case's judge, not a pattern.")]
-Leaf = Annotated[
-    str, typer.Option("--run", metavar="NODE", help="A run by the node it ended at; default: the first that did it.")
-]
+app = Verbs("forensics", help="Find out why an agent did something, one change at a time.")
+Folder = Annotated[Path, argument(metavar="CASEDIR", help="Folder of the case.")]
+N = Annotated[int | None, option("--n", min=1, help="Runs of each cell; default: the case's.")]
+Judged = Annotated[bool, option("--judge", help="WHAT is a description for the case's judge, not a pattern.")]
+Leaf = Annotated[str, option("--run", metavar="NODE", help="A run by the node it ended at; default: the first that did it.")]
 
 
 def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
@@ -62,13 +58,13 @@ def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
     return found
 
 
-@app.command()
+@app.verb()
 def init(
     folder: Folder,
-    env: Annotated[str, typer.Option(help="World: NAME, NAME:ARGUMENT or FILE.py:ATTRIBUTE.")],
-    model: Annotated[str, typer.Option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, FILE.py:FUNCTION, ...")] = "builtin",
+    env: Annotated[str, option(help="World: NAME, NAME:ARGUMENT or FILE.py:ATTRIBUTE.")],
+    model: Annotated[str, option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, FILE.py:FUNCTION, ...")] = "builtin",
     behavior: Annotated[
-        str, typer.Option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, FILE.py:FUNCTION.")
+        str, option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, FILE.py:FUNCTION.")
     ] = "grade",
 ) -> None:
     """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
@@ -85,11 +81,11 @@ def init(
     emit({"case": str(folder / FILE)}, False, say_next)
 
 
-@app.command()
+@app.verb()
 def plan(
     folder: Folder,
     n: N = None,
-    k: Annotated[int, typer.Option(min=4, help="Forks at each sentence.")] = 50,
+    k: Annotated[int, option(min=4, help="Forks at each sentence.")] = 50,
     as_json: Json = False,
 ) -> None:
     """What the design can find, before it is paid for: runs and power of every test."""
@@ -105,17 +101,17 @@ def plan(
     emit({"tests": rows, "expect": config.expect, "instead": config.instead}, as_json, text)
 
 
-@app.command()
+@app.verb()
 def run(folder: Folder, n: N = None, as_json: Json = False) -> None:
     """Play the incident again and again: the rate, invalid runs, and runs that speak of a test, apart."""
     found = _working(folder, as_json, lambda case: case.baseline(n))
     emit(found, as_json, "\n\n".join(["# A case", *baseline_text(found), ""]))
 
 
-@app.command()
+@app.verb()
 def read(
     folder: Folder,
-    sample: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 3,
+    sample: Annotated[int, option(min=1, help="Runs of each side.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Print transcripts of runs that did it beside runs that did not."""
@@ -131,11 +127,11 @@ def _sample(case: Case, most: int) -> list[dict[str, Any]]:
     return [{"leaf": run.leaf, "behavior": run.behavior, "text": transcript(case.said(run))} for run in picked]
 
 
-@app.command()
+@app.verb()
 def vary(
     folder: Folder,
-    field: Annotated[str, typer.Argument(help="A field of numbers.")],
-    values: Annotated[str, typer.Option(help="Doses, 0,50,100; default: the field's values.")] = "",
+    field: Annotated[str, argument(help="A field of numbers.")],
+    values: Annotated[str, option(help="Doses, 0,50,100; default: the field's values.")] = "",
     n: N = None,
     as_json: Json = False,
 ) -> None:
@@ -144,10 +140,10 @@ def vary(
     _tested(found, as_json)
 
 
-@app.command()
+@app.verb()
 def counterfactual(
     folder: Folder,
-    variants: Annotated[list[str] | None, typer.Argument(help="Variants of the case; all by default.")] = None,
+    variants: Annotated[list[str] | None, argument(help="Variants of the case; all by default.")] = None,
     n: N = None,
     as_json: Json = False,
 ) -> None:
@@ -156,11 +152,11 @@ def counterfactual(
     _tested(found, as_json)
 
 
-@app.command()
+@app.verb()
 def forbid(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="A name for the class.")],
-    what: Annotated[str, typer.Argument(help="Pattern of the sentences that must not be said, or with --judge a description.")],
+    name: Annotated[str, argument(help="A name for the class.")],
+    what: Annotated[str, argument(help="Pattern of the sentences that must not be said, or with --judge a description.")],
     judge: Judged = False,
     n: N = None,
     as_json: Json = False,
@@ -183,12 +179,12 @@ def _said(found: Sequence[TestResult], what: str, where: str) -> str:
     return f"{said} (p < {ALPHA:g}, {over})"
 
 
-@app.command()
+@app.verb()
 def resample(
     folder: Folder,
     leaf: Leaf = "",
-    turn: Annotated[int, typer.Option(min=0, help="Which reply of the run.")] = 0,
-    k: Annotated[int, typer.Option(min=4, help="Forks at each place.")] = 50,
+    turn: Annotated[int, option(min=0, help="Which reply of the run.")] = 0,
+    k: Annotated[int, option(min=4, help="Forks at each place.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
@@ -200,13 +196,13 @@ def resample(
     emit(found | {"verdict": said}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}.")
 
 
-@app.command()
+@app.verb()
 def transplant(
     folder: Folder,
-    high: Annotated[str, typer.Argument(help="Node at which a run that did it ended.")],
-    low: Annotated[str, typer.Argument(help="Node at which a run that did not ended.")],
-    turn: Annotated[int, typer.Option(min=0, help="Which reply of the runs.")] = 0,
-    k: Annotated[int, typer.Option(min=4, help="Forks at each place.")] = 50,
+    high: Annotated[str, argument(help="Node at which a run that did it ended.")],
+    low: Annotated[str, argument(help="Node at which a run that did not ended.")],
+    turn: Annotated[int, option(min=0, help="Which reply of the runs.")] = 0,
+    k: Annotated[int, option(min=4, help="Forks at each place.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
@@ -218,18 +214,16 @@ def transplant(
     emit({"rates": rates, "k": k}, as_json, table(["sentences kept", "rate, did it", "rate, did not"], rows))
 
 
-@app.command("ask")
+@app.verb("ask")
 def ask_(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="A name for the probe.")],
-    question: Annotated[str, typer.Argument(help="What to ask.")],
-    what: Annotated[str, typer.Argument(help="Pattern of the answers to count, or with --judge a description.")],
-    about: Annotated[
-        str, typer.Option(help="third (another agent), after (the end of a run) or before (its reply --turn).")
-    ] = "third",
+    name: Annotated[str, argument(help="A name for the probe.")],
+    question: Annotated[str, argument(help="What to ask.")],
+    what: Annotated[str, argument(help="Pattern of the answers to count, or with --judge a description.")],
+    about: Annotated[str, option(help="third (another agent), after (the end of a run) or before (its reply --turn).")] = "third",
     leaf: Leaf = "",
-    turn: Annotated[int, typer.Option(min=0, help="Reply before which the run is interrupted.")] = 0,
-    n: Annotated[int, typer.Option("--n", min=1, help="Answers to draw.")] = 50,
+    turn: Annotated[int, option(min=0, help="Reply before which the run is interrupted.")] = 0,
+    n: Annotated[int, option("--n", min=1, help="Answers to draw.")] = 50,
     judge: Judged = False,
     as_json: Json = False,
 ) -> None:
@@ -248,17 +242,17 @@ def ask_(
     emit(found, as_json, text)
 
 
-What = Annotated[str, typer.Argument(help="Pattern of the texts to count, or with --judge a description.")]
-ProbeName = Annotated[str, typer.Argument(metavar="NAME", help="A name for the probe.")]
-Most = Annotated[int, typer.Option("--n", min=1, help="Runs of either side, at the most.")]
+What = Annotated[str, argument(help="Pattern of the texts to count, or with --judge a description.")]
+ProbeName = Annotated[str, argument(metavar="NAME", help="A name for the probe.")]
+Most = Annotated[int, option("--n", min=1, help="Runs of either side, at the most.")]
 
 
-@app.command("self-report")
+@app.verb("self-report")
 def self_report_(
     folder: Folder,
     name: ProbeName,
     what: What,
-    form: Annotated[str, typer.Option(help="review, memory, done, or a text of your own that is asked.")] = "review",
+    form: Annotated[str, option(help="review, memory, done, or a text of your own that is asked.")] = "review",
     n: Most = 50,
     judge: Judged = False,
     as_json: Json = False,
@@ -267,18 +261,18 @@ def self_report_(
     _beside(_working(folder, as_json, lambda case: self_report(case, name, form, says_of(case, what, judge), n)), as_json)
 
 
-@app.command("user-turn")
+@app.verb("user-turn")
 def user_turn_(folder: Folder, name: ProbeName, what: What, n: Most = 50, judge: Judged = False, as_json: Json = False) -> None:
     """Let the model write the user's next message behind every run, and compare runs that did it with the others."""
     _beside(_working(folder, as_json, lambda case: user_turn(case, name, says_of(case, what, judge), n)), as_json)
 
 
-@app.command("audit-notes")
+@app.verb("audit-notes")
 def audit_notes_(
     folder: Folder,
     name: ProbeName,
     what: What,
-    require: Annotated[str, typer.Option(help="What the agent is told; lines that begin with 'Note:' are read.")] = NOTE,
+    require: Annotated[str, option(help="What the agent is told; lines that begin with 'Note:' are read.")] = NOTE,
     n: N = None,
     judge: Judged = False,
     as_json: Json = False,
@@ -287,12 +281,12 @@ def audit_notes_(
     _beside(_working(folder, as_json, lambda case: audit_notes(case, name, says_of(case, what, judge), n, require)), as_json)
 
 
-@app.command("scale")
+@app.verb("scale")
 def scale_(
     folder: Folder,
     name: ProbeName,
-    axis: Annotated[str, typer.Argument(help="The axis, in words for the case's judge.")],
-    labels: Annotated[Path | None, typer.Option(help='Grades by people, JSON lines {"leaf": NODE, "grade": 1 to 5}.')] = None,
+    axis: Annotated[str, argument(help="The axis, in words for the case's judge.")],
+    labels: Annotated[Path | None, option(help='Grades by people, JSON lines {"leaf": NODE, "grade": 1 to 5}.')] = None,
     n: Most = 50,
     as_json: Json = False,
 ) -> None:
@@ -335,14 +329,14 @@ def _beside(found: dict[str, Any], as_json: bool) -> None:
     emit(found, as_json, "\n\n".join(words_text([found])))
 
 
-@app.command("control")
+@app.verb("control")
 def control_(
     folder: Folder,
-    test: Annotated[str, typer.Argument(help="A variant of the case, or a field with doses.")],
-    model: Annotated[str, typer.Option(help="An agent known to have the property.")] = "",
-    instruct: Annotated[str, typer.Option(help="Or: what the case's own agent is told, so that it has it.")] = "",
+    test: Annotated[str, argument(help="A variant of the case, or a field with doses.")],
+    model: Annotated[str, option(help="An agent known to have the property.")] = "",
+    instruct: Annotated[str, option(help="Or: what the case's own agent is told, so that it has it.")] = "",
     n: N = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Put it in the place of a control that fired.")] = False,
+    replace: Annotated[bool, option("--replace", help="Put it in the place of a control that fired.")] = False,
     as_json: Json = False,
 ) -> None:
     """Positive control: make a test on an agent that has the property, and keep its power. Without one a silence says nothing."""
@@ -368,19 +362,19 @@ def control_(
     emit(record, as_json, text)
 
 
-@app.command("log")
+@app.verb("log")
 def log_(
     log: Annotated[
         Path,
-        typer.Argument(
+        argument(
             metavar="LOG",
             help='Folder of a run, a file of any known format (an inspect log, ...), or JSON lines: {"messages": [...], "fields": {...}}.',
         ),
     ],
-    behavior: Annotated[str, typer.Option(help="What counts: regex:PATTERN, call:TOOL, outcome, grade, FILE.py:FUNCTION.")],
-    by: Annotated[list[str] | None, typer.Option(help="A recorded field; may be repeated.")] = None,
-    form: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Format of LOG; see `ramify list reader`.")] = None,
-    scorer: Annotated[str | None, typer.Option(help="Whose verdict is the outcome, where several judged.")] = None,
+    behavior: Annotated[str, option(help="What counts: regex:PATTERN, call:TOOL, outcome, grade, FILE.py:FUNCTION.")],
+    by: Annotated[list[str] | None, option(help="A recorded field; may be repeated.")] = None,
+    form: Form = None,
+    scorer: Annotated[str | None, option(help="Whose verdict is the outcome, where several judged.")] = None,
     as_json: Json = False,
 ) -> None:
     """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
@@ -410,11 +404,11 @@ def log_(
     )
 
 
-@app.command("propose")
+@app.verb("propose")
 def propose_(
     folder: Folder,
-    proposer: Annotated[str, typer.Option(help="Model that reads runs and proposes: chat:MODEL@URL, hf:PATH, ...")],
-    sample: Annotated[int, typer.Option(min=1, help="Runs of each side to show it.")] = 4,
+    proposer: Annotated[str, option(help="Model that reads runs and proposes: chat:MODEL@URL, hf:PATH, ...")],
+    sample: Annotated[int, option(min=1, help="Runs of each side to show it.")] = 4,
     as_json: Json = False,
 ) -> None:
     """Let a model propose hypotheses from transcripts; append the text it prints to case.toml. Without one the standard battery stands."""
@@ -431,16 +425,16 @@ def propose_(
     emit({"hypotheses": record}, as_json, "\n".join(tables))
 
 
-@app.command()
+@app.verb()
 def ach(folder: Folder, as_json: Json = False) -> None:
     """The table of competing hypotheses: inconsistencies counted, shared confounds once, silence without a control for nothing."""
     found = _working(folder, True, lambda case: table_of(case.config, case.results()).report(case.config.benign, BENIGN))
     emit(found, as_json, "\n\n".join(ach_text(found)))
 
 
-@app.command("report")
+@app.verb("report")
 def report_(
-    folder: Folder, out: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None, as_json: Json = False
+    folder: Folder, out: Annotated[Path | None, option(help="Markdown file to write.")] = None, as_json: Json = False
 ) -> None:
     """Everything known of the case: rates, tests, sentences, questions, the table, what is missing, what would overturn it."""
 

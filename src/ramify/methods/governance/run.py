@@ -62,6 +62,7 @@ WORDED = ("llm-summarize", "hierarchical")
 class BenchConfig(Config):
     """A grid: every combination of what is listed is an episode."""
 
+    BASIC = "conditions tasks languages reps turns temperature max_tokens concurrent seed"
     conditions: tuple[str, ...] = tuple(MAIN)
     """of the benchmark; also removed, restored, pin_rescission, pin_distractors, pin_impersonation, pin_impersonation_provenance"""
     tasks: tuple[str, ...] = ()

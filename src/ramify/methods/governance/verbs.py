@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ramify.base.command import Json, takes
-from ramify.base.config import load
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
 from ramify.engine.named import find_model
+from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
 from ramify.methods.governance.markdown import markdown
@@ -24,23 +21,20 @@ from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.sources import conclude
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
+app = Verbs(
+    "governance",
     help="Measure which rules compaction drops, what agents do then, and keep the rules.",
 )
 Agents = Annotated[
     list[str] | None,
-    typer.Option("--agent", help="chat:MODEL@URL, hf:FOLDER, ...; several make a crossing. Without one: a made-up reader."),
+    option("--agent", help="chat:MODEL@URL, hf:FOLDER, ...; several make a crossing. Without one: a made-up reader."),
 ]
-Summarizers = Annotated[
-    list[str] | None, typer.Option("--summarizer", help="As --agent; by default each agent summarises for itself.")
-]
+Summarizers = Annotated[list[str] | None, option("--summarizer", help="As --agent; by default each agent summarises for itself.")]
 Rows = Annotated[
-    Path, typer.Option("--out", metavar="RUN", help="Run to make or to continue; episodes that are there are not played again.")
+    Path, option("--out", metavar="RUN", help="Run to make or to continue; episodes that are there are not played again.")
 ]
-RowsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs that `ramify governance bench` made.")]
-Written = Annotated[Path | None, typer.Option("--out", help="Also write the report, as Markdown.")]
+RowsArgument = Annotated[list[Path], argument(metavar="RUN...", help="Runs that `ramify governance bench` made.")]
+Written = Annotated[Path | None, option("--out", help="Also write the report, as Markdown.")]
 
 
 def _players(names: list[str] | None) -> list[Player]:
@@ -53,25 +47,24 @@ def _kept(out: Path | None) -> str:
     )
 
 
-def _bench(flags: list[str], agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
-    config = load(BenchConfig, flags=flags)
+def _bench(config: BenchConfig, agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
     config.check()  # before an agent behind an endpoint is asked what it can do
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     return Bench(config, _players(agents) or [Player("reader", reader())], _players(summarizers), out)
 
 
-@app.command(**takes(BenchConfig))
+@app.verb(settings=BenchConfig)
 def bench(
-    ctx: typer.Context,
+    options: BenchConfig,
     out: Rows,
     agent: Agents = None,
     summarizer: Summarizers = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the bill; call no model.")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Play the grid: what agents do with a rule, without it, behind a compaction, under attack, and with the rule pinned."""
-    made = _bench(ctx.args, agent, summarizer, out)
+    made = _bench(options, agent, summarizer, out)
     cells = made.cells()
     if dry_run:
         compactions = sum(cell.rounds for cell in cells)
@@ -83,18 +76,18 @@ def bench(
     _tell(report(rows), as_json, None)
 
 
-@app.command("report")
+@app.verb("report")
 def report_(rows: RowsArgument, out: Written = None, as_json: Json = False) -> None:
     """The tables of one or several benchmarks, from their rows."""
     _tell(report(row for path in rows for row in read_rows(path)), as_json, out)
 
 
-@app.command(**takes(BenchConfig))
+@app.verb(settings=BenchConfig)
 def attack(
-    ctx: typer.Context,
+    options: BenchConfig,
     out: Rows,
-    budget: Annotated[int, typer.Option(help="Most episodes, those of the report included.")] = 400,
-    holdout: Annotated[float, typer.Option(help="Share of the tasks that is kept for the report.")] = 0.5,
+    budget: Annotated[int, option(help="Most episodes, those of the report included.")] = 400,
+    holdout: Annotated[float, option(help="Share of the tasks that is kept for the report.")] = 0.5,
     agent: Agents = None,
     summarizer: Summarizers = None,
     as_json: Json = False,
@@ -102,7 +95,7 @@ def attack(
     """Search for the document that talks your rules out of a summary; select on some tasks, report on the others."""
     from ramify.methods.governance.attack import search
 
-    made = _bench(ctx.args, agent, summarizer, out)
+    made = _bench(options, agent, summarizer, out)
     with progress("attack", budget, "episodes", as_json, kept=_kept(out)) as bar:
         found = asyncio.run(search(made, budget, holdout, bar))
     shares = {"selected on (best of many: biased)": found["selected_on"]} | {
@@ -116,15 +109,15 @@ def attack(
     emit(found, as_json, text)
 
 
-@app.command()
+@app.verb()
 def audit(
     log: Annotated[
-        Path, typer.Argument(metavar="LOG", help="Logged calls or conversations of any known format, or the folder of a run.")
+        Path, argument(metavar="LOG", help="Logged calls or conversations of any known format, or the folder of a run.")
     ],
-    rules: Annotated[Path, typer.Option("--rules", help="One rule a line, or .toml/.json with text and predicate.")],
-    form: Annotated[str | None, typer.Option("--from", help="Format of LOG; see `ramify list reader`.")] = None,
+    rules: Annotated[Path, option("--rules", help="One rule a line, or .toml/.json with text and predicate.")],
+    form: Form = None,
     out: Written = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 where a rule was lost.")] = False,
+    strict: Annotated[bool, option("--strict", help="Exit code 1 where a rule was lost.")] = False,
     as_json: Json = False,
 ) -> None:
     """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
@@ -153,15 +146,15 @@ def audit(
             + "\n",
         )
     if strict and any(r["lost"] for r in found["rules"]):
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)
 
 
-@app.command()
+@app.verb()
 def judge(
-    rows: Annotated[Path, typer.Argument(metavar="RUN", help="A run that `ramify governance bench` made.")],
+    rows: Annotated[Path, argument(metavar="RUN", help="A run that `ramify governance bench` made.")],
     model: Annotated[
         list[str],
-        typer.Option("--judge", help="As --agent; three of different families make a jury. Or any other judge by name."),
+        option("--judge", help="As --agent; three of different families make a jury. Or any other judge by name."),
     ],
     as_json: Json = False,
 ) -> None:
@@ -292,4 +285,4 @@ def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
     for why in found["failed"]:
         say(f"warning: {why}")
     if found["failed"]:
-        raise typer.Exit(EXIT_FAILED)
+        raise SystemExit(EXIT_FAILED)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from pydantic import Field
 
-from ramify.base.command import Json, takes
-from ramify.base.config import load
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
+from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
 from ramify.methods.graph_credit.rules import GraphCredit
@@ -31,6 +29,7 @@ from ramify.trace.node import Finding
 class Options(CreditConfig):
     """What the verbs take beside the source: how states are told apart, and the rule."""
 
+    BASIC = "rule anchor state_pattern group scorer task level"
     anchor: str = "anchor"
     """Field of a step that tells its state apart."""
     state_pattern: str | None = None
@@ -49,11 +48,9 @@ class Options(CreditConfig):
     """Chance of calling any step decisive where none is (report, why, mark)."""
 
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Merge attempts by state and credit each step by its progress."
-)
-Source = Annotated[Path, typer.Argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
-Out = Annotated[Path | None, typer.Option(help="File to write.")]
+app = Verbs("graph-credit", help="Merge attempts by state and credit each step by its progress.")
+Source = Annotated[Path, argument(help="Step records (.jsonl or .parquet) or the folder of a run.")]
+Out = Annotated[Path | None, option(help="File to write.")]
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,9 @@ def _steps(source: Path) -> list[dict[str, Any]]:
     return read_steps(source)
 
 
-@app.command(**takes(Options))
-def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = False) -> None:
+@app.verb(settings=Options)
+def build(options: Options, source: Source, out: Out = None, as_json: Json = False) -> None:
     """Merge states; --out writes the graph as .json (node-link), .graphml or .dot."""
-    options = load(Options, flags=ctx.args)
     graph = _graph(source, options)
     if out is not None and out.suffix == ".graphml":
         graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
@@ -123,24 +119,23 @@ def build(ctx: typer.Context, source: Source, out: Out = None, as_json: Json = F
     emit(shown | {"out": None if out is None else str(out)}, as_json, table(list(shown), [list(shown.values())]))
 
 
-@app.command(**takes(Options))
+@app.verb(settings=Options)
 def advantages(
-    ctx: typer.Context,
+    options: Options,
     source: Source,
-    out: Annotated[Path, typer.Option(help=".parquet or .jsonl to write.")],
-    positive: Annotated[bool, typer.Option("--positive", help="Only steps that made progress (delta > 0), for SFT.")] = False,
+    out: Annotated[Path, option(help=".parquet or .jsonl to write.")],
+    positive: Annotated[bool, option("--positive", help="Only steps that made progress (delta > 0), for SFT.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write every step with its credit."""
-    rows = _graph(source, load(Options, flags=ctx.args)).rows(positive)
+    rows = _graph(source, options).rows(positive)
     write_rows(out, rows)
     emit({"out": str(out), "steps": len(rows)}, as_json, f"{len(rows)} steps with their credit are in {out}")
 
 
-@app.command(**takes(Options))
-def report(ctx: typer.Context, source: Source, as_json: Json = False) -> None:
+@app.verb(settings=Options)
+def report(options: Options, source: Source, as_json: Json = False) -> None:
     """How much states repeat, where the credit comes from, and which moves stand out of chance."""
-    options = load(Options, flags=ctx.args)
     found = _graph(source, options).report(options.level)
     text = table(["number", "value"], [[k, v] for k, v in found.items() if isinstance(v, (int, float))])
     text += f"\n\n{found['verdict']}"
@@ -169,26 +164,24 @@ def _moves(moves: list[dict[str, Any]], numbers: list[str], title: str) -> str:
     return table(["task", "from", "action", "to", *numbers, *(["node"] if nodes else [])], rows, title)
 
 
-@app.command(**takes(Options))
+@app.verb(settings=Options)
 def show(
-    ctx: typer.Context,
+    options: Options,
     source: Source,
-    form: Annotated[Literal["dot", "json"], typer.Option("--format", help="dot or json.")] = "dot",
+    form: Annotated[Literal["dot", "json"], option("--format", help="dot or json.")] = "dot",
 ) -> None:
     """Print the merged graph."""
-    options = load(Options, flags=ctx.args)
     graph = _graph(source, options)
     emit(graph.to_json(options.task), form == "json", _drawing(graph, options.task, form))
 
 
-@app.command(**takes(Options))
+@app.verb(settings=Options)
 def mark(
-    ctx: typer.Context,
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    options: Options,
+    run: Annotated[Path, argument(help="Folder of a run.")],
     as_json: Json = False,
 ) -> None:
     """Store each step's credit, and the numbers behind it, in a run: `ramify show --web` then colours the steps by it."""
-    options = load(Options, flags=ctx.args)
     if options.task is not None:
         raise UserError("credit is stored for all tasks of a run, or of one --group: leave --task out")
     with Run.open(run, write=True) as stored:
@@ -227,23 +220,24 @@ def mark(
     emit(found, as_json, f"{told if credited else none}\n{verdict}")
 
 
-@app.command(**takes(Options))
+@app.verb(settings=Options)
 def why(
-    ctx: typer.Context,
+    options: Options,
     source: Source,
-    node: Annotated[str, typer.Argument(help="Node of a run: its id or the start of it.")] = "",
+    node: Annotated[str, argument(help="Node of a run: its id or the start of it.")] = "",
     attempt: str | None = None,
     step: int | None = None,
     as_json: Json = False,
 ) -> None:
     """The numbers behind one step's credit: of a node of a run, or of --task, --attempt and --step of a file."""
     if source.is_dir():
-        if not node or node.startswith("-"):
+        if not node:
             raise UserError(f"name a node of the run {source}")
-        options = load(Options, flags=ctx.args)
         with Run.open(source) as run:
             name = run.find(node)
-            marks = [] if ctx.args else sorted(run.marks(name="why", node=name), key=lambda mark: mark.maker != MAKER)
+            marks = (
+                [] if options.model_fields_set else sorted(run.marks(name="why", node=name), key=lambda mark: mark.maker != MAKER)
+            )
             told = meanings(run)[marks[0].maker] if marks and marks[0].maker != MAKER else {}
             group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
         if marks:
@@ -256,7 +250,8 @@ def why(
             at = options.model_copy(update={"group": options.group or group or None})
             found = _graph(source, at).why_node(name, options.level)
     else:
-        options = load(Options, flags=[node, *ctx.args] if node else ctx.args)
+        if node:
+            raise UserError(f"{source} is a file of steps, which has no node '{node}'")
         graph = _graph(source, options)
         if options.task is None or attempt is None or step is None:
             raise UserError("a step of a file is named by --task, --attempt and --step")

@@ -6,12 +6,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
-from ramify.base.command import Json, takes
-from ramify.base.config import load
 from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
 from ramify.base.ledger import Ledger
+from ramify.kit import DryRun, Form, Json, Verbs, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
 from ramify.methods.implicit_advantage.run import GRADE, AdvantageScorer, Scored, keep_grades, kept_grades
@@ -30,45 +27,40 @@ LISTED = 40
 """Attempts named one by one on the terminal."""
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Grade every action with a policy and its reference.")
-Scores = Annotated[Path, typer.Option("--scores", help="Score records as `score` writes them, or the run that was scored.")]
+app = Verbs("implicit-advantage", help="Grade every action with a policy and its reference.")
+Scores = Annotated[Path, option("--scores", help="Score records as `score` writes them, or the run that was scored.")]
 Calibrate = Annotated[
     Path | None,
-    typer.Option(help="Score records of other tasks: the aggregation that does best there is shown beside the given one."),
+    option(help="Score records of other tasks: the aggregation that does best there is shown beside the given one."),
 ]
-Token = Annotated[TokenAgg | None, typer.Option(help="From tokens to a step; by default as the records were scored.")]
-Step = Annotated[StepAgg | None, typer.Option(help="From steps to the attempt; by default as the records were scored.")]
+Token = Annotated[TokenAgg | None, option(help="From tokens to a step; by default as the records were scored.")]
+Step = Annotated[StepAgg | None, option(help="From steps to the attempt; by default as the records were scored.")]
 
 
-@app.command(**takes(AdvantageConfig))
+@app.verb(settings=AdvantageConfig)
 def score(
-    ctx: typer.Context,
+    options: AdvantageConfig,
     trajectories: Annotated[
         Path,
-        typer.Option(help="Attempts as JSON lines, the folder of a run, or a file that can be imported (an inspect log, ...)."),
+        option(help="Attempts as JSON lines, the folder of a run, or a file that can be imported (an inspect log, ...)."),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Score records to write (.jsonl); those of a run are kept in the run, too.")
-    ] = None,
+    out: Annotated[Path | None, option(help="Score records to write (.jsonl); those of a run are kept in the run, too.")] = None,
     scorer: Annotated[
-        str | None, typer.Option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
+        str | None, option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="hf:PATH, a folder, builtin or completions:MODEL@URL.")] = None,
-    reference: Annotated[str | None, typer.Option(help="As --policy; none for a LoRA, whose base is the reference.")] = None,
-    alpha: Annotated[float, typer.Option(help="Move the reference this far towards the policy (0 to 1).")] = 0.0,
-    merge: Annotated[Literal["linear", "ties", "dare"], typer.Option(help="How it is moved.")] = "linear",
-    render: Annotated[Literal["template", "plain"], typer.Option(help="How attempts of messages are laid out.")] = "template",
-    cache: Annotated[Path | None, typer.Option(help="Folder that keeps log-probs by weights and tokens.")] = None,
-    confidence: Annotated[bool, typer.Option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
-    form: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", help="Format of a file to import; by default it is told from the content."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be scored; open no model, write nothing.")] = False,
+    policy: Annotated[str | None, option(help="hf:PATH, a folder, builtin or completions:MODEL@URL.")] = None,
+    reference: Annotated[str | None, option(help="As --policy; none for a LoRA, whose base is the reference.")] = None,
+    alpha: Annotated[float, option(help="Move the reference this far towards the policy (0 to 1).")] = 0.0,
+    merge: Annotated[Literal["linear", "ties", "dare"], option(help="How it is moved.")] = "linear",
+    render: Annotated[Literal["template", "plain"], option(help="How attempts of messages are laid out.")] = "template",
+    cache: Annotated[Path | None, option(help="Folder that keeps log-probs by weights and tokens.")] = None,
+    confidence: Annotated[bool, option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
+    form: Form = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Grade every step of every attempt, by --policy and --reference, or without them by the log-probs that attempts store."""
-    config = load(AdvantageConfig, flags=ctx.args)
+    config = options
     folder = run_folder(trajectories)
     if out is None and folder is None:
         raise UserError(f"{trajectories} is no run that could keep the grades: name a file for them with --out")
@@ -144,21 +136,21 @@ def _write(
     lines += [f"and {len(left) - LISTED} more (--json lists all)"] if len(left) > LISTED else []
     emit(result, as_json, "\n".join(lines))
     if cut or skipped:
-        raise typer.Exit(EXIT_PARTIAL)
+        raise SystemExit(EXIT_PARTIAL)
 
 
-@app.command()
+@app.verb()
 def select(
     scores: Scores,
-    group: Annotated[str, typer.Option(help="Field that attempts to choose among share.")] = "task_id",
-    best_of: Annotated[int, typer.Option(min=1, help="Choose among the first this many of a group.")] = 8,
+    group: Annotated[str, option(help="Field that attempts to choose among share.")] = "task_id",
+    best_of: Annotated[int, option(min=1, help="Choose among the first this many of a group.")] = 8,
     calibrate: Calibrate = None,
     token: Token = None,
     step: Step = None,
     by: Annotated[
-        str, typer.Option(help="Choose by another scorer of `report` than the grade: policy-log-prob, or a judge's name.")
+        str, option(help="Choose by another scorer of `report` than the grade: policy-log-prob, or a judge's name.")
     ] = "advantage",
-    out: Annotated[Path | None, typer.Option(help="Chosen attempts to write (.jsonl).")] = None,
+    out: Annotated[Path | None, option(help="Chosen attempts to write (.jsonl).")] = None,
     as_json: Json = False,
 ) -> None:
     """Choose the best attempt at each task; where ends are known, say what choosing was worth."""
@@ -182,19 +174,19 @@ def select(
     emit({"verdict": verdict, "chosen_by": by, "chosen": chosen, "by": shown}, as_json, text)
 
 
-@app.command()
+@app.verb()
 def blame(
     scores: Scores,
-    rule: Annotated[Rule, typer.Option(help="How the step is found.")] = "sharpest-drop",
-    top: Annotated[int, typer.Option(min=1, help="Name this many steps, worst first.")] = 1,
+    rule: Annotated[Rule, option(help="How the step is found.")] = "sharpest-drop",
+    top: Annotated[int, option(min=1, help="Name this many steps, worst first.")] = 1,
     token: Token = None,
-    every: Annotated[bool, typer.Option("--every", help="Successful attempts, too.")] = False,
+    every: Annotated[bool, option("--every", help="Successful attempts, too.")] = False,
     level: Annotated[
         float,
-        typer.Option(help="Share of attempts that may be blamed wrongly (0 to 1); 1 names the lowest steps, whatever the noise."),
+        option(help="Share of attempts that may be blamed wrongly (0 to 1); 1 names the lowest steps, whatever the noise."),
     ] = reports.LEVEL,
     against: Annotated[
-        Path | None, typer.Option(help="Score records by the same models whose successful attempts show the noise, too.")
+        Path | None, option(help="Score records by the same models whose successful attempts show the noise, too.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -219,10 +211,10 @@ def blame(
     emit(found, as_json, f"{found['verdict']}\n\n{text}".strip())
 
 
-@app.command()
+@app.verb()
 def report(
     scores: Scores,
-    labels: Annotated[Literal["outcome"], typer.Option(help="What attempts are told apart by: their outcome.")] = "outcome",
+    labels: Annotated[Literal["outcome"], option(help="What attempts are told apart by: their outcome.")] = "outcome",
     calibrate: Calibrate = None,
     token: Token = None,
     step: Step = None,
@@ -240,20 +232,20 @@ def report(
     emit(found, as_json, f"{text}\n\n{table(['scorer', *columns], rows)}")
 
 
-@app.command()
+@app.verb()
 def judge(
     scores: Scores,
-    trajectories: Annotated[Path, typer.Option(help="The attempts the records are of.")],
+    trajectories: Annotated[Path, option(help="The attempts the records are of.")],
     model: Annotated[
         str,
-        typer.Option(
+        option(
             help="chat:MODEL@URL or any other model (MODEL#FILE: asked with the prompt in FILE), head:PATH for a reward model with a scoring head, or another judge."
         ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="Folder (or model) whose tokenizer the attempts are read with.")],
-    style: Annotated[Literal["grade", "steps"], typer.Option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
-    name: Annotated[str, typer.Option(help="What the judge is called in the records.")] = "judge",
-    scorer: Annotated[str | None, typer.Option(help="As in `score`.")] = None,
+    tokenizer: Annotated[str, option(help="Folder (or model) whose tokenizer the attempts are read with.")],
+    style: Annotated[Literal["grade", "steps"], option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
+    name: Annotated[str, option(help="What the judge is called in the records.")] = "judge",
+    scorer: Annotated[str | None, option(help="As in `score`.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add a judge's or reward model's score to score records, as a baseline for `report` and `select`."""
@@ -278,7 +270,7 @@ def judge(
     )
     emit({"scored": len(values), "unscored": failed, "spent": spent.to_json()["spent"]}, as_json, f"{text}\nspent on {spent}")
     if failed:
-        raise typer.Exit(EXIT_PARTIAL)
+        raise SystemExit(EXIT_PARTIAL)
 
 
 def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> list[Finding]:

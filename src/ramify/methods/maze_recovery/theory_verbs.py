@@ -6,18 +6,16 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
+from ramify.kit import Json, option
 from ramify.methods.maze_recovery.algorithm import REGIMES, growth, search_steps, train_exact
 from ramify.methods.maze_recovery.star import NAMED, Maze
 from ramify.render.terminal import emit, table
 from ramify.score.steps import write_rows
 
-W = Annotated[int, typer.Option("--w", help="Branches.")]
-K = Annotated[int, typer.Option("--k", help="Diamonds a branch.")]
-L = Annotated[int, typer.Option("--l", help="Parallel edges a diamond.")]
+W = Annotated[int, option("--w", help="Branches.")]
+K = Annotated[int, option("--k", help="Diamonds a branch.")]
+L = Annotated[int, option("--l", help="Parallel edges a diamond.")]
 
 
 def exact(w: W = 15, k: K = 15, l: L = 5, as_json: Json = False) -> None:  # noqa: E741
@@ -36,12 +34,12 @@ def train(
     w: W = 15,
     k: K = 15,
     l: L = 5,  # noqa: E741
-    regime: Annotated[str, typer.Option("--method", help="rlvr, sft, distill (of the rlvr policy) or distill-erased.")] = "rlvr",
-    steps: Annotated[int, typer.Option(help="Gradient steps.", min=1)] = 1200,
+    regime: Annotated[str, option("--method", help="rlvr, sft, distill (of the rlvr policy) or distill-erased.")] = "rlvr",
+    steps: Annotated[int, option(help="Gradient steps.", min=1)] = 1200,
     lr: Annotated[
-        float, typer.Option(help="Learning rate; 0 takes 0.01 for rlvr and 10 for the others, whose gradient is per token.")
+        float, option(help="Learning rate; 0 takes 0.01 for rlvr and 10 for the others, whose gradient is per token.")
     ] = 0.0,
-    out: Annotated[Path | None, typer.Option(help=".jsonl or .parquet: expected steps before every step.")] = None,
+    out: Annotated[Path | None, option(help=".jsonl or .parquet: expected steps before every step.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train the base model with exact gradients and show where it ends; distillation first trains its teacher."""

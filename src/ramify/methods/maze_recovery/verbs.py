@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from pydantic import Field
 
-from ramify.base.command import Json, takes
-from ramify.base.config import load as resolve
 from ramify.base.errors import UserError
 from ramify.base.ledger import Ledger
+from ramify.kit import Form, Json, Verbs, argument, option
 from ramify.methods.maze_recovery import theory_verbs
 from ramify.methods.maze_recovery.attempts import Source, Traces, load
 from ramify.methods.maze_recovery.audit import audit_traces
@@ -45,6 +43,7 @@ class AuditOptions(Source):
 class BuildOptions(Source, BuildConfig):
     """What ``build`` takes beside the source."""
 
+    BASIC = "mode rho token_budget mask_mistakes seed scorer group labels"
     form: Literal["messages", "prompt-completion", "tokens"] = "messages"
     """Rows: whole conversations with their trained ranges of characters, one pair a trained reply, or token ids with labels."""
     checkpoint: Path | None = None
@@ -56,30 +55,23 @@ class BuildOptions(Source, BuildConfig):
 
 
 AUDIT = "maze-recovery audit"
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Measure and teach recovery: how traces get out of their own wrong turns."
-)
+app = Verbs("maze-recovery", help="Measure and teach recovery: how traces get out of their own wrong turns.")
 app.command()(theory_verbs.exact)
 app.command()(theory_verbs.train)
 Traced = Annotated[
-    Path, typer.Argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
-]
-Form = Annotated[
-    str | None,
-    typer.Option("--from", metavar="FORMAT", help="Format of a file to import; by default it is told from the content."),
+    Path, argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
 ]
 
 
-@app.command(**takes(AuditOptions))
+@app.verb(settings=AuditOptions)
 def audit(
-    ctx: typer.Context,
+    options: AuditOptions,
     source: Traced,
     form: Form = None,
-    out: Annotated[Path | None, typer.Option(help=".jsonl or .parquet: one row a trace.")] = None,
+    out: Annotated[Path | None, option(help=".jsonl or .parquet: one row a trace.")] = None,
     as_json: Json = False,
 ) -> None:
     """How much traces show of getting out of wrong turns: coverage, dead ends, loops, ambiguity, trace by trace."""
-    options = resolve(AuditOptions, flags=ctx.args)
     traces = load(source, options, form)
     detector = _detector(options, traces)
     if detector is None:
@@ -95,16 +87,15 @@ def audit(
     emit(found, as_json, f"{found['verdict']}\n\n{_page(found)}")
 
 
-@app.command(**takes(BuildOptions))
+@app.verb(settings=BuildOptions)
 def build(
-    ctx: typer.Context,
+    options: BuildOptions,
     source: Traced,
-    out: Annotated[Path, typer.Option(help=".jsonl or .parquet to write.")],
+    out: Annotated[Path, option(help=".jsonl or .parquet to write.")],
     form: Form = None,
     as_json: Json = False,
 ) -> None:
     """Write a set for supervised training (TRL's SFTTrainer and others) that keeps recoveries, or a control without them."""
-    options = resolve(BuildOptions, flags=ctx.args)
     if options.form == "prompt-completion" and out.suffix == ".parquet":
         raise UserError("pairs of messages are written as JSON lines: name a file that ends in .jsonl")
     template = None

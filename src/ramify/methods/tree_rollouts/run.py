@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import typer
 
-from ramify.base.command import Json
 from ramify.base.errors import UserError, nearest
+from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree, read_trees
 from ramify.render.terminal import emit, say, table
@@ -27,7 +26,7 @@ UNEQUAL = 0.02
 LEVEL = 0.05
 """Chance of reporting any difference between arms that are equal."""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Spend a rollout budget on a tree of attempts.")
+app = Verbs("tree-rollouts", help="Spend a rollout budget on a tree of attempts.")
 
 
 def to_rows(
@@ -200,17 +199,13 @@ def _pairs(first: Sequence[GrownTree], second: Sequence[GrownTree]) -> list[tupl
     return [pair for task in shared for pair in zip(arms[0][task], arms[1][task], strict=False)]
 
 
-@app.command("report")
+@app.verb("report")
 def report_verb(
-    run: Annotated[
-        Path, typer.Argument(help="A run that `ramify rollout --tree` made, or a file that `ramify import` makes one of.")
-    ],
+    run: Annotated[Path, argument(help="A run that `ramify rollout --tree` made, or a file that `ramify import` makes one of.")],
     other: Annotated[
-        Path | None, typer.Option("--against", metavar="RUN", help="Another arm's run on the same tasks, to compare with.")
+        Path | None, option("--against", metavar="RUN", help="Another arm's run on the same tasks, to compare with.")
     ] = None,
-    level: Annotated[
-        float, typer.Option(min=0, max=1, help="With --against: chance of reporting a difference of equal arms.")
-    ] = LEVEL,
+    level: Annotated[float, option(min=0, max=1, help="With --against: chance of reporting a difference of equal arms.")] = LEVEL,
     as_json: Json = False,
 ) -> None:
     """Mixed groups, informativeness and cost of the trees of a run; with --against, whether they differ from another arm's."""
@@ -235,10 +230,10 @@ def report_verb(
     emit(found, as_json, text)
 
 
-@app.command()
+@app.verb()
 def collapse(
-    p: Annotated[float, typer.Option(help="Success probability of one attempt.")],
-    n: Annotated[int, typer.Option(min=1, max=100_000, help="Independent attempts per task.")],
+    p: Annotated[float, option(help="Success probability of one attempt.")],
+    n: Annotated[int, option(min=1, max=100_000, help="Independent attempts per task.")],
     as_json: Json = False,
 ) -> None:
     """How often N independent attempts at one task all end alike (exact)."""
@@ -250,10 +245,10 @@ def collapse(
     emit(found, as_json, table(["number", "value"], list(map(list, found.items()))))
 
 
-@app.command()
+@app.verb()
 def sweep(
-    prompts: Annotated[int, typer.Option(help="Prompts of the toy per cell.")] = 60,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and draws.")] = 0,
+    prompts: Annotated[int, option(help="Prompts of the toy per cell.")] = 60,
+    seed: Annotated[int, option(help="Seed of the prompts and draws.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction, each against the defaults."""

@@ -1,0 +1,379 @@
+"""What every verb is made of: its arguments, options and settings as types, and the one parser that reads them all (cyclopts).
+
+A verb is a typed function. Its parameters are arguments and options, annotated with :func:`argument` and :func:`option` or with a shared
+type from here (:data:`Json`, :data:`DryRun`, ...). A verb with settings names their class: ``@app.verb(settings=ScanOptions)``; every field
+of it is an option with a dotted name, and the first parameter of the function gets the resolved record. Defaults < ``--config`` files left
+to right < options. Settings that are not in the class's ``BASIC`` are advanced: only ``--help-all`` lists them.
+
+Progress and Ctrl-C are :func:`ramify.render.terminal.progress`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.exceptions import CoercionError, MissingArgumentError, UnknownCommandError, UnknownOptionError, ValidationError
+from cyclopts.exceptions import UnusedCliTokensError as UnusedError
+from cyclopts.validators import Number
+
+from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
+from ramify.render.terminal import emit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RENAMED = {"--world": "--env", "--credit.name": "--credit"}
+"""Old names of options: they still work and no help shows them."""
+SWITCH = ("true", "false")
+ALL = "--help-all"
+_everything: ContextVar[bool] = ContextVar("everything", default=False)
+"""Whether help lists advanced settings, too."""
+
+ARGUMENTS, OPTIONS = Group("Arguments", sort_key=0), Group("Options", sort_key=1)
+ADVANCED = Group("Advanced settings", sort_key=3)
+
+
+def argument(metavar: str | None = None, help: str = "") -> Parameter:
+    """An argument by place. ``list[...]`` takes all that are given."""
+    named: dict[str, Any] = {} if metavar is None else {"name": metavar.removesuffix("..."), "metavar": metavar}
+    return Parameter(help=help, group=ARGUMENTS, show_default=False, negative=(), **named)
+
+
+def option(
+    *names: str,
+    help: str = "",
+    metavar: str | None = None,
+    min: float | None = None,
+    max: float | None = None,
+    show_default: bool = True,
+    hidden: bool = False,
+) -> Parameter:
+    """An option, named ``--as-its-parameter`` unless ``names`` say otherwise; ``list[...]`` may be repeated.
+
+    A switch without ``names`` has a ``--no-`` form. Numbers lie from ``min`` to ``max``. No help shows a ``hidden`` one.
+    """
+    more: dict[str, Any] = {"validator": Number(gte=min, lte=max)} if min is not None or max is not None else {}
+    more |= {"name": names, "negative": ()} if names else {}
+    more |= {} if show_default else {"show_default": False}
+    more |= {"show": False} if hidden else {}
+    return Parameter(help=help, metavar=metavar, group=OPTIONS, negative_iterable=(), json_list=False, **more)
+
+
+Json = Annotated[bool, option("--json", help="Print the result as one line of JSON.")]
+DryRun = Annotated[bool, option("--dry-run", help="Print the settings and the cost estimate; run nothing.")]
+Seed = Annotated[int, option("--seed", help="Decides every sample.")]
+Files = Annotated[list[Path] | None, option("--config", metavar="FILE", help="TOML file with settings; later files win.")]
+RunArgument = Annotated[str, argument("RUN", help="Folder of a run, or its name under ./runs.")]
+Trust = Annotated[
+    bool,
+    option("--trust", help="Let the settings of a run that was imported, or made elsewhere, load code, connect and read files."),
+]
+Form = Annotated[
+    str | None,
+    option(
+        "--from", metavar="FORMAT", help="Format of the file, see `ramify list reader`; by default it is told from the content."
+    ),
+]
+Device = Annotated[
+    str, option("--device", help="Where the local engine runs: cpu, cuda, cuda:1, ...; default: RAMIFY_DEVICE, else cpu.")
+]
+Dtype = Annotated[
+    str,
+    option("--dtype", help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE."),
+]
+
+RUNS = Path("runs")
+DATABASE = "run.sqlite"
+
+
+def find_run(text: str) -> Path:
+    """The folder of the run ``text`` names. Raises UserError with the nearest run that exists."""
+    for folder in (Path(text), RUNS / text):
+        if (folder / DATABASE).is_file():
+            return folder
+    if not text:
+        raise UserError("a run is named by its folder, and the name given is empty")
+    if Path(text).is_file():
+        raise UserError(f"{text} is a file; a run is a folder with a {DATABASE}")
+    if Path(text).is_dir():
+        raise UserError(f"{text} is not a run: it holds no {DATABASE}")
+    known = [path.parent.name for path in RUNS.glob(f"*/{DATABASE}")]
+    raise UserError(f"no run '{text}' ({nearest(Path(text).name, known)})")
+
+
+class Verbs(App):
+    """The verbs of a method, or one verb: a cyclopts application whose functions are read only when one is called or shown."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.group_arguments, self.group_parameters = ARGUMENTS, OPTIONS
+        self.help_format = "plaintext"
+
+    def verb(self, name: str = "", settings: Any = None, more: Any = None, epilogue: Any = None) -> Callable[[F], F]:
+        """Register a function as the verb ``name`` (by default its own name).
+
+        ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
+        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns
+        what help says last.
+        """
+
+        def register(function: F) -> F:
+            called = name or function.__name__.strip("_").replace("_", "-")
+            app = Verbs(called, help=inspect.getdoc(function), sort_key=len(self._commands))
+            app.default_command = Verb(function, settings, more, epilogue)
+            self.command(app)
+            return function
+
+        return register
+
+    def itself(self, settings: Any = None, more: Any = None, epilogue: Any = None) -> Callable[[F], F]:
+        """Register the function that is called where no further verb is named, as :meth:`verb` does."""
+
+        def register(function: F) -> F:
+            self.default_command = Verb(function, settings, more, epilogue)
+            self.help = inspect.getdoc(function) or ""
+            return function
+
+        return register
+
+
+class Verb:
+    """A function as the parser sees it: its parameters, a parameter for each setting, and ``--config``."""
+
+    def __init__(self, function: Callable[..., Any], settings: Any, more: Any, epilogue: Any) -> None:
+        self.function, self._settings, self.more, self.epilogue = function, settings, more, epilogue
+        self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
+        self._keys: dict[str, str] = {}
+        self._made: dict[bool, list[inspect.Parameter]] = {}
+
+    def settings(self) -> Any:
+        """The class of the settings, None without."""
+        return self._settings if self._settings is None or isinstance(self._settings, type) else self._settings()
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(self.parameters())
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {parameter.name: parameter.annotation for parameter in self.parameters()}
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """What the parser reads; advanced settings are hidden but in a call with ``--help-all``."""
+        everything = _everything.get()
+        if everything not in self._made:
+            self._made[everything] = list(self._parameters())
+        return self._made[everything]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Resolve the settings, and call the function."""
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        options = {key: given.pop(name) for name, key in self._keys.items() if given.get(name) is not None}
+        if self.more is not None:
+            return self.function(more=options, **given)
+        settings = self.settings()
+        if settings is None:
+            return self.function(**given)
+        from ramify.base.config import load
+
+        return self.function(load(settings, given.pop("config", None) or (), options), **given)
+
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        settings, names = self.settings(), list(inspect.signature(self.function).parameters)
+        hints = get_type_hints(self.function, None, {settings.__name__: settings} if settings else None, include_extras=True)
+        own = inspect.signature(self.function).parameters
+        skipped = {names[0]} if settings else {"more"} if self.more else set()
+        made = [_parameter(own[name], hints[name]) for name in names if name not in skipped]
+        if settings is not None:
+            made.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Files))
+        yield from sorted(made, key=lambda parameter: parameter.kind)
+        taken = {flag for one in made for mark in get_args(one.annotation)[1:] for flag in mark.name or (_flag(one.name),)}
+        for key, hint, mark in _leaves(settings) if settings is not None else _texts(self.more() if self.more else {}):
+            if _flag(key) not in taken:
+                name = "set__" + key.replace(".", "__").replace("-", "_")
+                self._keys[name] = key
+                yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, mark])
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(own: inspect.Parameter, hint: Any) -> inspect.Parameter:
+    """A parameter of the function as the parser is to see it: by place or by name, with a default worth showing, whole numbers whole."""
+    hint, mark = (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, option())
+    more: dict[str, Any] = {}
+    if own.default in (None, False, "", inspect.Parameter.empty):
+        more["show_default"] = False
+    if hint is int or set(get_args(hint)) == {int, type(None)}:
+        more["converter"] = _whole
+    if not _is_list(hint):
+        more["allow_repeating"] = True  # the last one counts
+    by_place = mark.group == (ARGUMENTS,)
+    kind = inspect.Parameter.POSITIONAL_ONLY if by_place else inspect.Parameter.KEYWORD_ONLY
+    return own.replace(kind=kind, annotation=Annotated[hint, Parameter.combine(mark, Parameter(**more))])
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) in (list, tuple) or any(_is_list(member) for member in get_args(hint))
+
+
+def _text(_: Any, tokens: Sequence[Any]) -> str:
+    return str(tokens[0].value)
+
+
+def _whole(_: Any, tokens: Sequence[Any]) -> int:
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError("must be a whole number") from None
+
+
+def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
+    """(dotted name, type for the parser, option) of every setting, basic ones first. Values stay texts: the class itself reads them."""
+    from ramify.base.config import describe
+
+    found = describe(settings, hidden=True)
+    basic = [one for one in found if one.name in settings.BASIC.split() or not (settings.BASIC or one.hidden)]
+    left = sum(not one.hidden for one in found) - len(basic)
+    note = "" if not left else f"{ALL} lists {left} more." if not _everything.get() else ""
+    group = Group("Settings", help=note, sort_key=2)
+    for setting in sorted(found, key=lambda one: one not in basic):
+        flag, switch = _flag(setting.name), setting.type == "true|false"
+        above, _, leaf = flag[2:].rpartition(".")
+        yield (
+            setting.name,
+            bool | None if switch else str | None,
+            Parameter(
+                converter=None if switch else _text,  # "none" stays a text, too
+                name=flag,
+                negative=f"--{above}{'.' * bool(above)}no-{leaf}" if switch else (),
+                metavar=None if switch else setting.type,
+                help=f"{setting.help} [required]" if setting.required else setting.help,
+                group=OPTIONS if setting.hidden else group if setting in basic else ADVANCED,
+                show=setting in basic or (_everything.get() and not setting.hidden),
+                show_default=setting.default or False,
+                allow_repeating=True,
+            ),
+        )
+
+
+def _texts(texts: dict[str, str]) -> Iterator[tuple[str, Any, Parameter]]:
+    for name, text in texts.items():
+        yield name, list[str] | None, Parameter(name=_flag(name), help=text, show=False, negative=(), json_list=False)
+
+
+# -- from words to a call ------------------------------------------------------------------------------------------------------
+
+
+def call(app: App, words: Sequence[str]) -> int:
+    """Parse ``words`` and call the verb they name; its exit code. Raises UserError on words that name none or that it cannot take."""
+    token = _everything.set(ALL in words[: words.index("--")] if "--" in words else ALL in words)
+    try:
+        chain, apps, rest = app.parse_commands([word for word in words if word != ALL or not _everything.get()])
+        verb = next((one.default_command for one in reversed(apps) if isinstance(one.default_command, Verb)), None)
+        if not rest and apps[-1].default_command is None and not _everything.get():
+            app.help_print(list(chain))
+            return EXIT_USAGE
+        if verb is not None and verb is apps[-1].default_command:
+            rest = _spelled(apps[-1], rest)
+        words = [*chain, *rest, *(["--help"] if _everything.get() else [])]
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        code = command(*bound.args, **bound.kwargs)
+        if command is not verb and verb is not None and verb.epilogue is not None:
+            emit({}, False, verb.epilogue())
+    except CycloptsError as error:
+        raise UserError(_sentence(error)) from None
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted") from None
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        _everything.reset(token)
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+def _spelled(app: App, words: Sequence[str]) -> list[str]:
+    """``words`` as the parser spells them: ``--a_b`` is ``--a-b``, old names are new ones, ``--switch true`` and ``--name -1x`` have "="."""
+    arguments = app.assemble_argument_collection()
+    known = {name: one for one in arguments for name in one.names}
+    found: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--" or not flag.startswith("--"):
+            found += [word, *rest] if word == "--" else [word]
+            rest = [] if word == "--" else rest
+            continue
+        for other in (flag.replace("_", "-"), RENAMED.get(flag, flag)):
+            flag = other if flag not in known and other in known else flag
+        one = known.get(flag)
+        if one is not None and not equals and rest:
+            follows = rest[0].lower() in SWITCH if one.hint in (bool, bool | None) else _is_dashed(rest[0], known)
+            equals, value = ("=", rest.pop(0)) if follows else ("", "")
+        found.append(f"{flag}{equals}{value}")
+    return found
+
+
+def _is_dashed(word: str, known: Iterable[str]) -> bool:
+    return word.startswith("-") and not word.startswith("--") and word not in known and word != "-h"
+
+
+def _sentence(error: CycloptsError) -> str:
+    """What is wrong with the words of a command, in one sentence that names the nearest right one."""
+    called = _called(error)
+    match error:
+        case UnknownOptionError():
+            flag = (error.token.keyword or error.token.value).partition("=")[0]
+            return unknown_option(flag, error.argument_collection)
+        case UnknownCommandError():
+            word = (error.unused_tokens or [""])[0]
+            names = [name for name in error.app or () if name.startswith("-") == word.startswith("-")]
+            if word.startswith("-"):
+                return f"unknown option {word} ({nearest(word, names)})"
+            return f"unknown verb '{word}' of {error.app.name[0] if error.app else 'ramify'} ({nearest(word, names)})"
+        case MissingArgumentError() if error.argument is not None:
+            what, text = error.argument.parameter.metavar, (error.argument.parameter.help or "").rstrip(".")
+            text = f": {text[:1].lower()}{text[1:]}" if text else ""
+            if error.keyword or error.argument.tokens:
+                return f"{called} needs a value{f' ({what})' if what else text}"
+            return f"{called} is missing{text}"
+        case ValidationError() if error.argument is not None:
+            reason, given = error.exception_message.rstrip("."), ",".join(token.value for token in error.argument.tokens)
+            return f"{called}: {reason[:1].lower()}{reason[1:]}, not {given}"
+        case CoercionError() if error.token is not None:
+            return f"{called}: must be {_kind(error)}, not '{error.token.value}'"
+        case UnusedError():
+            return f"unexpected argument '{(error.unused_tokens or [''])[0]}': options are written --name value"
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _called(error: CycloptsError) -> str:
+    """The option as it was written, or the argument as help names it."""
+    written = getattr(error, "keyword", None) or getattr(getattr(error, "token", None), "keyword", None)
+    if written or error.argument is None:
+        return written or ""
+    flags = [name for name in error.argument.names if name.startswith("-")]
+    return flags[0] if flags else error.argument.parameter.metavar or error.argument.field_info.name.upper()
+
+
+def _kind(error: CoercionError) -> str:
+    hint = error.argument.hint if error.argument is not None else error.target_type
+    members = [one for one in (get_args(hint) or (hint,)) if one is not type(None)]
+    literal = hint if get_origin(hint) is Literal else next((one for one in members if get_origin(one) is Literal), None)
+    if literal is not None:
+        return "one of " + ", ".join(str(choice) for choice in get_args(literal))
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(members[0], "readable")
+
+
+def unknown_option(flag: str, arguments: ArgumentCollection) -> str:
+    """The sentence for an option that a verb does not have: the one with the same last part is nearer than the one alike in letters."""
+    known = [name for one in arguments if one.parse for name in one.names if name.startswith("--")]
+    leaf = flag.lstrip("-").split(".")[-1].replace("_", "-")
+    same = [name for name in known if name.lstrip("-").split(".")[-1] == leaf]
+    return f"unknown option {flag} ({nearest(same[0] if same else flag, known)})"
