@@ -294,15 +294,15 @@ def scale_(
     _beside(_working(folder, as_json, lambda case: scale(case, name, axis, labels, n)), as_json)
 
 
-@app.command("commitment")
+@app.verb("commitment")
 def commitment_(
     folder: Folder,
     name: ProbeName,
-    phrase: Annotated[str, typer.Argument(help="Words by which the agent would commit itself to it.")],
-    turn: Annotated[int, typer.Option(min=0, help="Which reply of the runs.")] = 0,
-    at: Annotated[str, typer.Option(help="Breaks of the reply: paragraphs or sentences.")] = "paragraphs",
-    above: Annotated[float | None, typer.Option(help="Log-prob above which a run climbs; default: the median.")] = None,
-    neutral: Annotated[str, typer.Option(help="The phrase that must not tell the sides apart.")] = NEUTRAL,
+    phrase: Annotated[str, argument(help="Words by which the agent would commit itself to it.")],
+    turn: Annotated[int, option(min=0, help="Which reply of the runs.")] = 0,
+    at: Annotated[str, option(help="Breaks of the reply: paragraphs or sentences.")] = "paragraphs",
+    above: Annotated[float | None, option(help="Log-prob above which a run climbs; default: the median.")] = None,
+    neutral: Annotated[str, option(help="The phrase that must not tell the sides apart.")] = NEUTRAL,
     n: Most = 50,
     as_json: Json = False,
 ) -> None:
@@ -310,15 +310,15 @@ def commitment_(
     _beside(_working(folder, as_json, lambda case: commitment(case, name, phrase, turn, at, above, neutral, n)), as_json)
 
 
-@app.command("reflect")
+@app.verb("reflect")
 def reflect_(
     folder: Folder,
     name: ProbeName,
-    sentence: Annotated[str, typer.Argument(help="The reflection, put before the reply's last sentence.")],
+    sentence: Annotated[str, argument(help="The reflection, put before the reply's last sentence.")],
     leaf: Leaf = "",
-    turn: Annotated[int, typer.Option(min=0, help="Which reply of the run.")] = 0,
-    k: Annotated[int, typer.Option(min=4, help="Continuations of each arm.")] = 50,
-    neutral: Annotated[str, typer.Option(help="The sentence it is compared with.")] = NEUTRAL,
+    turn: Annotated[int, option(min=0, help="Which reply of the run.")] = 0,
+    k: Annotated[int, option(min=4, help="Continuations of each arm.")] = 50,
+    neutral: Annotated[str, option(help="The sentence it is compared with.")] = NEUTRAL,
     as_json: Json = False,
 ) -> None:
     """Put a reflection before the agent acts: the rate behind it, against that behind a neutral sentence. An upper bound."""
