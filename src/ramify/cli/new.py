@@ -28,7 +28,8 @@ def new(
     kind: Annotated[
         str,
         argument(
-            metavar="KIND", help="model, drafter, env, judge, credit, searcher, loss, compactor, sandbox, middleware or reader."
+            metavar="KIND",
+            help="model, drafter, env, judge, credit, searcher, loss, compactor, sandbox, middleware, reader or method.",
         ),
     ],
     name: Annotated[str, argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
