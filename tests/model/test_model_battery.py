@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ramify.base.seeds import generator
+from ramify.engine.checkpoints import load_model, model_folder
 from ramify.model.battery import check_model
 from ramify.model.protocol import Draw, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
@@ -143,3 +144,19 @@ def test_false_claims_and_crashes_are_caught() -> None:
     assert found(Boastful()) == {"claims"}
     assert found(Fragile()) == {"empty"}
     assert found(Shifted()) == {"scores"}
+
+
+@pytest.mark.parametrize("claim", ["grammar", "penalties"])
+def test_a_setting_that_is_claimed_and_ignored_is_caught(claim: str) -> None:
+    class Boastful(Markov):
+        def __init__(self) -> None:
+            super().__init__()
+            self.capabilities |= {claim}
+
+    assert found(Boastful()) == {"follows"}
+
+
+def test_the_local_engine_keeps_what_it_claims() -> None:
+    model = load_model(model_folder("builtin"))[0]
+    assert {"grammar", "penalties"} <= model.capabilities
+    assert check_model(model) == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.problem import Problem
 from ramify.base.seeds import place_key
-from ramify.model.protocol import CAPABILITIES, Draw, Model, Prefix, Sampling
+from ramify.model.protocol import CAPABILITIES, Draw, Grammar, Model, Prefix, Sampling
 from ramify.trace.message import Message
 
 STOPS = ("eos", "stop", "length", "cancelled")
@@ -203,6 +205,23 @@ async def _continues(probe: _Probe) -> AsyncIterator[str]:
                 yield f"drawing on inside a reply: {message}"
 
 
+async def _follows(probe: _Probe) -> AsyncIterator[str]:
+    """What it says it follows, it follows, or refuses as an endpoint does that found out it does not."""
+    if probe.claims("grammar"):
+        held = replace(probe.settings, max_tokens=16, grammar=Grammar("regex", "(yes|no) [0-9]"))
+        with suppress(NeedsError, UserError):
+            for draw in await probe.draw(0, 3, held):
+                if draw.stop != "length" and not re.match("(yes|no) [0-9]", draw.text):
+                    yield f"under a grammar it says {draw.text[:40]!r}"
+    if probe.claims("penalties", "tokens"):
+        with suppress(NeedsError, UserError):
+            (plain,) = await probe.draw(0, 1)
+            token = 0 if plain.tokens is None or not len(plain.tokens) else int(plain.tokens[0])
+            (biased,) = await probe.draw(0, 1, replace(probe.settings, logit_bias=((token, -100.0),)))
+            if biased.tokens is not None and token in biased.tokens.tolist():
+                yield "it samples a token whose logit_bias is -100"
+
+
 def _equal(left: Draw, right: Draw) -> bool:
     arrays = ((getattr(left, name), getattr(right, name)) for name in ("tokens", "logprobs", "entropy"))
     same = all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in arrays)
@@ -218,4 +237,5 @@ CHECKS: tuple[Callable[[_Probe], AsyncIterator[str]], ...] = (
     _empty,
     _stops,
     _continues,
+    _follows,
 )
