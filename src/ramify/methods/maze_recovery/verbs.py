@@ -56,8 +56,8 @@ class BuildOptions(Source, BuildConfig):
 
 AUDIT = "maze-recovery audit"
 app = Verbs("maze-recovery", help="Measure and teach recovery: how traces get out of their own wrong turns.")
-app.command()(theory_verbs.exact)
-app.command()(theory_verbs.train)
+app.verb()(theory_verbs.exact)
+app.verb()(theory_verbs.train)
 Traced = Annotated[
     Path, argument(help="Folder of a run, or a file of traces: whole ones in lines, or any that `ramify import` reads.")
 ]
