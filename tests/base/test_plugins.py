@@ -108,6 +108,23 @@ def test_the_doctor_names_every_broken_plugin_and_why(site: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_a_fault_is_said_to_be_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("def verb():\n    return 1 / 0\n")
+    (tmp_path / "mine.py").write_text("def judge():\n    return {}['x']\n")
+    install(tmp_path, {"odd": "odd"})
+    code = """
+import odd
+from ramify.base.ids import stable_hash
+from ramify.base.plugins import find_attribute, whose
+for fault in (odd.verb, find_attribute("mine.py:judge"), lambda: stable_hash(1.5), lambda: int("x")):
+    try:
+        fault()
+    except Exception as error:
+        print(whose(error))
+"""
+    assert run(tmp_path, code).stdout.splitlines() == ["the plug-in 'odd'", f"your own {tmp_path / 'mine.py'}", "", ""]
+
+
 def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
     assert "stranger" not in json.loads(call(site, "list", "judge", "--json", RAMIFY_PLUGINS="").stdout)["names"]
     look = "import json; from ramify.cli import doctor; found = doctor.Findings(); doctor._plugins(found); print(json.dumps(found.rows))"

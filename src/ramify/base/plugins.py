@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint  # which takes time to load, so it waits until plug-ins are wanted
 
 GROUP = "ramify"
+OWN = "_own_"  # how the names of modules begin that are files of the user's
 VARIABLE = "RAMIFY_PLUGINS"
 PATIENCE = 5.0
 """Seconds after which a plug-in that is still loading is named."""
@@ -79,6 +80,27 @@ def found() -> list[EntryPoint]:
 
     entries = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
     return [entries[key] for key in sorted(entries)]
+
+
+def whose(error: BaseException) -> str:
+    """Whose code raised ``error``: a plug-in's or a file of the user's, in words; "" where it is neither's."""
+    from importlib.metadata import entry_points
+
+    every = entry_points()
+    groups = [group for group in every.groups if group == GROUP or group.startswith("ramify.")]
+    packages = {entry.module.partition(".")[0] for group in groups for entry in every.select(group=group)}
+    named, frame = "", error.__traceback__
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__", ""))
+        top = module.partition(".")[0]
+        if module.startswith(OWN):
+            named = f"your own {frame.tb_frame.f_code.co_filename}"
+        elif top == "ramify":
+            named = ""
+        elif top in packages and top != "ramify_experiments":
+            named = f"the plug-in '{top}'"
+        frame = frame.tb_next
+    return named
 
 
 def _load(entry: EntryPoint) -> str:
@@ -154,7 +176,7 @@ def _load_file(file: Path) -> types.ModuleType:
     """The module a file is; loaded once, so that what it defines is the same thing for all who ask."""
     if not file.is_file():
         raise UserError(f"there is no file {file}")
-    name = f"_own_{file.stem}_{stable_hash(str(file.resolve()), file.read_bytes().hex())[:8]}"
+    name = f"{OWN}{file.stem}_{stable_hash(str(file.resolve()), file.read_bytes().hex())[:8]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None

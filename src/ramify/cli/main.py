@@ -106,12 +106,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         refused = refusal(os.fsdecode(error.filename or "cannot write the output"), error)
         return _complain(str(refused), refused.exit_code)
-    except Exception:
+    except Exception as error:
         if argv is not None:
             raise
         import traceback  # it may quote secrets and texts of a trace, so it leaves by the one exit, too
 
-        return _complain("a fault of ramify itself, please report it:", EXIT_FAILED, traceback.format_exc())
+        from ramify.base.plugins import whose
+
+        at = whose(error)
+        told = f"a fault in {at}:" if at else "a fault of ramify itself, please report it:"
+        return _complain(told, EXIT_FAILED, traceback.format_exc())
     return code
 
 
