@@ -22,7 +22,6 @@ from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
 from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
-from ramify.render.terminal import emit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -285,6 +284,8 @@ def call(app: App, words: Sequence[str]) -> int:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         code = command(*bound.args, **bound.kwargs)
         if command is not verb and verb is not None and verb.epilogue is not None:
+            from ramify.render.terminal import emit  # help alone starts faster without it
+
             emit({}, False, verb.epilogue())
     except CycloptsError as error:
         raise UserError(_sentence(error)) from None
