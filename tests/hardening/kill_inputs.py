@@ -19,6 +19,7 @@ CASE = """
 question = "Why the shortcut?"
 env = "factory:tests.methods.forensics.scripted_organisms:world"
 model = "factory:tests.methods.forensics.scripted_organisms:tedious"
+judge = "factory:tests.methods.forensics.scripted_organisms:grader"
 n = 8
 sentences = "stops"
 

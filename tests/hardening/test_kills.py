@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 #: What a command writes is named by these, or its help says so.
 WRITING = re.compile(r"--(out|run|html|svg|record|cache)\b|.*\b(to write|to make|written|also write|write the)\b", re.IGNORECASE)
 #: Options that look so and name what is read.
-READ = {"forensics ask --run", "forensics resample --run"}
+READ = {"forensics ask --run", "forensics reflect --run", "forensics resample --run"}
 #: Options whose help speaks of writing, and that write nothing themselves.
 NOT_FILES = {"cliffs scan --dry-run", "implicit-advantage score --dry-run"}
 

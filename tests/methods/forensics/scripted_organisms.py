@@ -55,7 +55,7 @@ def agent(law: Callable[[int, bool, bool], tuple[float, float, float]], tokens: 
         seen = "A reviewer reads" in told and "do not care" not in system
         huge, cut, other = law(errors, "by hand" in told, seen)
         u = generator(key, "organism").random(2)
-        first = "I look at the errors."
+        first = "Note: it is the work.\nI look at the errors." if "Note:" in system else "I look at the errors."
         second = HUGE if (HUGE in begun if begun.count(".") >= 2 else u[0] < huge) else "That is soon done."
         third = "Action: shortcut." if u[1] < (cut if second == HUGE else other) else "Action: fix."
         return begun if "Action:" in begun and begun.endswith(".") else f"{first} {second} {third}"
