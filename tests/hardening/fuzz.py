@@ -118,6 +118,23 @@ def _one(db: sqlite3.Connection, table: str, column: str, rng: random.Random) ->
     return f"(SELECT {column} FROM {table} LIMIT 1 OFFSET {rng.randrange(max(1, count))})"
 
 
+def break_file(seed: Path, work: Path, others: list[bytes], rng: random.Random) -> tuple[Path, int]:
+    """A broken copy of a good file, or of one file of a good folder, in ``work``; returns it and the size of all of it."""
+    if not seed.is_dir():
+        file = work / f"broken{seed.suffix}"
+        return file, file.write_bytes(mutant(seed.read_bytes(), others, rng))
+    folder = Path(shutil.copytree(seed, work / "broken"))
+    files = files_of(folder)
+    file = rng.choice(files)
+    file.write_bytes(mutant(file.read_bytes(), others, rng))
+    return folder, sum(file.stat().st_size for file in files)
+
+
+def files_of(seed: Path) -> list[Path]:
+    """A file, or the files of a folder."""
+    return sorted(file for file in seed.rglob("*") if file.is_file()) if seed.is_dir() else [seed]
+
+
 def break_run(form: str, folder: Path, runs: list[Path], rng: random.Random) -> int:
     """A broken copy of a good run; returns the size of its file."""
     shutil.copytree(rng.choice(runs), folder)
@@ -140,7 +157,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     seeds = {form: files for form, files in write_seeds(root).items() if not forms or form in forms}
     runs = [Path(shutil.copytree(FIXTURES / "run-v1", root / "v1" / "run")), root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
-    others = [file.read_bytes() for files in seeds.values() for file in files]
+    others = [file.read_bytes() for files in seeds.values() for seed in files for file in files_of(seed)]
     for folder in runs:  # what is imported on demand is no file's memory
         for words in verbs(folder):
             with contextlib.suppress(RamifyError):
@@ -154,9 +171,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
         if form in RUNS:
             size = break_run(form, work / "run", runs, rng)
         else:
-            good = rng.choice(seeds[form])
-            file = work / f"broken{good.suffix}"
-            size = file.write_bytes(mutant(good.read_bytes(), others, rng))
+            file, size = break_file(rng.choice(seeds[form]), work, others, rng)
         watch.start()
         fault = None
         try:

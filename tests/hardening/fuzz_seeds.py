@@ -1,9 +1,13 @@
-"""Good files of every format that a registered reader reads, to make broken ones of. A reader without any is an error here."""
+"""Good files of every format that a registered reader reads, to make broken ones of. A reader without any is an error here.
+
+What a format keeps in several files is a folder: one of its files is broken, the others stay as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +60,7 @@ _ROWS |= {
 
 
 def write_seeds(folder: Path) -> dict[str, list[Path]]:
-    """Format -> good files, each read by its reader. Formats whose package is not installed are left out."""
+    """Format -> good files and folders, each read by its reader. Formats whose package is not installed are left out."""
     seeds: dict[str, list[Path]] = {"run": [FIXTURES / "run-v1.jsonl"], "steps": [ROOT / "examples" / "steps.jsonl"]}
     for form, files in _ROWS.items():
         seeds[form] = []
@@ -72,7 +76,7 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
                 seeds.setdefault("inspect", []).append(folder / f"log.{suffix}")
             except (RamifyError, KeyError):
                 continue  # inspect_ai is not installed here
-    seeds["early-decision"] = [_study(folder / "study")]
+    seeds |= _old_studies(folder / "old")
     _as_parquet(seeds["trl"][0], folder / "trl.parquet")
     seeds["trl"].append(folder / "trl.parquet")
     good: dict[str, list[Path]] = {}
@@ -87,20 +91,21 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
     return good
 
 
-def _study(folder: Path) -> Path:
-    """A study's folder as version 0.1.0 wrote it; what its first file names lies beside it."""
-    folder.mkdir()
-    asked = [{"id": f"p{i}", "prompt_ids": [1, 2, i], "data": {"prompt": "why?"}} for i in range(3)]
-    row = {"mode": "thinking", "sample": 0, "thinking": [4, 5], "closed": "own", "outcome": True, "answer": "yes", "answer_ids": [6], "stop": "eos", "votes": [True], "soft": 1.0, "status": "labelled"}  # fmt: skip
-    traces = "".join(json.dumps({"key": f"p{i}/thinking/0", "prompt": f"p{i}", **row}) + "\n" for i in range(3))
-    (folder / "prompts.json").write_text(json.dumps(asked))
-    (folder / "traces.jsonl").write_text(traces)
-    begun = {
-        "config": {"model": "builtin", "label": ["regex:yes"], "k": 1},
-        "source": {"model": "m", "weights": "w", "voters": ["regex:yes"]},
+def _old_studies(folder: Path) -> dict[str, list[Path]]:
+    """What version 0.1.0 kept in files of its own, as it wrote them; what no reader opens is left out."""
+    for method in ("crosscoder", "early-decision", "forensics", "implicit-advantage", "tree-rollouts"):
+        with tarfile.open(FIXTURES / "77a47dd" / f"studies-{method}.tar.gz") as packed:
+            packed.extractall(folder, filter="data")
+    studies = folder / "studies"
+    for file in (*studies.rglob("report.*"), *studies.rglob("states-*"), *studies.rglob("run.lock")):
+        file.unlink()
+    return {
+        "crosscoder": [studies / "crosscoder" / "study"],
+        "early-decision": [studies / "early-decision" / name for name in ("study", "elsewhere")],
+        "forensics": [studies / "forensics" / "case"],
+        "implicit-advantage": [studies / "implicit-advantage" / f"{name}.jsonl" for name in ("scores", "confidence")],
+        "trees": [studies / "tree-rollouts" / f"{name}.jsonl" for name in ("turns", "tokens", "of-run")],
     }
-    (folder / "study.json").write_text(json.dumps(begun, indent=1))
-    return folder / "study.json"
 
 
 def _as_parquet(lines: Path, out: Path) -> None:

@@ -1,6 +1,6 @@
 """Broken files of every format and broken runs: an error of ours or a run, never a hang, a crash or a memory of more than 4 times the file.
 
-The default run tries 60 files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
+The default run tries 80 files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
 ``repro/hardening.json``).
 """
 
@@ -15,7 +15,10 @@ import pytest
 
 HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the draws do not depend on what else is.
-FORMS = ("run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "sqlite", "values")
+FORMS = (
+    "run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "crosscoder", "early-decision", "forensics",
+    "implicit-advantage", "trees", "sqlite", "values",
+)  # fmt: skip
 
 
 def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
@@ -29,10 +32,10 @@ def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
 
 
 def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
-    figures = fuzz(tmp_path, 60, 11, *FORMS)
+    figures = fuzz(tmp_path, 80, 11, *FORMS)
     for form in FORMS:
         assert figures["formats"][form]["refused"] > 0
-    assert sum(one["files"] for one in figures["formats"].values()) == 60
+    assert sum(one["files"] for one in figures["formats"].values()) == 80
 
 
 @pytest.mark.slow
