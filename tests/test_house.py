@@ -204,3 +204,10 @@ def test_a_kernel_module_is_used_by_more_than_one_method() -> None:
     assert {name: who for name, who in lone.items() if name not in ALONE} == {}
     assert len(ALONE) <= 3
     assert set(ALONE) <= lone.keys(), "no longer alone"
+
+
+def test_every_dependency_stands_in_the_notice() -> None:
+    named = {line.split()[0] for line in (ROOT / "NOTICE").read_text().splitlines() if line.startswith("  ")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    assert {re.split(r"[\[<>=! ]", one)[0] for one in wanted} - {"ramify"} == named
