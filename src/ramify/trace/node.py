@@ -90,7 +90,7 @@ class Node:
 def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:
     """Build a node and its id. ``fields`` are those of :class:`Node`; token ids and masks are copied into compact arrays.
 
-    Raises ValueError when arrays differ in length or a stop reason is unknown.
+    Raises ValueError when arrays differ in length, a number is beyond float32 or a stop reason is unknown.
     """
     tokens = _array(fields.pop("tokens", None), np.int32)
     sampled = _array(fields.pop("sampled", None), np.bool_)
@@ -127,7 +127,11 @@ def content_id(node: Node) -> str:
 def _array(values: Any, dtype: Any) -> np.ndarray | None:
     if values is None:
         return None
-    array = np.array(values, dtype=dtype, order="C")  # a copy: a node never changes with a buffer it was made from
+    try:
+        with np.errstate(over="raise"):
+            array = np.array(values, dtype=dtype, order="C")  # a copy: a node never changes with a buffer it was made from
+    except FloatingPointError:
+        raise ValueError("a number of a token is beyond what is stored for one") from None
     if array.ndim != 1:
         raise ValueError(f"an array of a node has one entry per token, not shape {array.shape}")
     return array

@@ -45,10 +45,11 @@ def import_study(path: Path, folder: Path) -> int:
     prompts = _document(files / "prompts.json", list)
     with at_place(str(files / "prompts.json")):
         asked = [asked_of(one["id"], one["prompt_ids"], one["data"]) for one in prompts]
+        hashed = json_hash(asked)
     with at_place(str(path)):
         config, source = check(RolloutConfig, begun["config"]), dict(begun["source"])
     about = config.to_json() | {"imported": {"form": "early-decision", "file": path.name}}
-    with new_run(folder, about, KIND, {**source, "prompts": json_hash(asked)}) as run:
+    with new_run(folder, about, KIND, {**source, "prompts": hashed}) as run:
         study = Study(run)
         with at_place(str(files / "prompts.json")):
             study.ask(asked)
