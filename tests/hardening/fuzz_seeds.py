@@ -41,11 +41,6 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
         [{"prompt": "q", "chosen": "good", "rejected": "bad", "score_chosen": 1.0, "score_rejected": 0.0} for _ in range(3)],
     ],
     "verl": [[{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]],
-    "governance": [
-        [{"key": f"k{i}", "task": "mail", "kind": "forbid", "condition": "full", "request": "standing", "outcome": "complied", "survival": "kept",
-          "agent": "a", "summarizer": "s", "gate": "", "violation": False, "valid": True, "survived": True, "completed": True, "words": 9, "rounds": 1,
-          "reply": "ok", "context": "a summary", "calls": [["send", {"to": "x"}]], "sampling": {"temperature": 1.0}} for i in range(3)],
-    ],
     "cliffs": [[scanned(i) for i in range(2)]],
     "verifiers": [
         [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
@@ -93,7 +88,7 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
 
 def _old_studies(folder: Path) -> dict[str, list[Path]]:
     """What version 0.1.0 kept in files of its own, as it wrote them; what no reader opens is left out."""
-    for method in ("crosscoder", "early-decision", "forensics", "implicit-advantage", "tree-rollouts"):
+    for method in ("crosscoder", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"):
         with tarfile.open(FIXTURES / "77a47dd" / f"studies-{method}.tar.gz") as packed:
             packed.extractall(folder, filter="data")
     studies = folder / "studies"
@@ -103,6 +98,7 @@ def _old_studies(folder: Path) -> dict[str, list[Path]]:
         "crosscoder": [studies / "crosscoder" / "study"],
         "early-decision": [studies / "early-decision" / name for name in ("study", "elsewhere")],
         "forensics": [studies / "forensics" / "case"],
+        "governance": [studies / "governance" / f"{name}.jsonl" for name in ("rows", "attack")],
         "implicit-advantage": [studies / "implicit-advantage" / f"{name}.jsonl" for name in ("scores", "confidence")],
         "trees": [studies / "tree-rollouts" / f"{name}.jsonl" for name in ("turns", "tokens", "of-run")],
     }

@@ -347,10 +347,21 @@ def test_a_reader_of_old_files_conforms(name: str) -> None:
         ("forensics/case/traces/e8cae0f31234-0.json", '"turn": 0', '"turn": 9', "has replies 0 to"),
         ("crosscoder/study/study.json", '"confirmed"', '"confirm"', "the field 'confirmed' is missing"),
         ("crosscoder/study/scores.jsonl", "[[", '[["x", ', ":1: 'scores' must hold a list of numbers for each prompt"),
+        (
+            "governance/rows.jsonl",
+            '"condition": "floor"',
+            '"condition": "flor"',
+            ":1: unknown condition 'flor' (did you mean 'floor'?",
+        ),
         ("implicit-advantage/scores.jsonl", '"A_sum": ', '"A_sum": 1e999, "B": ', ":1: step 0: 'A_sum' is no finite number"),
         ("early-decision/study/prompts.json", '"data": {', '"data": {"x": NaN, ', "prompts.json: Out of range float values"),
         ("tree-rollouts/turns.jsonl", '"cost":', '"cost":"x","was":', ":1: not a grown tree"),
-        ("tree-rollouts/tokens.jsonl", '"logprobs":[', '"logprobs":[-1e300,', ":1: a number of a token is beyond what is stored for one"),
+        (
+            "tree-rollouts/tokens.jsonl",
+            '"logprobs":[',
+            '"logprobs":[-1e300,',
+            ":1: a number of a token is beyond what is stored for one",
+        ),
     ],
 )
 def test_an_old_file_that_is_damaged_is_refused_whole(

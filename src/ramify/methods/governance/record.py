@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import UserError
+from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
+from ramify.methods.governance.algorithm import CONDITIONS
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
@@ -25,8 +26,8 @@ KIND = "governance bench"
 ENTRY = "episode"
 """What the journal calls a row; its key is the row's."""
 _FIELDS: dict[str, type] = dict.fromkeys(
-    ("key", "task", "kind", "condition", "request", "outcome", "survival", "agent", "summarizer", "gate"), str
-)
+    ("key", "task", "kind", "language", "condition", "request", "channel", "strategy", "outcome", "survival", "agent", "summarizer", "gate"), str
+)  # fmt: skip
 _FIELDS |= {"violation": bool, "valid": bool, "survived": bool, "completed": bool, "words": int, "rounds": int}
 
 
@@ -44,7 +45,7 @@ def begin(folder: Path, config: Mapping[str, Any]) -> Run:
 
 def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message] = ()) -> dict[str, Any]:
     """Store an episode and commit; returns its row with the reply's ``node``.  ``shown`` is what the agent was shown (of an older row the summary, where it has one)."""
-    tree = f"{row['task']}/{row.get('language', 'en')}"
+    tree = f"{row['task']}/{row['language']}"
     with run.transaction():
         run.add_tree(tree, {"id": tree, "data": {"task": row["task"], "kind": row["kind"]}})
         node = root(run, tree)
@@ -101,7 +102,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         place = f"{path}:{number}"
         for name, kind in _FIELDS.items():
             field(row, name, kind, place)
-        for name in ("language", "context", "reply"):
+        if row["condition"] not in CONDITIONS:
+            raise UserError(f"{place}: unknown condition '{row['condition']}' ({nearest(row['condition'], CONDITIONS)})")
+        for name in ("context", "reply"):
             field(row, name, str, place, "")
         field(row, "sampling", dict, place, {})
         for call in field(row, "calls", list, place, []):
