@@ -194,6 +194,10 @@ def test_the_row_decides_in_a_crossing() -> None:
     assert (table["summarizers"], table["agents"]) == (["keeper", "reader"], ["reader", "reader-2"])
     assert table["rates"] == [[0, 0], [1, 1]]
     assert table["between_summarizers"] > 3 * table["between_agents"] == 0
+    lost = crossing([*rows, *({**row, "agent": "mute", "valid": False} for row in rows)])
+    assert [row[lost["agents"].index("mute")] for row in lost["rates"]] == [None] * len(lost["rates"])
+    assert [lost[name] == table[name] for name in ("between_summarizers", "between_agents")] == [True, True]
+    assert crossing([])["between_agents"] is None
     mixed = mixture(rows)
     assert mixed is not None
     assert (mixed["survived"]["rate"], mixed["dropped"]["rate"], mixed["rate"]) == (0, 1, 0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,14 +213,19 @@ def crossing(rows: Sequence[Row], condition: str = "compaction") -> dict[str, An
         (c["summarizer"], c["agent"]): c for c in rates([r for r in rows if r["condition"] == condition], "summarizer", "agent")
     }
     names = [sorted({key[side] for key in cells}) for side in (0, 1)]
-    table = np.array([[cells[s, a]["rate"] if (s, a) in cells else None for a in names[1]] for s in names[0]], dtype=np.float64)
-    spread: Callable[[int], float] = lambda axis: float(np.nanvar(np.nanmean(table, axis=axis)))  # noqa: E731
+    found = [[cells[s, a]["rate"] if (s, a) in cells else None for a in names[1]] for s in names[0]]
+    table = np.array(found, dtype=np.float64).reshape(len(names[0]), len(names[1]))
+
+    def spread(axis: int) -> float | None:
+        kept = table.compress(~np.isnan(table).all(axis=axis), axis=1 - axis)  # a model of which no episode counts has no mean
+        return float(np.nanmean(kept, axis=axis).var()) if kept.size else None
+
     return {
         "summarizers": names[0],
         "agents": names[1],
         "rates": [[None if np.isnan(v) else float(v) for v in row] for row in table],
-        "between_summarizers": spread(1) if table.size else None,
-        "between_agents": spread(0) if table.size else None,
+        "between_summarizers": spread(1),
+        "between_agents": spread(0),
     }
 
 
