@@ -17,9 +17,10 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.jobs import parts
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
+from ramify.jobs.parts import panels
 from ramify.rollout.parts import find_world
+from ramify.rollout.stored import AGENT
 from ramify.trace.db import Run
 
 SMALL = {"updates": 3, "tokens": 2700, "tasks_per_update": 4, "eval_episodes": 12, "train_tasks": 24}
@@ -60,7 +61,7 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         assert marks
         assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
         assert len(list(run.blobs.names())) == 1, "only the newest checkpoint is kept"
-    model, _ = load_model(whole / parts.AGENT)
+    model, _ = load_model(whole / AGENT)
     start, _ = load_model(model_folder("builtin"))
     assert model.identity.weights != start.identity.weights
 
@@ -156,7 +157,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
     world = find_world("household")
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in world.panel("tune", 20)))
-    train, held = parts.panels(world, str(file), 1, 1, 0)
+    train, held = panels(world, str(file), 1, 1, 0)
     assert {t.id for t in train} & {t.id for t in held} == set()
     assert len(train) + len(held) == 20
     assert len(held) >= 1

@@ -89,7 +89,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 @pytest.mark.slow
 def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All methods go through the run; six through forks or potentials, be it by the fork that their finding names; seven through judges."""
+    """All methods go through the run; five through forks or potentials of their own, one by the fork that its finding names; seven through judges."""
     unpack(tmp_path, "models", "inputs", "studies-crosscoder")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures" / "77a47dd"))
@@ -132,8 +132,8 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "implicit-advantage",
         "maze-recovery",
     }
-    own = {"cliffs", "early-decision", "forensics", "tree-rollouts"}
-    assert use.methods("forks") >= own | {"governance", "implicit-advantage"}
+    own = {"cliffs", "early-decision", "forensics", "implicit-advantage", "tree-rollouts"}
+    assert use.methods("forks") >= own | {"governance"}
 
 
 def audited_by(folder: Path, use: Use) -> None:
@@ -143,7 +143,10 @@ def audited_by(folder: Path, use: Use) -> None:
     use.ran("implicit-advantage", "implicit-advantage", "score", "--trajectories", run, *pair, code=(0, 4))
     judge = ("--model", "regex:go", "--tokenizer", "builtin", "--name", "goes")
     use.ran("implicit-advantage", "implicit-advantage", "judge", "--scores", run, "--trajectories", run, *judge, code=(0, 4))
-    use.ran("implicit-advantage", "implicit-advantage", "blame", "--scores", run, "--level", "1", "--every")
+    blame = ("implicit-advantage", "blame", "--scores", run, "--level", "1", "--every", "--fork", 2)
+    asked = use.ran("implicit-advantage", *blame, *MODEL, "--env", "factory:test_one_record:Recorded")
+    assert asked["forks"]
+    assert asked["models"] == asked["sampler"] > 0
     use.ran("maze-recovery", "maze-recovery", "audit", run, "--detector", "lexicon")
     use.ran("maze-recovery", "maze-recovery", "audit", run)
     use.ran("governance", "governance", "audit", run, "--rules", folder / "rules.txt")

@@ -60,8 +60,8 @@ def fork(
         raise UserError("--edit: two files have one name, which would name two rows of the table")
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
-    from ramify.jobs.play import named_parts, open_episodes
     from ramify.rollout.attempts import Success
+    from ramify.rollout.stored import named_parts, open_episodes
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:

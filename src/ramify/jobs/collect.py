@@ -21,6 +21,7 @@ from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Unit, parse
 from ramify.rollout.parts import check_trust, find_model, find_world, make_agent
 from ramify.rollout.run import Episodes
+from ramify.rollout.stored import keep_template, kept_template
 from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
 
@@ -91,7 +92,7 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
-        kept = parts.kept_template(run)
+        kept = kept_template(run)
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)
 
 
@@ -150,7 +151,7 @@ class Collection:
         free = {name: settings.pop(name) for name in FREE}
         made = {"weights": self.weights, "panel": self.panel.hash} | parts.template_part(self.agent.template)
         with Run.begin(folder, self.kind, settings, free, made, LATER) as run:
-            parts.keep_template(run, self.agent.template)
+            keep_template(run, self.agent.template)
             if not run.journal("environment"):
                 run.log("environment", "versions", parts.surroundings(self.agent.model))
             done = {entry.key: entry.payload for entry in run.journal("attempt")}

@@ -49,6 +49,7 @@ from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
 from ramify.rollout.parts import any_world, check_trust
 from ramify.rollout.run import Episodes
+from ramify.rollout.stored import AGENT, keep_template, kept_template
 from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
@@ -262,7 +263,7 @@ def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *
         check_trust(run, trust)
         if (done := finished(run)) is not None:
             return done
-        stored, template = run.config, parts.kept_template(run)
+        stored, template = run.config, kept_template(run)
     config = check(ImproveConfig, env_of(stored, env, path), f"the stored settings of {path}")
     with Job(config, Path(path), Own(env=env), template) as job, Run.begin(path, "improve", stored, parts=job.parts()) as run:
         return job.drive(run, progress)
@@ -324,7 +325,7 @@ class Job:
         """Do what is not done yet, and report."""
         if (done := finished(run)) is not None:
             return done
-        parts.keep_template(run, self.template)
+        keep_template(run, self.template)
         if not run.journal("environment"):
             run.log("environment", "versions", parts.surroundings(self.model))
             run.commit()
@@ -334,7 +335,7 @@ class Job:
             before = self.evaluate(run, "before", progress)
             spent = self.learn(run, self.config.arm, progress, 1 + len(others))
             after = self.evaluate(run, "after", progress)
-            self.save(self.folder / parts.AGENT)
+            self.save(self.folder / AGENT)
             for name in others:
                 self.reset()
                 self.learn(run, name, progress, 1 + len(others))
@@ -460,11 +461,11 @@ class Job:
             trainer.restore(*checkpoint.unpack(packed))
             sent = weights_of(self.model)
             self.player(run, "trial")  # which sends them to workers, where there are any
-            self.save(self.folder / parts.AGENT)
+            self.save(self.folder / AGENT)
         except (RuntimeError, ValueError, MemoryError) as error:
             why = " ".join(str(error).split())
             raise RamifyError(f"a training step on {len(rows)} rows of the trial could not be made and saved: {why}") from error
-        saved = sum(file.stat().st_size for file in (self.folder / parts.AGENT).iterdir())
+        saved = sum(file.stat().st_size for file in (self.folder / AGENT).iterdir())
         return payload, {"training rows": len(rows), "checkpoint": len(packed), "weights": len(sent), "agent": saved}
 
     def _gain(self, run: Run, first: str, second: str) -> dict[str, Any]:

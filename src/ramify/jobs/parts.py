@@ -16,11 +16,10 @@ from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
 from ramify.rollout.parts import find_model, find_world, make_agent, read_sampling
+from ramify.rollout.stored import kept_template
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 
-AGENT = "agent"
-"""Folder of the improved checkpoint inside a run."""
 HELD_OUT = 4
 """One task in this many of a user's own panel is held out for evaluation."""
 
@@ -50,24 +49,9 @@ def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
     return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
 
 
-TEMPLATE = "template"
-"""Kind of the journal entry that keeps the chat template a run began with."""
-
-
-def keep_template(run: Run, template: ChatTemplate | None) -> None:
-    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights."""
-    if isinstance(template, JinjaTemplate):
-        run.log(TEMPLATE, "agent", template.to_json())
-
-
 def template_part(template: ChatTemplate | None) -> dict[str, str]:
     """The hash of a chat template that can change apart from the weights, as a part of a run (:meth:`ramify.trace.db.Run.begin`)."""
     return {"chat template": str(template.to_json()["hash"])} if isinstance(template, JinjaTemplate) else {}
-
-
-def kept_template(run: Run) -> dict[str, Any] | None:
-    """The chat template that ``run`` began with: its text, the date it is told, their hash. None where none was kept."""
-    return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
 
 
 def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:

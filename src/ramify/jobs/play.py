@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
-from ramify.env.protocol import AnyTasks, AnyWorld, Task, panel_of
+from ramify.env.protocol import AnyTasks, AnyWorld, panel_of
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
@@ -19,11 +17,11 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
 from ramify.rollout.fork import Fork, fork, interruptible
-from ramify.rollout.parts import AnySampling, any_world, check_trust, find_model, make_agent, read_sampling
+from ramify.rollout.parts import AnySampling, any_world, make_agent
 from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Episodes
+from ramify.rollout.stored import keep_template, open_episodes
 from ramify.trace.db import Run
-from ramify.trace.node import Node
 
 
 def play(
@@ -65,7 +63,7 @@ def play(
         config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
     players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}, kind="play") as run:
-        parts.keep_template(run, agent.template)
+        keep_template(run, agent.template)
         run.log("environment", "versions", parts.surroundings(agent.model))
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
@@ -124,71 +122,3 @@ def fork_run(
         interruptible(episodes, found.id, offset, [edit], n, after) as key,
     ):
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
-
-
-def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
-    """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
-    spec, env = run.config.get("model"), run.config.get("env")
-    if _player(run, model, world):
-        return spec, env
-    if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
-        raise UserError(
-            f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
-            "nothing to continue with: name them (--model, --env; in Python model= and world=)"
-        )
-    return spec, env
-
-
-def _player(run: Run, model: AnyModel | None, world: AnyWorld | None) -> bool:
-    """Whether the method that made the run says itself who samples on in it."""
-    return world is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
-
-
-@contextmanager
-def open_episodes(
-    path: Path | str,
-    node: Node,
-    model: AnyModel | None = None,
-    world: AnyWorld | None = None,
-    compactor: Compactor | None = None,
-    trust: bool = False,
-) -> Iterator[tuple[Episodes, Task]]:
-    """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
-
-    Of an improve run the agent is the one that drew the node where its weights are still there (the starting or the improved
-    ones), else the improved one.
-    """
-    with Run.open(path, write=True) as run:
-        config = run.config
-        spec, env = named_parts(run, model, world)
-        check_trust(run, trust or (model is not None and world is not None and compactor is not None))
-        (tree,) = [info for info in run.trees() if info.name == node.tree]
-        task, seed = (
-            Task(str(tree.task.get("id", tree.name)), tree.task.get("data") or dict(tree.task)),
-            int(config.get("seed", 0)),
-        )
-        if _player(run, model, world):
-            agent, place = registry.get("player", run.kind)(run, node, model)
-            yield Episodes(agent, place, run, seed, tree.group), task
-            run.commit()
-            return
-        shortens: Any = compactor or config.get("compactor")
-        if shortens == "":
-            raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
-        window = int(config.get("window") or 0)
-        settings = dict(
-            config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
-        )
-        if model is None or isinstance(model, str):
-            spec, improved = model or spec, Path(path) / parts.AGENT
-            drawn_by = "" if node.producer is None else run.producer(node.producer).weights
-            kept = parts.kept_template(run)
-            found, template = find_model(spec, given=kept)
-            if model is None and improved.is_dir() and found.identity.weights != drawn_by:
-                found, template = find_model(f"hf:{improved}", given=kept)
-            settings["stop_tokens"] = () if template is None else template.stop_tokens
-            agent = make_agent(found, template, read_sampling(settings), shortens, window)
-        else:
-            agent = make_agent(model, None, read_sampling(settings), shortens, window, parts.kept_template(run))
-        yield Episodes(agent, any_world(world or env), run, seed, tree.group), task
-        run.commit()

@@ -13,7 +13,7 @@ from ramify.base.config import check
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import Task, close
-from ramify.jobs import parts, play
+from ramify.jobs import play
 from ramify.jobs.collect import Collection, RolloutConfig, summary_of
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -24,6 +24,7 @@ from ramify.model.protocol import require
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.parts import check_trust
 from ramify.rollout.run import Episodes
+from ramify.rollout.stored import kept_template
 from ramify.trace.db import Run
 
 SPARE = 1.05
@@ -159,5 +160,5 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = {name: value for name, value in run.config.items() if name in TreeRolloutConfig.model_fields}
-        kept = parts.kept_template(run)
+        kept = kept_template(run)
     return TreeCollection(check(TreeRolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)

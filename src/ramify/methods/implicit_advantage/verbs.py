@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ramify.base.errors import EXIT_NEEDS, NeedsError, UserError
+from ramify.base.errors import EXIT_NEEDS, NeedsError, RamifyError, UserError
 from ramify.base.ledger import Ledger
-from ramify.kit import DryRun, Form, Json, Verbs, option
+from ramify.kit import DryRun, Form, Json, Trust, Verbs, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
 from ramify.methods.implicit_advantage.run import GRADE, AdvantageScorer, Scored, keep_grades, kept_grades
@@ -20,6 +20,10 @@ from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.node import Finding, Verdict
 from ramify.trace.sources import conclude, run_folder
+
+if TYPE_CHECKING:
+    from ramify.methods.implicit_advantage.confirm import Who
+    from ramify.rollout.attempts import Attempt
 
 EXIT_PARTIAL = EXIT_NEEDS
 BLAME = "implicit-advantage blame"
@@ -188,15 +192,37 @@ def blame(
     against: Annotated[
         Path | None, option(help="Score records by the same models whose successful attempts show the noise, too.")
     ] = None,
+    fork: Annotated[
+        int | None,
+        option(
+            metavar="N",
+            min=1,
+            help="Play on N times from before each named step and N times from behind it: did success fall there?",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, option(metavar="MODEL", help="Who plays on, as in `ramify fork`; needed where the run names no agent.")
+    ] = None,
+    env: Annotated[
+        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
+    ] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Name the steps of failed attempts that are most to blame, where they stand out from the steps of successful ones."""
+    """Name the steps of failed attempts that are most to blame, where they stand out from the steps of successful ones.
+
+    With --fork each of them is put to the test in the run; the same command again loads what was played.
+    """
     if not 0 < level <= 1:
         raise UserError(f"--level is a share above 0 and at most 1, not {level:g}")
+    if fork is None and (model or env or trust):
+        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
+    who = None if fork is None else _who(scores, model, env, trust)
     records = read_scores(scores)
     held = [] if against is None else read_scores(against)
     cell = reports.own_cell(records, token)[0]
     found = reports.blame(records, rule, top, cell, every, level, held)
+    failure = "" if who is None or fork is None else _forked(who, found, records, fork, as_json)
     settings = {
         "rule": rule,
         "token": cell,
@@ -206,9 +232,62 @@ def blame(
     }
     if why := conclude(scores, BLAME, _findings(found, scores, settings)):
         say(f"warning: {why}")
+    columns = ["attempt", "rank", "step", "of", "grade", "action"]
     cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in found["blamed"]]
-    text = table(["attempt", "rank", "step", "of", "grade", "action"], cells) if cells else ""
-    emit(found, as_json, f"{found['verdict']}\n\n{text}".strip())
+    if who is not None:
+        columns += ["before", "95 % interval", "after", "95 % interval of it", "p, corrected", "forks say"]
+        cells = [[*row, *_told(r["fork"])] for row, r in zip(cells, found["blamed"], strict=True)]
+    emit(found, as_json, f"{found['verdict']}\n\n{table(columns, cells) if cells else ''}".strip())
+    played = [row["fork"] for row in found["blamed"] if row.get("fork")]
+    if played and failure and all(row["confirmed"] is None for row in played):
+        raise RamifyError(f"no step could be put to the test: every continuation failed, the first at {failure}")
+
+
+def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
+    """Who plays on in the run ``scores``. Raises UserError where it is none, or none that can be played."""
+    from ramify.methods.implicit_advantage.confirm import Who
+
+    folder = run_folder(scores)
+    if folder is None:
+        raise UserError(f"{scores} is a file of score records, and --fork plays on in a run: name the run that was scored")
+    return Who(folder, model, env, trust)
+
+
+def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: int, as_json: bool) -> str:
+    """Add to each blamed step what forks say of it (``fork``), and to the verdict how many are confirmed. Returns the first failure."""
+    from ramify.methods.implicit_advantage.confirm import confirm
+    from ramify.rollout.attempts import Success
+
+    kept = f"the continuations played so far stay in {who.folder}: the same command continues"
+    with progress("blame", 2 * n * len(found["blamed"]), "continuations", as_json, kept=kept) as bar:
+        success = Success()
+
+        def tell(attempt: Attempt) -> None:
+            success.add(attempt)
+            bar.at(success.ended, success.note)
+
+        tests, failure = confirm(who, found["blamed"], records, n, tell)
+    for row in found["blamed"]:
+        row["fork"] = tests.get(row["node"])
+    sure = sum(bool(test["confirmed"]) for test in tests.values())
+    if found["blamed"]:
+        found["verdict"] += (
+            f"; forks confirm {sure} of {len(tests)} steps, by {n} or more attempts from before and from behind each"
+        )
+    return failure
+
+
+def _told(test: dict[str, Any] | None) -> list[str]:
+    """What forks say of a step, as cells of a table."""
+    if test is None:
+        return ["-", "-", "-", "-", "-", "not measured"]
+    sides = [f"{x:.1%}" if isinstance(x, float) else "-" for x in (test["before"]["success"], test["after"]["success"])]
+    spans = ["[{:.1%}, {:.1%}]".format(*test[name]["interval"]) for name in ("before", "after")]
+    return [sides[0], spans[0], sides[1], spans[1], f"{test['p_corrected']:.2g}", _word(test)]
+
+
+def _word(test: dict[str, Any]) -> str:
+    return {True: "confirmed", False: "not confirmed", None: "not measured"}[test["confirmed"]]
 
 
 @app.verb()
@@ -281,6 +360,9 @@ def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> lis
             why = (
                 f"training made this step less likely than any of the successful attempts' (attempt {row['trajectory_id'][:12]})"
             )
+            if test := row.get("fork"):
+                sides = [f"{test[name]['successes']}/{test[name]['n']}" for name in ("before", "after")]
+                why += f"; success was {sides[0]} from before it and {sides[1]} from behind it, p {test['p_corrected']:.2g}: {_word(test)}"
             do = f"ramify fork {run} {row['node'][:12]} samples what else could have been done there"
             made.append(Finding("step to blame", BLAME, why, row["node"], 0, do, row["grade"], "nats", row, settings))
     return made

@@ -1,0 +1,153 @@
+"""Blame put to the test: play on from before a blamed step and from behind it, and see whether success fell there.
+
+Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is drawn anew, against the
+potential behind it, where it and the world's answer stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError
+from ramify.base.waiting import complete
+from ramify.methods.implicit_advantage.report import LEVEL
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.potential import Fixed, RunCounts, potential
+from ramify.rollout.run import Episodes
+from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.stored import has_player, named_parts, open_episodes, task_of
+from ramify.stats.drops import Counts
+from ramify.stats.evidence import holm
+from ramify.stats.intervals import difference_of_proportions, wilson
+from ramify.stats.tests import fisher
+from ramify.trace.db import Run
+
+
+@dataclass(frozen=True)
+class Place:
+    """A blamed step in its attempt: position ``t`` of ``trace`` lies before it, ``t + 1`` behind it."""
+
+    trace: StepTrace
+    t: int
+
+
+class Who:
+    """Who plays on in a run: by default the agent and the environment that it names (:func:`ramify.rollout.stored.open_episodes`)."""
+
+    def __init__(self, folder: Path, model: str | None = None, env: str | None = None, trust: bool = False) -> None:
+        """Raises UserError where the run cannot be played."""
+        self.folder, self.model, self.env, self.trust = folder, model, env, trust
+        with Run.open(folder) as run:
+            named_parts(run, model, env)
+
+    def players(self, nodes: Sequence[str]) -> list[list[str]]:
+        """Nodes apart by whom they are continued by."""
+        with Run.open(self.folder) as run:
+            own, apart = has_player(run, self.model, self.env), dict[Any, list[str]]()
+            for node in map(run.node, nodes):
+                apart.setdefault((own and node.tree, node.producer), []).append(node.id)
+        return list(apart.values())
+
+    @contextmanager
+    def open(self, node: str) -> Iterator[Episodes]:
+        """Episodes that go on from ``node`` and from those that are continued by the same."""
+        with Run.open(self.folder) as run:
+            found = run.node(node)
+        with open_episodes(self.folder, found, self.model, self.env, trust=self.trust) as (episodes, _):
+            yield episodes
+
+
+def confirm(
+    who: Who,
+    blamed: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
+    n: int,
+    tell: Callable[[Attempt], object] = lambda attempt: None,
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from behind it say; the first failure of one.
+
+    ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference`` after minus before
+    with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps. ``confirmed``: success fell, at
+    ``LEVEL`` of the corrected p; None where one side has no outcome. Counts are kept in the run, so a second call loads them. What a limit of
+    turns ended counts as the world says. Raises UserError on a step without an observation before it.
+    """
+    ends = {record["trajectory_id"]: record for record in records}
+    of = {row["node"]: ends[row["trajectory_id"]] for row in blamed if row["node"] is not None}
+    counts: dict[str, tuple[Counts, Counts]] = {}
+    failure = ""
+    for nodes in who.players(list(of)):
+        with who.open(nodes[0]) as episodes:
+            inner, episodes.tell = episodes.tell, _committing(episodes, tell)
+            forks = Steps(episodes, truncated="graded")
+            for node in nodes:
+                place = _place(episodes, node, of[node]["end"], of[node].get("success"))
+                purpose = f"blame {episodes.producer.hash[:12]}"
+                both, _ = complete(
+                    potential(forks, place.trace, (place.t, place.t + 1), Fixed(n), purpose, RunCounts(episodes.run))
+                )
+                counts[node] = both[place.t], both[place.t + 1]
+            episodes.tell = inner
+            failure = failure or forks.first_failure
+    return weighed(counts), failure
+
+
+def _committing(episodes: Episodes, tell: Callable[[Attempt], object]) -> Callable[[Attempt], object]:
+    """Every attempt is committed when it ends, so a kill loses those under way and nothing else."""
+
+    def kept(attempt: Attempt) -> None:
+        episodes.run.commit()
+        tell(attempt)
+
+    return kept
+
+
+def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Place:
+    """The step that ``node`` belongs to in the attempt that ends at ``end``. Agent's messages without an observation between are one step."""
+    tree = episodes.run.node(end).tree
+    seen, steps, actions, at = "", list[str](), list[str](), -1
+    for one, _ in episodes.load(tree).path(end).segments:
+        if one.role in ("user", "tool"):
+            seen = one.id
+        elif one.role == "assistant":
+            if seen:
+                steps.append(seen)
+                actions.append("")
+            elif not steps:
+                raise UserError(
+                    f"{episodes.run.folder} does not say what the agent was shown before node {one.id[:12]}, so there is no place to play on from"
+                )
+            actions[-1] += one.text
+            seen, at = "", len(steps) - 1 if one.id == node else at
+    if at < 0:
+        raise UserError(f"node {node} is no step of the attempt that ends at {end}")
+    task, _ = task_of(episodes.run, tree)
+    trace = StepTrace(end, tree, task, (*steps, seen or end), tuple(actions), success, success is not None)
+    return Place(trace, at)
+
+
+def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, Any]]:
+    """Counts before and behind each step as what :func:`confirm` says of it."""
+    p = [fisher(b.k, b.n, a.k, a.n) if b.n and a.n else 1.0 for b, a in counts.values()]
+    found = {}
+    for (node, (before, after)), own, corrected in zip(counts.items(), p, holm(p), strict=True):
+        known = bool(before.n and after.n)
+        found[node] = {
+            "before": _side(before),
+            "after": _side(after),
+            "difference": after.rate - before.rate if known else None,
+            "difference_interval": list(difference_of_proportions(after.k, after.n, before.k, before.n)),
+            "p": own,
+            "p_corrected": corrected,
+            "confirmed": (corrected <= LEVEL and after.rate < before.rate) if known else None,
+        }
+    return found
+
+
+def _side(counts: Counts) -> dict[str, Any]:
+    interval = list(wilson(counts.k, counts.n)) if counts.n else [0.0, 1.0]
+    rate = counts.rate if counts.n else None
+    return {"successes": counts.k, "n": counts.n, "success": rate, "interval": interval, "failed": counts.missing}

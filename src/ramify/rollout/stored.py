@@ -1,0 +1,106 @@
+"""A stored run played on: the agent and the environment it names, and the chat template it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ramify.base import registry
+from ramify.base.errors import UserError
+from ramify.env.protocol import AnyWorld, Task
+from ramify.model.chat import ChatTemplate, JinjaTemplate
+from ramify.model.function import AnyModel
+from ramify.rollout.compact import Compactor
+from ramify.rollout.parts import any_world, check_trust, find_model, make_agent, read_sampling
+from ramify.rollout.run import Episodes
+from ramify.trace.db import Run
+from ramify.trace.node import Node
+
+AGENT = "agent"
+"""Folder of the improved checkpoint inside a run."""
+TEMPLATE = "template"
+"""Kind of the journal entry that keeps the chat template a run began with."""
+
+
+def keep_template(run: Run, template: ChatTemplate | None) -> None:
+    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights."""
+    if isinstance(template, JinjaTemplate):
+        run.log(TEMPLATE, "agent", template.to_json())
+
+
+def kept_template(run: Run) -> dict[str, Any] | None:
+    """The chat template that ``run`` began with: its text, the date it is told, their hash. None where none was kept."""
+    return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
+
+
+def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
+    """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
+    spec, env = run.config.get("model"), run.config.get("env")
+    if has_player(run, model, world):
+        return spec, env
+    if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
+        raise UserError(
+            f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
+            "nothing to continue with: name them (--model, --env; in Python model= and world=)"
+        )
+    return spec, env
+
+
+def has_player(run: Run, model: AnyModel | None, world: AnyWorld | None) -> bool:
+    """Whether the method that made the run says itself who samples on in it."""
+    return world is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
+
+
+def task_of(run: Run, tree: str) -> tuple[Task, str]:
+    """The task that a tree of ``run`` is about, and the tree's group."""
+    (info,) = [info for info in run.trees() if info.name == tree]
+    return Task(str(info.task.get("id", info.name)), info.task.get("data") or dict(info.task)), info.group
+
+
+@contextmanager
+def open_episodes(
+    path: Path | str,
+    node: Node,
+    model: AnyModel | None = None,
+    world: AnyWorld | None = None,
+    compactor: Compactor | None = None,
+    trust: bool = False,
+) -> Iterator[tuple[Episodes, Task]]:
+    """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
+
+    Of an improve run the agent is the one that drew the node where its weights are still there (the starting or the improved
+    ones), else the improved one.
+    """
+    with Run.open(path, write=True) as run:
+        config = run.config
+        spec, env = named_parts(run, model, world)
+        check_trust(run, trust or (model is not None and world is not None and compactor is not None))
+        task, group = task_of(run, node.tree)
+        seed = int(config.get("seed", 0))
+        if has_player(run, model, world):
+            agent, place = registry.get("player", run.kind)(run, node, model)
+            yield Episodes(agent, place, run, seed, group), task
+            run.commit()
+            return
+        shortens: Any = compactor or config.get("compactor")
+        if shortens == "":
+            raise UserError(f"{path} was made with a compactor that ramify cannot load by name; pass compactor=")
+        window = int(config.get("window") or 0)
+        settings = dict(
+            config.get("sampling") or {"temperature": config.get("temperature", 1.0), "max_tokens": config.get("max_reply", 64)}
+        )
+        if model is None or isinstance(model, str):
+            spec, improved = model or spec, Path(path) / AGENT
+            drawn_by = "" if node.producer is None else run.producer(node.producer).weights
+            kept = kept_template(run)
+            found, template = find_model(spec, given=kept)
+            if model is None and improved.is_dir() and found.identity.weights != drawn_by:
+                found, template = find_model(f"hf:{improved}", given=kept)
+            settings["stop_tokens"] = () if template is None else template.stop_tokens
+            agent = make_agent(found, template, read_sampling(settings), shortens, window)
+        else:
+            agent = make_agent(model, None, read_sampling(settings), shortens, window, kept_template(run))
+        yield Episodes(agent, any_world(world or env), run, seed, group), task
+        run.commit()
