@@ -143,7 +143,6 @@ def test_examples_are_under_fifteen_lines() -> None:
 
 KERNEL = ("trace", "stats", "render", "model", "sandbox", "engine", "env", "rollout", "train", "interp", "score", "search")
 ALONE = {
-    "ramify.rollout.steps": "an agent's steps as positions of the kernel's potential, beside tokens",
     "ramify.stats.checks": "what every reproduction reports, and the one verb that reports the same checks",
 }
 """Kernel modules that only one method reaches all the same, each with its reason: at most three."""
