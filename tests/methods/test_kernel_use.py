@@ -23,6 +23,7 @@ from ramify.rollout.sampler import Sampler
 from ramify.score import judge as family
 from ramify.trace.db import Run
 from tests.cli.test_one_record import RULE, record
+from tests.methods.governance.test_restored_rule import played as dropped
 from tests.trace.test_old_folders import STEER, unpack
 
 CASE = """
@@ -89,7 +90,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 @pytest.mark.slow
 def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All methods go through the run; five through forks or potentials of their own, one by the fork that its finding names; seven through judges."""
+    """All methods go through the run; six through forks or potentials of their own; seven through judges."""
     unpack(tmp_path, "models", "inputs", "studies-crosscoder")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures" / "77a47dd"))
@@ -115,6 +116,9 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     sampled("forensics", "forensics", "ask", case, "why", "Why?", "fix", "--n", 2)
     sampled("governance", "governance", "bench", "--out", "rows", "--tasks", "email", "--reps", 1)
     use.ran("governance", "governance", "judge", "rows", "--judge", "regex:mail")
+    clerk = dropped(tmp_path, "careful", 1)
+    rules = ("--rules", tmp_path / "rules.json")
+    assert sampled("governance", "governance", "audit", clerk, *rules, "--fork", 2)["forks"]
     sampled("tree-rollouts", "rollout", *MODEL, "--tree", "--tree-budget", 40, "--panel", 1, "--out", "trees")
     use.ran("tree-rollouts", "tree-rollouts", "report", "trees")
     small = ("--sequences", 18, "--length", 20, "--steps", 2, "--rows", 4, "--anchors", 4, "--layers", 1, "--block", 3)
@@ -132,8 +136,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "implicit-advantage",
         "maze-recovery",
     }
-    own = {"cliffs", "early-decision", "forensics", "implicit-advantage", "tree-rollouts"}
-    assert use.methods("forks") >= own | {"governance"}
+    assert use.methods("forks") >= {"cliffs", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"}
 
 
 def audited_by(folder: Path, use: Use) -> None:

@@ -16,6 +16,7 @@ from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
+from ramify.rollout.attempts import first_index
 from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import field, read_document
@@ -72,6 +73,16 @@ def _check(predicate: Mapping[str, Any], place: str) -> None:
         raise UserError(f"{place}: {error}") from None
 
 
+def breaks(rule: Rule, name: str, arguments: Mapping[str, Any]) -> bool | None:
+    """Whether a call breaks ``rule``; None where no predicate says what that forbids, or the call cannot be read."""
+    if rule.predicate is None:
+        return None
+    try:
+        return forbids(rule.predicate, name, arguments)
+    except UnreadableError:
+        return None
+
+
 def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[str, Any]:
     """The fate of each rule in the conversations of ``source``: the folder of a run, or a file of any format that can be imported.
 
@@ -79,7 +90,8 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
     conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
     path from the root to a leaf. A call goes on from the reply that its request repeats; one that repeats none, and does not begin as
     another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
-    trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent.
+    trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent,
+    nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
     Behind a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost. Raises UserError like the readers.
     """
     with opened(source, form) as run:
@@ -107,7 +119,7 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
         compactions += [{"session": reply.session, "step": None, "dropped": None, "strategy": name} for name in reply.then]
         ends.add(node.id)
         ends.discard(before or "")
-        calls = list(_calls(node))
+        calls = list(calls_of(node))
         unread = any(opaque(message.data) for message in reply.shown)
         for at, fate in enumerate(fates):
             kinds = []
@@ -196,7 +208,12 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
         if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
     }
     nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
+    forked = [range(first := first_index(entry.key), first + 2 * int(entry.payload["n"])) for entry in run.journal(FORKED)]
+    apart: set[str] = set()  # what the audit itself played
     for node in run.each(Node):
+        if node.parent in apart or (node.role == "assistant" and any(node.index in drawn for drawn in forked)):
+            apart.add(node.id)
+            continue
         before = None if node.parent is None else nearest.get(node.parent)
         if before is not None:
             nearest[node.id] = before
@@ -335,7 +352,8 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _calls(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def calls_of(node: Node) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and arguments of each call of a reply; one that cannot be made is named so."""
     try:
         yield from read_calls(node.message)
     except UnreadableError:
@@ -376,19 +394,11 @@ class _Fate:
                 "step": step,
                 "name": name,
                 "arguments": dict(a),
-                "forbidden": self._forbidden(name, a),
+                "forbidden": breaks(self.rule, name, a),
                 "node": reply.node.id,
             }
             for name, a in calls
         ]
-
-    def _forbidden(self, name: str, arguments: Mapping[str, Any]) -> bool | None:
-        if self.rule.predicate is None:
-            return None
-        try:
-            return forbids(self.rule.predicate, name, arguments)
-        except UnreadableError:
-            return None
 
     def report(self, ends: Set[str]) -> dict[str, Any]:
         """The rule's part of the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
@@ -421,6 +431,8 @@ def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
 
 
 AUDIT = "governance audit"
+FORKED = "governance fork"
+"""Kind of the journal entries of the audit's forks: each is the purpose of what was drawn, with ``n``, how many on either side."""
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 

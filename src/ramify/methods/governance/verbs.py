@@ -11,7 +11,7 @@ from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
 from ramify.engine.named import find_model
-from ramify.kit import DryRun, Form, Json, Verbs, argument, option
+from ramify.kit import DryRun, Form, Json, Trust, Verbs, argument, option
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
 from ramify.methods.governance.markdown import markdown
@@ -118,33 +118,52 @@ def audit(
     form: Form = None,
     out: Written = None,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where a rule was lost.")] = False,
+    fork: Annotated[
+        int | None,
+        option(
+            metavar="N",
+            min=1,
+            help="Play on N times from before each forbidden call as it was and N times with the rule restored: is it kept then?",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, option(metavar="MODEL", help="Who plays on, as in `ramify fork`; needed where the run names no agent.")
+    ] = None,
+    env: Annotated[
+        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
+    ] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?"""
-    found = lost_rules.audit(log, lost_rules.read_rules(rules), form)
-    if why := conclude(log, lost_rules.AUDIT, lost_rules.findings(found, log)):
+    """Which of your rules did compaction drop in your own logs, when, and what was called afterwards?
+
+    With --fork each forbidden call of a run is put to the test; the same command again loads what was played.
+    """
+    if fork is None and (model or env or trust):
+        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
+    known = lost_rules.read_rules(rules)
+    found = lost_rules.audit(log, known, form)
+    made = lost_rules.findings(found, log)
+    why = conclude(log, lost_rules.AUDIT, made)
+    told = lost_rules.lines(found)
+    if fork is not None:
+        from ramify.methods.governance import restored
+
+        kept = "the continuations played so far stay in the run: the same command continues"
+        with progress("audit", as_json=as_json, kept=kept) as bar:
+            whole = lambda total: bar.begin(total, unit="continuations")  # noqa: E731
+            forks = restored.restored(log, found, known, fork, model, env, trust, whole, bar.at)
+        found = found | {"forks": forks, "verdict": f"{found['verdict']}; {forks['verdict']}"}
+        told += restored.lines(forks)
+        why = conclude(log, lost_rules.AUDIT, [*made, *restored.findings(forks)])
+    if why:
         say(f"warning: {why}")
     columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden"]
-    head, rows, told = lost_rules.head(found), lost_rules.as_text(found), lost_rules.lines(found)
+    head, rows = lost_rules.head(found), lost_rules.as_text(found)
     emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else []), found["verdict"]]))
     if out is not None:
-        write_whole(
-            out,
-            "\n".join(
-                [
-                    "# Rules in logged conversations",
-                    "",
-                    f"{head}.",
-                    "",
-                    f"**{found['verdict']}**",
-                    "",
-                    *markdown(columns, rows),
-                    "",
-                    *(f"- {line.strip()}" for line in told),
-                ]
-            )
-            + "\n",
-        )
+        body = ["# Rules in logged conversations", f"{head}.", f"**{found['verdict']}**", "\n".join(markdown(columns, rows))]
+        write_whole(out, "\n\n".join([*body, "\n".join(f"- {line.strip()}" for line in told)]).rstrip("\n") + "\n")
     if strict and any(r["lost"] for r in found["rules"]):
         raise SystemExit(EXIT_FAILED)
 

@@ -1,0 +1,180 @@
+"""At each forbidden call behind a dropped rule: continuations as it was, and with the rule put back into what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.ids import json_hash
+from ramify.base.waiting import complete
+from ramify.env.protocol import Task
+from ramify.methods.governance.algorithm import LEVEL
+from ramify.methods.governance.lost_rules import AUDIT, FORKED, Rule, breaks, calls_of
+from ramify.rollout.attempts import Attempt, first_index
+from ramify.rollout.fork import Arm, fork
+from ramify.rollout.run import Episodes
+from ramify.rollout.stored import named_parts, open_episodes
+from ramify.stats.evidence import evidence, holm
+from ramify.stats.intervals import proportion
+from ramify.trace.db import Run
+from ramify.trace.node import Finding, Node
+from ramify.trace.path import as_messages
+from ramify.trace.sources import run_folder
+
+
+def restored(
+    source: Path,
+    found: Mapping[str, Any],
+    rules: Sequence[Rule],
+    n: int,
+    model: str | None = None,
+    env: str | None = None,
+    trust: bool = False,
+    begin: Callable[[int], object] = lambda whole: None,
+    at: Callable[[int], object] = lambda done: None,
+) -> dict[str, Any]:
+    """Fork at every forbidden call that the audit ``found`` in the run ``source``: ``n`` continuations as it was, ``n`` with the rule.
+
+    A continuation breaks the rule where any of its calls does; one that failed is left out. ``p`` is Fisher's, exact, ``corrected`` Holm's
+    over the calls. Continuations that are stored are loaded. ``begin`` is told how many there will be, ``at`` how many ended. Where the run
+    cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork` does, for a model or environment that is none.
+    """
+    played: dict[str, Any] = {"n": n, "forks": [], "left_out": []}
+    folder = run_folder(source)
+    if folder is None:
+        return played | {"verdict": f"no rule was restored: {source} is no run, so there is nothing to continue"}
+    by_text = {rule.text: rule for rule in rules}
+    places = _places(found)
+    if not places:
+        return played | {"verdict": "no rule was restored: no call is known to break a rule that compaction dropped"}
+    with Run.open(folder) as run:
+        try:
+            named_parts(run, model, env)
+        except UserError as error:
+            return played | {"verdict": f"no rule was restored: {error}"}
+        nodes = {place["node"]: run.node(place["node"]) for place in places}
+    begin(2 * n * len(places))
+    done = 0
+
+    def tell(attempt: Attempt) -> None:
+        nonlocal done
+        done += 1
+        at(done)
+
+    def who(place: Mapping[str, Any]) -> tuple[str, str]:
+        node = nodes[place["node"]]
+        return node.tree, node.producer or ""
+
+    for _, group in groupby(sorted(places, key=who), who):
+        inside = list(group)
+        with open_episodes(folder, nodes[inside[0]["node"]], model, env, trust=trust) as (episodes, task):
+            for place in inside:
+                try:
+                    played["forks"].append(place | _forked(episodes, task, nodes[place["node"]], by_text[place["rule"]], n, tell))
+                except (UserError, NeedsError) as error:
+                    played["left_out"].append(place | {"why": str(error)})
+    corrected = holm([one["p"] for one in played["forks"]])
+    played["forks"] = [
+        one | {"corrected": p, "found": p <= LEVEL and one["difference"] < 0}
+        for one, p in zip(played["forks"], corrected, strict=True)
+    ]
+    return played | {"verdict": _verdict(played)}
+
+
+def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every reply that made a forbidden call, once for each rule."""
+    return list(
+        {
+            (call["node"], told["rule"]): {"rule": told["rule"], **{name: call[name] for name in ("session", "step", "node")}}
+            for told in found["rules"]
+            for call in told["calls_without"]
+            if call["forbidden"]
+        }.values()
+    )
+
+
+def _forked(episodes: Episodes, task: Task, node: Node, rule: Rule, n: int, tell: Callable[[Attempt], object]) -> dict[str, Any]:
+    """Both arms at one reply. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
+    run = episodes.run
+    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
+    if not head and episodes.agent.compactor is None:  # then the fork goes on from the messages before the reply
+        before = episodes.load(node.tree).node(str(node.parent))
+        shown, again = run.shown(node.id).messages, as_messages(episodes.prompts.shown(before, len(before)))
+        if [(one.role, one.text) for one in shown] != [(one.role, one.text) for one in again]:
+            raise UserError(f"what the model was shown at node {node.id} was made by a compaction that the run cannot repeat")
+    purpose = json_hash([AUDIT, node.id, rule.text, n, episodes.producer.hash])
+    run.log(FORKED, purpose, {"n": n, "node": node.id, "rule": rule.text})
+    run.commit()
+
+    def ended(attempt: Attempt) -> None:
+        run.commit()  # so that a kill loses only those under way
+        tell(attempt)
+
+    episodes.tell = ended
+    edit = {"rule": {"add": rule.text}}
+    made = complete(fork(episodes, node.tree, task, node.id, None, n, edit, start=first_index(purpose)))
+    assert made.control is not None
+    (was, failed), (with_rule, failed_too) = _counts(made.control, rule), _counts(made.arm, rule)
+    if not (was[1] and with_rule[1]):
+        why = next(attempt.failure for attempt in (*made.control.attempts, *made.arm.attempts) if attempt.failure)
+        raise UserError(f"no continuation came to its end, the first failed at {why}")
+    (row,) = evidence(was, {"restored": with_rule})
+    return {
+        "restored": {**(proportion(*with_rule) or {}), "failed": failed_too},
+        "as_it_was": {**(proportion(*was) or {}), "failed": failed},
+        "difference": row.difference,
+        "interval": list(row.difference_interval),
+        "p": row.p,
+    }
+
+
+def _counts(arm: Arm, rule: Rule) -> tuple[tuple[int, int], int]:
+    """(Continuations that break the rule, those that came to their end), and how many failed."""
+    whole = [attempt for attempt in arm.attempts if attempt.failure is None]
+    broken = [any(breaks(rule, *call) for turn in one.turns for call in calls_of(turn.node)) for one in whole]
+    return (sum(broken), len(whole)), len(arm.attempts) - len(whole)
+
+
+def _verdict(played: Mapping[str, Any]) -> str:
+    forks, left = played["forks"], played["left_out"]
+    but = f"; {len(left)} could not be played, the first because {left[0]['why']}" if left else ""
+    if not forks:
+        return f"no rule was restored{but.replace(';', ':', 1)}"
+    named = sum(one["found"] for one in forks)
+    if named:
+        return f"with the rule restored it is broken less often at {named} of {len(forks)} forbidden calls{but}"
+    return f"nothing stands out: at none of {len(forks)} forbidden calls is the rule broken less often where it is restored{but}"
+
+
+def lines(played: Mapping[str, Any]) -> list[str]:
+    """What each fork came to, a line each."""
+    return [f"{one['rule']!r} at reply {one['step']} of {one['session']}: {_sentence(one)}" for one in played["forks"]]
+
+
+def _sentence(one: Mapping[str, Any]) -> str:
+    with_rule, was = one["restored"], one["as_it_was"]
+    return (
+        f"the rule restored: {with_rule['k']} of {with_rule['n']} break it ({_ends(with_rule)}), "
+        f"{was['k']} of {was['n']} as it was ({_ends(was)}), p = {one['corrected']:.2g}"
+    )
+
+
+def _ends(share: Mapping[str, Any]) -> str:
+    return "{:.0%} to {:.0%}".format(*share["interval"])
+
+
+def findings(played: Mapping[str, Any]) -> list[Finding]:
+    """What the forks found, as the run keeps it: the calls that the missing rule accounts for, and the verdict with every number."""
+    about = {"n": played["n"]}
+    made = [Finding("rules restored", AUDIT, played["verdict"], evidence=dict(played), identity=about)]
+    for one in played["forks"]:
+        if one["found"]:
+            do = "pin the rule: `ramify serve --middleware pins:FILE`"
+            why = f"{_sentence(one)}: {one['rule']!r}"
+            made.append(Finding("missing rule", AUDIT, why, one["node"], 0, do, one["difference"], "share", one, about))
+    return made
