@@ -122,7 +122,7 @@ def _forked(episodes: Episodes, task: Task, node: Node, rule: Rule, n: int, tell
     (was, failed), (with_rule, failed_too) = _counts(made.control, rule), _counts(made.arm, rule)
     if not (was[1] and with_rule[1]):
         why = next(attempt.failure for attempt in (*made.control.attempts, *made.arm.attempts) if attempt.failure)
-        raise UserError(f"no continuation came to its end, the first failed at {why}")
+        raise UserError(f"no continuation came to its end ({why})")
     (row,) = evidence(was, {"restored": with_rule})
     return {
         "restored": {**(proportion(*with_rule) or {}), "failed": failed_too},
