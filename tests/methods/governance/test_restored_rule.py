@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import EXIT_INTERRUPTED, BoundaryError
 from ramify.cli.main import main
 from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
@@ -137,13 +138,14 @@ def test_an_interrupted_fork_goes_on_and_its_half_is_not_audited(
     async def sample(*given: Any) -> Any:
         nonlocal asked
         asked += 1
-        if asked > N:
-            raise KeyboardInterrupt
+        if asked == N:
+            signal.raise_signal(signal.SIGINT)
         return await inner(*given)
 
     with monkeypatch.context() as patched:
         patched.setattr(ScriptedModel, "sample", sample)
-        assert audit(run, "--fork", N) != 0
+        assert audit(run, "--fork", N) == EXIT_INTERRUPTED
+    assert "the same command continues" in capsys.readouterr().err
     assert before < nodes(run) < nodes(whole)
     assert told(run, capsys) == found
     assert nodes(run) == nodes(whole)
