@@ -99,7 +99,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 def test_a_chat_with_transformers_serve(served: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = served
     model = HttpModel(url, str(folder))
-    assert model.capabilities <= {"seeds"}
+    assert model.capabilities <= {"seeds", "grammar", "penalties"}  # the latter two by name
     assert check_model(model) == []
     (draw,) = asyncio.run(model.sample(HELLO, 1, Sampling(max_tokens=5), [3]))
     assert draw.tokens is None

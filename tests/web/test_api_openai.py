@@ -304,10 +304,10 @@ def test_what_cannot_be_completed_is_one_sentence(ai: openai.OpenAI, changes: di
 @pytest.mark.slow
 def test_ramifys_own_endpoint_model_finds_everything_it_can_use(url: str, engine: tuple[LocalModel, Layout]) -> None:
     tokens = HttpModel(url, NAME, "completions", tokenizer=engine[0].tokenizer)
-    assert tokens.capabilities == {"tokens", "continue", "seeds", "logprobs", "prompt_logprobs"}
+    assert tokens.capabilities == {"tokens", "continue", "seeds", "logprobs", "prompt_logprobs", "grammar", "penalties"}
     assert check_model(tokens) == []
     chat = HttpModel(url, NAME)
-    assert chat.capabilities == {"seeds"}
+    assert chat.capabilities == {"seeds", "grammar", "penalties"}
     assert check_model(chat) == []
 
 

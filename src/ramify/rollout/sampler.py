@@ -142,8 +142,9 @@ class Sampler:
         self._check(settings, policies)
         if not policies and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
             numbers = [sample_key(self.seed, place, start + i) for i in range(n)]
-            return await self._caught(self._plain(prefix, settings, numbers, purpose), n, purpose)
-        made = (self._made(prefix, settings, Key(self.seed, place, start + i), purpose, *policies) for i in range(n))
+            return await self._caught(partial(self._plain, prefix, settings, numbers, purpose), n, purpose)
+        keys = [Key(self.seed, place, start + i) for i in range(n)]
+        made = (partial(self._made, prefix, settings, key, purpose, *policies) for key in keys)
         done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
         return [draw for (draw,) in done]
 
@@ -186,9 +187,9 @@ class Sampler:
         samples, given, cached, drawn = (int(self.ledger.total(unit)) for unit in names)
         return Spent(samples, given, cached, drawn, not self._untold and samples > 0)
 
-    async def _caught(self, work: Awaitable[Sequence[Draw]], n: int, purpose: str) -> list[Draw | None]:
+    async def _caught(self, work: Callable[[], Awaitable[Sequence[Draw]]], n: int, purpose: str) -> list[Draw | None]:
         try:
-            return list(await work)
+            return list(await work())  # begun here: what is cancelled before its turn leaves nothing that waits to be awaited
         except BoundaryError as error:
             self._note(error, n, purpose)
             return [None] * n
