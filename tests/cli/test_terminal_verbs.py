@@ -102,12 +102,12 @@ VERBS = {
     ),
     "forensics propose": Verb("forensics propose case --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)),
     "implicit-advantage judge": Verb(
-        "implicit-advantage judge --scores s.jsonl --trajectories {attempts} --model builtin --tokenizer {policy}", "judge",
-        before=("implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s.jsonl",), ends=(0, 4),
+        "implicit-advantage judge --scores s --trajectories {attempts} --model builtin --tokenizer {policy}", "judge",
+        before=("implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s",), ends=(0, 4),
     ),
     "implicit-advantage score": Verb(
-        "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s.jsonl", "score .* rows",
-        "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s.jsonl", "nothing was written",
+        "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s", "score .* rows",
+        "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s", "nothing was written",
     ),
 }  # fmt: skip
 

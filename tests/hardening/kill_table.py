@@ -102,10 +102,11 @@ VERBS: tuple[Verb, ...] = (
     Verb("graph-credit build {in}/steps.jsonl --out graph.graphml --json", old="graph.graphml"),
     Verb("graph-credit mark run --json", after="rollout"),
     Verb("implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache cache "
-         "--out scores.jsonl --json"),
-    Verb("implicit-advantage select --scores scores.jsonl --best-of 2 --out chosen.jsonl --json", after="implicit-advantage score"),
-    Verb("implicit-advantage judge --scores scores.jsonl --trajectories {in}/attempts.jsonl --model {parts}:grades "
+         "--out scores --json"),
+    Verb("implicit-advantage select --scores scores --best-of 2 --out chosen.jsonl --json", after="implicit-advantage score"),
+    Verb("implicit-advantage judge --scores scores --trajectories {in}/attempts.jsonl --model {parts}:grades "
          "--tokenizer hf:{in}/tuned --json", after="implicit-advantage score"),
+    Verb("implicit-advantage blame --scores scores --json", after="implicit-advantage score"),
     Verb("maze-recovery audit {in}/walks.jsonl --out rows.jsonl --json", old="rows.jsonl"),
     Verb("maze-recovery build {in}/walks.jsonl --mode success_raw --out set.jsonl --json", old="set.jsonl"),
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
@@ -135,8 +136,7 @@ READERS: tuple[Verb, ...] = (
     Verb("graph-credit report {in}/steps.jsonl --json"),
     Verb("graph-credit show {in}/steps.jsonl"),
     Verb("graph-credit why {in}/steps.jsonl --task t0 --attempt 1 --step 0 --json"),
-    Verb("implicit-advantage blame --scores scores.jsonl --json", after="implicit-advantage score"),
-    Verb("implicit-advantage report --scores scores.jsonl --json", after="implicit-advantage score"),
+    Verb("implicit-advantage report --scores scores --json", after="implicit-advantage score"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
     Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),

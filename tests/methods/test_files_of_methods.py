@@ -25,7 +25,7 @@ WRITERS |= {"np.save", "np.savez", "json.dump"}
 FILES = {
     "export": {
         *("cliffs/verbs.py:pairs_", "crosscoder/run.py:export", "crosscoder/verbs.py:rank", "graph_credit/verbs.py:advantages"),
-        *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:_write", "implicit_advantage/verbs.py:select"),
+        *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:select"),
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
     },
     "report": {
@@ -43,7 +43,6 @@ FILES = {
         *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
     },
     "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},
-    "a judge's column in an export of attempts that are in no run": {"implicit_advantage/verbs.py:judge"},
 }
 """What is written -> the functions that write it."""
 

@@ -33,7 +33,8 @@ VERBS: dict[str, list[list[str]]] = {
         ["governance", "judge", "rows.jsonl", "--judge", "regex:mail", "--json"],
     ],
     "implicit-advantage": [
-        ["implicit-advantage", "judge", "--scores", "scores.jsonl", "--trajectories", "attempts.jsonl", "--model", "regex:o", "--tokenizer", "builtin", "--json"],
+        ["import", "scores.jsonl", "--run", "scores"],
+        ["implicit-advantage", "judge", "--scores", "scores", "--trajectories", "attempts.jsonl", "--model", "regex:o", "--tokenizer", "builtin", "--json"],
     ],
     "maze-recovery": [["maze-recovery", "audit", "chats.jsonl", "--json"]],
 }  # fmt: skip

@@ -50,7 +50,7 @@ def _scored(rep: Repetition, walks: Walks, policy: np.ndarray, reference: np.nda
                 row[name] += [float(log[i, layer]), 0.0]
         rows.append(row)
     write_rows(rep.folder / "attempts.jsonl", rows)
-    out = rep.folder / "scores.jsonl"
+    out = rep.folder / "scores"
     rep.verb(METHOD, "score", "--trajectories", rep.folder / "attempts.jsonl", "--out", out)
     return out
 
@@ -88,8 +88,8 @@ def _blames_itself(rep: Repetition) -> bool:
         rows.append({"task_id": f"task-{i}", "steps": steps, "reward": float(rng.random() < 0.9)})
     write_rows(rep.folder / "attempts.jsonl", rows)
     pair = ("--policy", "builtin", "--reference", "builtin")
-    rep.verb(METHOD, "score", "--trajectories", rep.folder / "attempts.jsonl", *pair, "--out", rep.folder / "scores.jsonl")
-    return bool(rep.verb(METHOD, "blame", "--scores", rep.folder / "scores.jsonl")["blamed"])
+    rep.verb(METHOD, "score", "--trajectories", rep.folder / "attempts.jsonl", *pair, "--out", rep.folder / "scores")
+    return bool(rep.verb(METHOD, "blame", "--scores", rep.folder / "scores")["blamed"])
 
 
 def _blames_slips(rep: Repetition) -> bool:

@@ -124,7 +124,7 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
 def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> None:
     """Assert that no step of any attempt is graded below ``floor``, in nats times beta.
 
-    ``grades`` is a file of score records that `ramify implicit-advantage score` wrote, a list of such records, or what its
+    ``grades`` is a run that `ramify implicit-advantage score` graded, a file of score records, a list of such records, or what its
     ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
     from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS

@@ -59,7 +59,7 @@ def scores(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> t
     found = []
     for name, tasks in (("scores", range(6)), ("val", range(6, 12))):
         source = attempts(folder / f"{name}-t.jsonl", tasks)
-        out = folder / f"{name}.jsonl"
+        out = folder / name
         args = ["score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
         assert main([METHOD, *args, "--confidence"]) == 0
         found.append(out)
@@ -160,7 +160,7 @@ def blamed(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tup
 def test_blame_names_only_what_lies_below_the_noise_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {"bad-0": (False, [0.1, -6.0, 0.05]), "bad-1": (False, [0.05, 0.2, -7.0])}
     luck = {"luck-0": (False, [0.05, -0.0005, 0.1]), "luck-1": (False, [0.3, 0.2, 0.1])}
-    path = graded(capsys, tmp_path / "s.jsonl", ordinary(60) | wrong | luck)
+    path = graded(capsys, tmp_path / "s", ordinary(60) | wrong | luck)
     for rule in ("sharpest-drop", "sharpest-change", "min-cumulative"):
         named, found = blamed(capsys, path, "--rule", rule, "--top", "2")
         assert named == {"bad-0": [1], "bad-1": [2]}, rule  # neither -0.0005 nor, as a second, +0.05
@@ -180,7 +180,7 @@ def test_blame_names_only_what_lies_below_the_noise_floor(tmp_path: Path, capsys
 def test_a_model_against_itself_has_no_step_to_blame(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, out = attempts(tmp_path / "t.jsonl", range(15)), tmp_path / "s.jsonl"
+    source, out = attempts(tmp_path / "t.jsonl", range(15)), tmp_path / "s"
     assert (
         main([METHOD, "score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[0], "--out", str(out)])
         == 0
@@ -194,17 +194,17 @@ def test_a_model_against_itself_has_no_step_to_blame(
 
 def test_successes_of_other_tasks_show_the_noise_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "more").mkdir()
-    lost = graded(capsys, tmp_path / "s.jsonl", {"bad": (False, [0.1, -6.0]), "won-0": (True, [0.1, 0.1])})
+    lost = graded(capsys, tmp_path / "s", {"bad": (False, [0.1, -6.0]), "won-0": (True, [0.1, 0.1])})
     named, found = blamed(capsys, lost)
     assert named == {}
     assert found["verdict"].startswith("nothing can stand out: 1 successful attempts show no noise floor at level 0.05")
     assert "takes 19 or more" in found["verdict"]
-    more = graded(capsys, tmp_path / "more" / "s.jsonl", ordinary(18, "more"))
+    more = graded(capsys, tmp_path / "more" / "s", ordinary(18, "more"))
     assert blamed(capsys, lost, "--against", str(more))[0] == {"bad": [1]}
     assert main([METHOD, "blame", "--scores", str(lost), "--against", str(lost)]) == 2
     assert "'bad/0' is in both files" in capsys.readouterr().err
     other = tmp_path / "other.jsonl"
-    other.write_text(more.read_text().replace('"beta": 1.0', '"beta": 0.5'))
+    other.write_text("".join(json.dumps(one | {"beta": 0.5}) + "\n" for one in read_scores(more)))
     assert main([METHOD, "blame", "--scores", str(lost), "--against", str(other)]) == 2
     assert "graded with 'beta' 0.5, these with 1.0" in capsys.readouterr().err
     assert main([METHOD, "blame", "--scores", str(lost), "--level", "5"]) == 2
@@ -216,7 +216,7 @@ def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
 ) -> None:
     rng = np.random.default_rng(0)  # the log-prob tells how an attempt ends, the grade does not
     rows = {f"task-{i // 2}/{i % 2}": (bool(i % 2), rng.normal(0, 0.3, 2).tolist()) for i in range(60)}
-    path = graded(capsys, tmp_path / "s.jsonl", rows, (-8, -4))
+    path = graded(capsys, tmp_path / "s", rows, (-8, -4))
     assert main([METHOD, "report", "--scores", str(path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("the policy's own log-prob ranks better than the grade, by 0.")
@@ -239,21 +239,25 @@ def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
 
 
 def test_a_partly_scored_file_is_exit_code_4(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = attempts(tmp_path / "t.jsonl", range(1)), tmp_path / "s.jsonl"
+    source, out = attempts(tmp_path / "t.jsonl", range(1)), tmp_path / "s"
     args = ["score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
     assert main([METHOD, *args, "--max-length", "20"]) == 4
     assert "cut from the left: task-0/0" in capsys.readouterr().out
     record = json.loads(source.read_text().splitlines()[0])
     record |= {"trial": 9, "steps": [*record["steps"], {"role": "assistant", "token_ids": [30] * 5000, "is_action": True}]}
     source.write_text(source.read_text() + json.dumps(record) + "\n")
-    assert main([METHOD, *args]) == 4
-    assert "skipped: attempt 'task-0/9'" in capsys.readouterr().out
-    assert len(read_scores(out)) == 4
+    assert main([METHOD, *args]) == 2
+    assert "began with other settings: max_length was 20, is 16384; attempts was" in capsys.readouterr().err
+    args[-1] = str(tmp_path / "other")
+    for _ in range(2):  # the same command again ends alike
+        assert main([METHOD, *args]) == 4
+        assert "skipped: attempt 'task-0/9'" in capsys.readouterr().out
+        assert len(read_scores(tmp_path / "other")) == 4
 
 
 def test_a_trainers_log_probs_need_no_model(tmp_path: Path) -> None:
     record = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 1], "reward": 1}
-    source, out = tmp_path / "t.jsonl", tmp_path / "s.jsonl"
+    source, out = tmp_path / "t.jsonl", tmp_path / "s"
     record["policy_id"] = "step-40"
     source.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
     assert main([METHOD, "score", "--trajectories", str(source), "--out", str(out)]) == 0
@@ -271,17 +275,17 @@ def test_a_pair_that_does_not_fit_is_exit_code_3(
     merges = record["model"]["merges"]
     merges[0], merges[1] = merges[1], merges[0]
     TinyLM.load(pair[0]).save(other, HfTokenizer(Tokenizer.from_str(json.dumps(record))))
-    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl")), "--out", str(tmp_path / "s.jsonl")]
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl")), "--out", str(tmp_path / "s")]
     assert main([METHOD, "score", *args, "--policy", pair[0], "--reference", str(other)]) == 3
     assert "merge 0 is" in capsys.readouterr().err
     assert main([METHOD, "score", *args, "--policy", "chat:m@http://127.0.0.1:1/v1", "--reference", pair[1]]) == 3
 
 
 def test_a_reference_equal_to_the_policy_warns(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s.jsonl")]
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s")]
     assert main([METHOD, "score", *args, "--policy", pair[0], "--reference", pair[0]]) == 0
     assert "own weights" in capsys.readouterr().err
-    assert {row["score"] for row in read_scores(tmp_path / "s.jsonl")} == {0.0}
+    assert {row["score"] for row in read_scores(tmp_path / "s")} == {0.0}
 
 
 STEP: dict[str, Any] = {"i": 0, "n_tokens": 1, "truncated": False, "logp_theta": -1.0, "logp_ref": -2.0}
@@ -316,7 +320,7 @@ def test_what_is_no_score_record_is_named(
 
 
 def test_one_task_shows_no_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = graded(capsys, tmp_path / "s.jsonl", {"task/0": (True, [1.0]), "task/1": (False, [0.5])})
+    path = graded(capsys, tmp_path / "s", {"task/0": (True, [1.0]), "task/1": (False, [0.5])})
     for verb, said in (
         ("select", "nothing stands out: choosing by advantage"),
         ("report", "nothing was ranked: it takes attempts at two"),
@@ -398,29 +402,60 @@ def test_what_needs_a_pair_and_what_cannot_be_written_is_said_first(
 ) -> None:
     args = ["score", "--trajectories", str(attempts(tmp_path / "t.jsonl", range(1)))]
     for more in (["--keep-special", "false"], ["--cache", str(tmp_path)], ["--render", "plain"], ["--merge", "ties"]):
-        assert main([METHOD, *args, "--out", str(tmp_path / "s.jsonl"), *more]) == 2
+        assert main([METHOD, *args, "--out", str(tmp_path / "s"), *more]) == 2
         assert "ask for a pair" in capsys.readouterr().err
-    assert main([METHOD, *args, "--out", str(tmp_path / "no" / "s.jsonl"), "--policy", pair[0], "--reference", pair[1]]) == 2
+    assert main([METHOD, *args, "--out", str(tmp_path / "no" / "s"), "--policy", pair[0], "--reference", pair[1]]) == 2
     assert "no folder" in capsys.readouterr().err
-    args += ["--out", str(tmp_path / "s.jsonl"), "--policy", pair[0], "--reference", pair[1]]
+    args += ["--out", str(tmp_path / "s"), "--policy", pair[0], "--reference", pair[1]]
     assert main([METHOD, *args, "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"attempts": 4, "steps": 12, "skipped": [], "tokens_each_model_reads": 108}
-    assert not (tmp_path / "s.jsonl").exists()
+    assert not (tmp_path / "s").exists()
 
 
-def test_scores_are_not_lost_to_a_call_in_which_every_attempt_failed(
+def test_no_run_is_made_where_every_attempt_failed(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, out = tmp_path / "t.jsonl", tmp_path / "s.jsonl"
+    source, out = tmp_path / "t.jsonl", tmp_path / "s"
     step = {"role": "assistant", "token_ids": [1, 99999], "is_action": True}
     source.write_text(json.dumps({"task_id": "two\nlines", "steps": [step], "policy_id": "p"}) + "\n")
-    out.write_text("kept")
-    assert (
-        main([METHOD, "score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)])
-        == 4
-    )
-    assert "skipped: attempt 'two lines/0': token 99999 is out of range" in capsys.readouterr().out
-    assert out.read_text() == "kept"
+    args = [METHOD, "score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
+    assert main(args) == 4
+    said = capsys.readouterr().out
+    assert "skipped: attempt 'two lines/0': token 99999 is out of range" in said
+    assert "nothing was written" in said
+    assert not out.exists()
+
+
+def test_a_file_of_score_records_is_read_and_no_longer_written(
+    scores: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name of a file that older versions wrote is that of a run now; such a file is left alone, and judged as a run."""
+    source = attempts(tmp_path / "t.jsonl")
+    record = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 1], "reward": 1}
+    row = tmp_path / "row.jsonl"
+    row.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
+    out = tmp_path / "scores.jsonl"
+    assert main([METHOD, "score", "--trajectories", str(row), "--out", str(out)]) == 0
+    assert f"{out} is a run, a folder of that name" in capsys.readouterr().err
+    assert main([METHOD, "report", "--scores", str(out)]) == 0
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(json.dumps(one) + "\n" for one in read_scores(scores[0])))
+    then = old.read_bytes()
+    capsys.readouterr()
+    assert main([METHOD, "score", "--trajectories", str(row), "--out", str(old)]) == 2
+    assert "is a file and no run: `ramify import" in capsys.readouterr().err
+    judge = ["judge", "--trajectories", str(source), "--model", "regex:a", "--tokenizer", "builtin", "--name", "says-a"]
+    assert main([METHOD, *judge, "--scores", str(old)]) == 2
+    assert f"`ramify import {old} --run RUN` makes a run of it" in capsys.readouterr().err
+    assert main([METHOD, "report", "--scores", str(old), "--json"]) == 0
+    told = capsys.readouterr().out
+    assert main(["import", str(old), "--run", str(tmp_path / "run")]) == 0
+    assert main([METHOD, *judge, "--scores", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert {len(one["baselines"]) for one in read_scores(tmp_path / "run")} == {1}
+    assert main([METHOD, "report", "--scores", str(scores[0]), "--json"]) == 0
+    assert capsys.readouterr().out == told
+    assert old.read_bytes() == then
 
 
 def test_a_kind_of_adapter_that_cannot_be_added_is_an_unfit_pair(
@@ -429,6 +464,6 @@ def test_a_kind_of_adapter_that_cannot_be_added_is_an_unfit_pair(
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "IA3", "base_model_name_or_path": pair[0]}))
-    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s.jsonl")]
+    args = ["--trajectories", str(attempts(tmp_path / "t.jsonl", range(1))), "--out", str(tmp_path / "s")]
     assert main([METHOD, "score", *args, "--policy", str(adapter)]) == 3
     assert "of type IA3" in capsys.readouterr().err

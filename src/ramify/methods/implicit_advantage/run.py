@@ -27,8 +27,10 @@ from ramify.methods.implicit_advantage.confidence import TOP_K, confidences
 from ramify.model.pair import Fault, Pair
 from ramify.model.protocol import TokenScores
 from ramify.score.trajectories import Trajectory
-from ramify.trace.db import Run
-from ramify.trace.node import Mark, Stream, Verdict
+from ramify.trace.aliases import IMPORTED
+from ramify.trace.db import Record, Run
+from ramify.trace.foreign import root
+from ramify.trace.node import Mark, Stream, Verdict, make_node
 from ramify.trace.path import Path as TreePath
 
 MAKER = "implicit-advantage"
@@ -103,8 +105,7 @@ class Scored:
 def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
     """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade`` annotation at each
     step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
-    judges = {} if pair is None else {side: getattr(pair, side).model().identity.weights for side in ("policy", "reference")}
-    judges = judges or {"log-probs": stable_hash("stored")}
+    judges = graders(pair)
     try:
         with Run.open(folder, write=True) as run, run.transaction():
             for one, row in zip(scored, rows, strict=True):
@@ -116,6 +117,54 @@ def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[s
     except RamifyError as error:
         return f"the grades are not kept in the run: {error}"
     return ""
+
+
+def graders(pair: Pair | None) -> dict[str, str]:
+    """What grades depend on, as hashes: the weights of both models, or that log-probs were stored."""
+    if pair is None:
+        return {"log-probs": stable_hash("stored")}
+    return {side: getattr(pair, side).model().identity.weights for side in ("policy", "reference")}
+
+
+def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], attempts: Sequence[Trajectory]) -> Run:
+    """The run in ``folder`` that grades of attempts of a file are kept in: a new one, or the one that the same call made.
+
+    ``scored`` are further settings: the models, what grades hold. Raises UserError where another run or anything else is there.
+    """
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with --out"
+        )
+    rows = [(one.tokens, one.step, one.policy_logprobs, one.reference_logprobs) for one in attempts]
+    said = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
+    hashed = [part for row in rows for part in (b"" if column is None else column.tobytes() for column in row)]
+    what = stable_hash("attempts", *(text for texts in said for text in texts), *hashed)
+    return Run.begin(folder, f"{MAKER} score", {**config.to_json(), **scored}, parts={"attempts": what})
+
+
+def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str] | None = None) -> None:
+    """A score record in a run: the task's tree, the actions as nodes with their grades, the attempt's score and end at its last one.
+
+    What the agent was shown is not in it. ``number`` tells attempts with equal actions apart; ``judges`` as in :class:`Verdict`.
+    """
+    task = record["task_id"]
+    run.add_tree(task, {"id": task})
+    node, steps = root(run, task), []
+    for step in record["steps"]:
+        node = make_node(task, node.id, len(node), "assistant", step.get("action") or "", index=number)
+        steps.append({**step, "node": node.id})
+        run.add(node, grade_mark(steps[-1], record["token_agg"]))
+    end = make_node(task, node.id, len(node), "user", "", index=number)
+    kept = {name: value for name, value in record.items() if name not in ("baselines", "judges")} | {"steps": steps}
+    models = judges or {side: stable_hash("by name", str(record.get(side))) for side in ("policy", "reference")}
+    found: list[Record] = [Verdict(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=models)]
+    for name, value in (record.get("baselines") or {}).items():
+        known = (record.get("judges") or {}).get(name)
+        found.append(Verdict(end.id, name, value, GRADE, judges={} if known is None else {name: known}))
+    if record.get("success") is not None:
+        paid = float(record["success"]) if record.get("reward") is None else float(record["reward"])
+        found.append(Verdict(end.id, IMPORTED, paid, evidence={"outcome": record["success"]}))
+    run.add(end, *found)
 
 
 def grade_mark(step: Mapping[str, Any], token: str) -> Mark:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +13,16 @@ from ramify.base.ledger import Ledger
 from ramify.kit import DryRun, Form, Json, Trust, Verbs, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
-from ramify.methods.implicit_advantage.run import GRADE, AdvantageScorer, Scored, keep_grades, kept_grades
+from ramify.methods.implicit_advantage.run import (
+    GRADE,
+    AdvantageScorer,
+    Scored,
+    add_record,
+    graders,
+    keep_grades,
+    kept_grades,
+    make_run,
+)
 from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
@@ -32,10 +43,10 @@ LISTED = 40
 
 
 app = Verbs("implicit-advantage", help="Grade every action with a policy and its reference.")
-Scores = Annotated[Path, option("--scores", help="Score records as `score` writes them, or the run that was scored.")]
+Scores = Annotated[Path, option("--scores", help="The run that was scored, or score records of an older version.")]
 Calibrate = Annotated[
     Path | None,
-    option(help="Score records of other tasks: the aggregation that does best there is shown beside the given one."),
+    option(help="A run, or score records, of other tasks: the aggregation that does best there is shown beside the given one."),
 ]
 Token = Annotated[TokenAgg | None, option(help="From tokens to a step; by default as the records were scored.")]
 Step = Annotated[StepAgg | None, option(help="From steps to the attempt; by default as the records were scored.")]
@@ -48,7 +59,12 @@ def score(
         Path,
         option(help="Attempts as JSON lines, the folder of a run, or a file that can be imported (an inspect log, ...)."),
     ],
-    out: Annotated[Path | None, option(help="Score records to write (.jsonl); those of a run are kept in the run, too.")] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            metavar="RUN", help="Run to make of the actions and their grades; those of a run are kept in that run in any case."
+        ),
+    ] = None,
     scorer: Annotated[
         str | None, option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
     ] = None,
@@ -67,9 +83,9 @@ def score(
     config = options
     folder = run_folder(trajectories)
     if out is None and folder is None:
-        raise UserError(f"{trajectories} is no run that could keep the grades: name a file for them with --out")
+        raise UserError(f"{trajectories} is no run that could keep the grades: name one to make with --out")
     if out is not None and not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent} to write {out.name} to")
+        raise UserError(f"there is no folder {out.parent} to make {out.name} in")
     pair: Pair | None = None
     layout: Layout | None = None
     of_a_pair = (reference, alpha, merge, render, cache, confidence, config.keep_special)
@@ -94,6 +110,14 @@ def score(
         bill |= {"tokens_each_model_reads": tokens if pair else 0}
         emit(bill, as_json, table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in bill.items()]))
         return
+    made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
+    begin: Callable[[], Run] | None = None
+    if out is not None:
+        begin = functools.partial(make_run, out, config, {**made, "confidence": confidence}, attempts)
+        if out.exists():
+            begin().close()  # another run is there, say, which is known before anything is graded
+        if out.suffix == ".jsonl":
+            say(f"{out} is a run, a folder of that name; score records as files are read and no longer written")
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
     with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out or folder}") as bar:
@@ -107,33 +131,45 @@ def score(
             scored, failed = grader.score_each(attempts, confidence, tell)
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
             raise IncompatiblePairError(str(error)) from error
-    _write(scored, skipped + failed, pair, folder, out, as_json)
+    _keep(scored, skipped + failed, pair, folder, begin, as_json)
 
 
-def _write(
-    scored: list[Scored], skipped: list[str], pair: Pair | None, folder: Path | None, out: Path | None, as_json: bool
+def _keep(
+    scored: list[Scored],
+    skipped: list[str],
+    pair: Pair | None,
+    folder: Path | None,
+    begin: Callable[[], Run] | None,
+    as_json: bool,
 ) -> None:
-    """Write the records, into the run that the attempts are of and into the file ``out``, and say what was left out; exit code 4 where
-    something was."""
+    """Keep the grades, in the run that the attempts are of and in the one that is made of them, and say what was left out; exit code 4
+    where something was."""
     names = ("", "") if pair is None else (pair.policy.name, pair.reference.name)
     rows = [one.to_json(*names) for one in scored]
-    kept = out
-    if rows:  # records of an earlier call are not lost to one in which every attempt failed
-        if out is not None:
-            write_rows(out, rows)
-        if folder is not None:
-            if why := keep_grades(folder, scored, rows, pair):
-                say(f"warning: {why}")
-            else:
-                kept = out or folder
+    where = folder
+    if rows and folder is not None and (why := keep_grades(folder, scored, rows, pair)):
+        say(f"warning: {why}")
+        where = None
+    if rows and begin is not None:
+        with begin() as run, run.transaction():
+            where = run.folder
+            for number, row in enumerate(rows, 1):
+                add_record(run, row, number, graders(pair))
     for warning in [] if pair is None else pair.warnings:
         say(f"warning: {warning}")
     cut = [row["trajectory_id"] for row in rows if any(step["truncated"] for step in row["steps"])]
     noted = {note.partition(" ")[2] for row in rows for note in row["warnings"]}
     noise = None if pair is None else pair.noise
-    result = {"out": str(kept), "scored": len(rows), "truncated": cut, "skipped": skipped, "noise_per_token": noise}
-    where = out or folder
-    lines = [f"{len(rows)} attempts with their grades are in {where}" if rows else f"no attempt was graded; {where} is as it was"]
+    result = {
+        "out": None if where is None else str(where),
+        "scored": len(rows),
+        "truncated": cut,
+        "skipped": skipped,
+        "noise_per_token": noise,
+    }
+    lines = ["no attempt was graded, and nothing was written"]
+    if rows:
+        lines = [f"{len(rows)} attempts with their grades are in {where}" if where else f"{len(rows)} attempts were graded"]
     lines += [f"noted on some attempts: {note}" for note in sorted(noted)]
     left = [f"cut from the left: {name}" for name in cut] + [f"skipped: {why}" for why in skipped]
     lines += [" ".join(line.split()) for line in left[:LISTED]]
@@ -190,7 +226,7 @@ def blame(
         option(help="Share of attempts that may be blamed wrongly (0 to 1); 1 names the lowest steps, whatever the noise."),
     ] = reports.LEVEL,
     against: Annotated[
-        Path | None, option(help="Score records by the same models whose successful attempts show the noise, too.")
+        Path | None, option(help="A run, or score records, by the same models whose successful attempts show the noise, too.")
     ] = None,
     fork: Annotated[
         int | None,
@@ -323,27 +359,26 @@ def judge(
     ],
     tokenizer: Annotated[str, option(help="Folder (or model) whose tokenizer the attempts are read with.")],
     style: Annotated[Literal["grade", "steps"], option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
-    name: Annotated[str, option(help="What the judge is called in the records.")] = "judge",
+    name: Annotated[str, option(help="What the judge is called in the run.")] = "judge",
     scorer: Annotated[str | None, option(help="As in `score`.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a judge's or reward model's score to score records, as a baseline for `report` and `select`."""
+    """Add a judge's or reward model's score to a run that was scored, as a baseline for `report` and `select`."""
     from ramify.methods.implicit_advantage.baselines import find_baseline, grades
 
-    records, folder = read_scores(scores), run_folder(scores)
+    folder = run_folder(scores)
+    if folder is None and scores.is_file():
+        raise UserError(
+            f"{scores} is a file of score records: `ramify import {scores} --run RUN` makes a run of it, which keeps judges' scores"
+        )
+    records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
         asked = find_baseline(model, style)
         values, failed = grades(trajectories, asked, tokenizer, wanted, scorer, spent := Ledger())
-    if folder is not None:
-        ends = {record["trajectory_id"]: record["end"] for record in records}
-        with Run.open(folder, write=True) as run:
-            run.add(*(Verdict(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
-    for record in records if folder is None else ():
-        record["baselines"] = (record.get("baselines") or {}) | {name: values.get(record["trajectory_id"])}
-        record["judges"] = (record.get("judges") or {}) | {name: asked.identity}
-    if folder is None:
-        write_rows(scores, records)
+    ends = {record["trajectory_id"]: record["end"] for record in records}
+    with Run.open(folder or scores, write=True) as run:
+        run.add(*(Verdict(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
     )
