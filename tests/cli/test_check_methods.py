@@ -75,6 +75,7 @@ def test_a_method_that_does_not_see_what_is_there_fails(tmp_path: Path, monkeypa
     }
 
 
+@pytest.mark.slow
 def test_another_seed_draws_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch, share=50)
     found = {verb("check", "method", "toy", "--json", "--seed", seed).json["null"]["false"] for seed in range(3)}

@@ -221,6 +221,7 @@ print(small.folder().name, len(seen))
 """
 
 
+@pytest.mark.slow
 def test_what_other_code_made_is_made_again(forks: Forks, tmp_path: Path) -> None:
     package = tmp_path / "package" / "ramify"
     for one in (ramify, ramify_experiments):

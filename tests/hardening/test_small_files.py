@@ -42,6 +42,7 @@ def test_a_row_that_takes_no_room_in_the_file(tmp_path: Path, capsys: pytest.Cap
     assert "unpack to over 200 times its size" in refused(file, capsys)
 
 
+@pytest.mark.slow
 def test_brackets_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     many = "[" + ",".join(["[]"] * 1_000_001) + "]"
     for name, text in (
