@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from ramify.methods.graph_credit.algorithm import credit
-from ramify.methods.graph_credit.run import StateGraph, node_credit, node_records
+from ramify.score.credit.protocol import CreditGroup, credit_group, find_rule
 from ramify.score.steps import run_columns
 from ramify.trace.db import Run
 from ramify.trace.node import Verdict, make_node
@@ -83,18 +83,12 @@ def read(folder: Path) -> None:
 def prepare(folder: Path) -> Callable[[], Any]:
     """What a training job holds anyway: the nodes and who took which step."""
     with Run.open(folder) as run:
-        columns = run_columns(run, "g")
-        nodes = {node.id: node for info in run.trees("g") for node in run.tree(info.name).nodes.values()}
-    before = [nodes[nodes[name].parent] for name in columns["node"]]
+        known = CreditGroup.of(run, "g")
 
     def work() -> None:
-        keyed = columns | {"anchor": [node.text if node.state_key is None else node.state_key for node in before]}
-        with Run.open(folder, write=True) as run:
-            graph = StateGraph(keyed)
-            values = node_credit(graph.columns, graph.advantages())
-            with run.transaction():
-                for name, value in values.items():
-                    run.add(*node_records(nodes[name], value))
+        group = CreditGroup(known.columns, known.success, known.nodes)
+        with Run.open(folder, write=True) as run, run.transaction():
+            credit_group(run, find_rule("g2po"), group)
 
     return work
 

@@ -77,6 +77,11 @@ class Node:
         return 0 if self.sampled is None else int(self.sampled.sum())
 
     @property
+    def sampled_mask(self) -> np.ndarray:
+        """bool (T,): the tokens that a model sampled; of a node without tokens the one message it counts as."""
+        return np.full(len(self), self.tokens is None) if self.sampled is None else self.sampled
+
+    @property
     def message(self) -> Message:
         """The message that the node holds, or its part of one."""
         return Message(self.role, self.text, self.data)

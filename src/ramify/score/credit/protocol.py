@@ -151,8 +151,7 @@ class CreditGroup:
 
 def on_sampled(node: Node, value: float) -> np.ndarray:
     """float32 (T,): ``value`` on each sampled token of a node, 0 on the others; a node without tokens counts as sampled."""
-    sampled = node.sampled if node.sampled is not None else np.full(len(node), node.tokens is None)
-    return np.asarray(sampled * np.float32(value))
+    return np.asarray(node.sampled_mask * np.float32(value))
 
 
 def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRule:
@@ -196,11 +195,10 @@ def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np
     """
     found = assigned(rule, group)
     for name, values in found.items():
-        sampled = on_sampled(group.nodes[name], 1.0) > 0
-        mean = float(values[sampled].mean()) if sampled.any() else 0.0
-        run.add(
-            Mark(name, 0, "why", rule.maker, {"A": mean} | dict(rule.explain(name))), Stream(name, "credit", rule.maker, values)
-        )
+        own = values[group.nodes[name].sampled_mask]
+        mean = float(np.add.reduce(own) / len(own)) if len(own) else 0.0
+        why = {"A": mean} | dict(rule.explain(name))
+        run.add(Mark(name, 0, "why", rule.maker, why), Stream(name, "credit", rule.maker, values))
     run.log(JOURNAL, rule.maker, {"numbers": [list(pair) for pair in rule.numbers.items()]})
     return found
 
@@ -216,9 +214,10 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
             raise UserError(
                 f"credit rule '{rule.maker}': node {name} has {length} tokens, and its credit has the shape {values.shape}"
             )
-        if not np.isfinite(values).all():
-            raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is no finite number")
         found[name] = values
+    if found and not np.isfinite(np.concatenate(list(found.values()))).all():
+        name = next(name for name, values in found.items() if not np.isfinite(values).all())
+        raise UserError(f"credit rule '{rule.maker}': the credit of node {name} is no finite number")
     return found
 
 
