@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
+import types
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -210,3 +213,19 @@ def test_every_dependency_stands_in_the_notice() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
     assert {re.split(r"[\[<>=! ]", one)[0] for one in wanted} - {"ramify"} == named
+
+
+def test_scripts_import_what_is_there() -> None:
+    """Benchmarks and the scripts of the docs are run seldom: what they import from the package must exist."""
+    missing = []
+    for file in sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "docs").glob("*.py")]):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("ramify", "ramify_experiments"):
+                module = importlib.import_module(str(node.module))
+                names = [alias.name for alias in node.names]
+                missing += [f"{file.name}: {node.module}.{name}" for name in names if not _there(module, name)]
+    assert missing == []
+
+
+def _there(module: types.ModuleType, name: str) -> bool:
+    return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
