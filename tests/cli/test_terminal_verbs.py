@@ -81,7 +81,7 @@ VERBS = {
     "dspark train": Verb(DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", AGAIN),
     "dspark calibrate": Verb("dspark calibrate builtin drafter --n 24 --tokens 24", "draw .* replies", "dspark calibrate builtin drafter --n 4000 --tokens 64", "as it was", (DRAFTER,), ends=(0, 2)),
     "dspark profile": Verb("dspark profile builtin drafter --loads 1,2 --repeats 3", "at once", "dspark profile builtin drafter --repeats 9000", "as it was", (DRAFTER,)),
-    "dspark bench": Verb("dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3", "bench 0:0", "dspark bench builtin drafter --turns 900", NOTHING, (DRAFTER,)),
+    "dspark bench": Verb("dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3", "bench 1 at once", "dspark bench builtin drafter --turns 900", NOTHING, (DRAFTER,)),
     "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
     "early-decision probe": Verb("early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
