@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
-from ramify.engine.sampling import adjusted, draw_uniforms, pick, plain
+from ramify.engine.sampling import adjusted, draw_uniforms, pick
 from ramify.model.protocol import Prefix, Sampling
 
 from .helpers import tiny, tokens
@@ -81,8 +81,8 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens() -> None:
 
 
 def test_plain_settings() -> None:
-    assert plain(Sampling(), first=True)
-    assert plain(Sampling(ban_first=(1,)), first=False)
+    assert Sampling().plain()
+    assert Sampling(ban_first=(1,)).plain(first=False)
     for changed in (
         Sampling(temperature=0.9),
         Sampling(top_p=0.9),
@@ -90,7 +90,7 @@ def test_plain_settings() -> None:
         Sampling(ban=(1,)),
         Sampling(ban_first=(1,)),
     ):
-        assert not plain(changed, first=True)
+        assert not changed.plain()
 
 
 @pytest.mark.parametrize("s", [Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=0.6, top_p=0.8, ban_first=(7,))])

@@ -34,7 +34,7 @@ from ramify.engine.generation import read_generation
 from ramify.engine.grammar import Grammars
 from ramify.engine.profile import FILE as PROFILE
 from ramify.engine.profile import Profile
-from ramify.engine.sampling import adjusted, check, plain
+from ramify.engine.sampling import adjusted, check
 from ramify.engine.scheduler import Scheduler
 from ramify.engine.schedules import schedule_of
 from ramify.engine.sequence import Request, Sequence, Stats
@@ -375,7 +375,7 @@ class LocalModel:
         sampled = seq.sampled
         tokens = np.array(sampled, dtype=np.int32)
         model = np.array(seq.model_logprobs, dtype=np.float32)
-        same = plain(seq.request.settings, first=True)
+        same = seq.request.settings.plain()
         text, ends = ("", None) if self.tokenizer is None else (self.tokenizer.decode(sampled), self.tokenizer.ends(sampled))
         return Draw(
             text=text,

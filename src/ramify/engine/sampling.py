@@ -68,12 +68,6 @@ def check(settings: Sampling, vocab: int) -> None:
         raise UserError("ban and ban_first leave no token to draw")
 
 
-def plain(settings: Sampling, first: bool) -> bool:
-    """Whether the sampling distribution is the model's own at this token."""
-    cut = settings.top_p < 1 or settings.top_k > 0 or settings.ban or (first and settings.ban_first)
-    return settings.temperature == 1 and not cut and not settings.needs
-
-
 def draw_uniforms(key: int, count: int) -> np.ndarray:
     """float64 (count,): the uniforms of one draw, by position in the draw; kept off 1 so that rounding never passes the last token."""
     return uniforms(np.full(count, key), np.arange(count)) * (1 - 2.0**-52)
@@ -121,7 +115,7 @@ def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], sh
     ``first[i]`` marks row i's first drawn token. A row's result depends on that row alone.
     """
     model = logits.float().log_softmax(-1)
-    changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not plain(s, f)]
+    changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not s.plain(f)]
     if not changed:
         return model, model
     own = None if shapes is None else [shapes[i] for i in changed]

@@ -36,7 +36,7 @@ from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import KVCache
 from ramify.engine.controller import AdaptiveController
 from ramify.engine.grammar import drafted_shapes
-from ramify.engine.sampling import Picked, inverse_cdf, laws, plain
+from ramify.engine.sampling import Picked, inverse_cdf, laws
 from ramify.engine.schedules import Schedule
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
@@ -271,7 +271,7 @@ class Speculator:
         uniforms_, chances = self._uniforms(sequences, depth)
         u = torch.from_numpy(uniforms_).to(device).unbind(1)
         never = [False] * len(sequences)
-        bare = [all(plain(s, f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
+        bare = [all(s.plain(f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
         weights: list[Tensor] = []
         shapers = [seq.request.shaper for seq in sequences]
         so_far: list[Tensor] = []

@@ -121,7 +121,7 @@ def _entries(
     each = [s for s, row in zip(settings, drafts, strict=True) for _ in range(len(row) + 1)]
     begins = [f and k == 0 for f, row in zip(first, drafts, strict=True) for k in range(len(row) + 1)]
     stops = np.cumsum([len(row) + 1 for row in drafts]).tolist()
-    if shapers is None:
+    if shapers is None or not any(shapers):
         return each, begins, stops, None
     owners = [shaper for shaper, row in zip(shapers, drafts, strict=True) for _ in range(len(row) + 1)]
     return each, begins, stops, shapes_after(owners, [row[:k] for row in drafts for k in range(len(row) + 1)])

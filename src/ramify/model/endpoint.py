@@ -47,8 +47,7 @@ LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache
 
 def _is_plain(settings: Sampling, asked: Mapping[str, Any]) -> bool:
     """Whether sampling is from the model's own distribution."""
-    cut = (settings.temperature, settings.top_p, settings.top_k, settings.ban, settings.ban_first) != (1, 1, 0, (), ())
-    return not cut and not settings.needs and asked.keys() <= set(LABELS)
+    return settings.plain() and asked.keys() <= set(LABELS)
 
 
 class HttpModel:

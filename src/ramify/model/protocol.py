@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,13 +102,18 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         """Whether a token's probability depends on which tokens came before, beyond what the model makes of them."""
-        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
     def needs(self) -> tuple[str, ...]:
         """What a model must be able to do to follow these settings, beyond what every model does."""
-        shaped = self.penalised or self.min_p > 0 or self.logit_bias
+        shaped = self.min_p > 0 or self.logit_bias or self.penalised
         return ("penalties",) * bool(shaped) + ("grammar",) * (self.grammar is not None)
+
+    def plain(self, first: bool = True) -> bool:
+        """Whether the sampling distribution is the model's own; ``first``: at the first token of a reply, else at a later one."""
+        cut = self.top_p < 1 or self.top_k > 0 or self.ban or (first and self.ban_first)
+        return self.temperature == 1 and not cut and not self.needs
 
     def to_json(self) -> dict[str, Any]:
         """JSON form, as stored with the producer (without the callable and what says how, not what, to draw).
@@ -117,15 +122,17 @@ class Sampling:
         """
         record = asdict(self)
         del record["until"], record["seeded"]
-        for name in _LATER:
-            if record[name] == _LATER[name]:
+        for name, neutral in _LATER.items():
+            if record[name] == neutral:
                 del record[name]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
 _LATER = {
-    "min_p": 0.0, "logit_bias": (), "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "grammar": None
-}  # fmt: skip
+    one.name: one.default
+    for one in fields(Sampling)
+    if one.name in ("min_p", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty", "grammar")
+}
 
 
 def eos_of(model: object) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ class ReplyForks:
         given, best = np.array(trace.response_ids), None
         if scores.top_logprobs is not None and scores.top_tokens is not None:
             best = scores.top_tokens[skip:], scores.top_logprobs[skip:].astype(np.float64)
-        found = model if plain(settings) else None
+        found = model if settings.plain() else None
         if scores.sampler_logprobs is not None:
             found = scores.sampler_logprobs[skip:].astype(np.float64)
         elif found is None and best is not None:
@@ -309,12 +309,6 @@ class StepForks(Steps):
     async def chances(self, trace: StepTrace) -> Chances:
         """Nothing."""
         return Chances()
-
-
-def plain(settings: Sampling) -> bool:
-    """Whether the settings draw from the model's own distribution."""
-    cut = settings.top_k or settings.ban or settings.ban_first or settings.needs
-    return settings.temperature == 1 and settings.top_p == 1 and not cut
 
 
 def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:
