@@ -71,6 +71,13 @@ Trust = Annotated[
     bool,
     option("--trust", help="Let the settings of a run that was imported, or made elsewhere, load code, connect and read files."),
 ]
+ForkModel = Annotated[
+    str | None,
+    option("--model", metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
+]
+ForkEnv = Annotated[
+    str | None, option("--env", metavar="ENV", help="The environment that answers; needed where the run names none.")
+]
 Form = Annotated[
     str | None,
     option(
@@ -102,6 +109,12 @@ def find_run(text: str) -> Path:
         raise UserError(f"{text} is not a run: it holds no {DATABASE}")
     known = [path.parent.name for path in RUNS.glob(f"*/{DATABASE}")]
     raise UserError(f"no run '{text}' ({nearest(Path(text).name, known)})")
+
+
+def check_forks(fork: int | None, *who: object) -> None:
+    """Raises UserError where ``who`` continues (--model, --env, --trust) is named and nothing is to be continued."""
+    if fork is None and any(who):
+        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
 
 
 class Verbs(App):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
-from ramify.kit import Json, RunArgument, Trust, Verbs, argument, find_run, option
+from ramify.kit import ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render import terminal
 
 if TYPE_CHECKING:
@@ -35,13 +35,8 @@ def fork(
     after: Annotated[
         str, option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
     ] = "resample",
-    model: Annotated[
-        str | None,
-        option(metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
-    ] = None,
-    env: Annotated[
-        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
-    ] = None,
+    model: ForkModel = None,
+    env: ForkEnv = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:

@@ -22,8 +22,8 @@ from ramify.rollout.edits import SHOWN, Change, diff, rewriting, taps_of
 from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
+from ramify.stats.drops import Counts
 from ramify.stats.evidence import Row, evidence
-from ramify.stats.intervals import wilson
 from ramify.trace.graph import short
 from ramify.trace.message import Message
 from ramify.trace.node import Node, make_node
@@ -40,21 +40,23 @@ class Arm:
     attempts: tuple[Attempt, ...]
 
     @property
+    def counts(self) -> Counts:
+        """Attempts that succeeded, among those with an outcome."""
+        return Counts.of(attempt.outcome for attempt in self.attempts)
+
+    @property
     def scored(self) -> int:
         """Attempts with an outcome."""
-        return sum(a.outcome is not None for a in self.attempts)
+        return self.counts.n
 
     @property
     def successes(self) -> int:
         """Attempts that succeeded."""
-        return sum(bool(a.outcome) for a in self.attempts)
+        return self.counts.k
 
     def to_json(self) -> dict[str, Any]:
         """Counts, rate and its 95 % Wilson interval."""
-        low, high = wilson(self.successes, self.scored) if self.scored else (0.0, 1.0)
-        rate = self.successes / self.scored if self.scored else None
-        failed = len(self.attempts) - self.scored
-        return {"successes": self.successes, "n": self.scored, "success": rate, "interval": [low, high], "failed": failed}
+        return self.counts.to_json()
 
     def __repr__(self) -> str:
         return f"<{self.successes} of {self.scored} succeeded, {len(self.attempts) - self.scored} unscored>"
@@ -219,21 +221,13 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
 def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequence[Any], n: int, after: str) -> Iterator[str]:
     """A key for :func:`fork` or :func:`compare`: that of the same call before, where it did not come to its end; else a new one.
 
-    Every attempt is committed when it ends, so a kill loses those under way and nothing else.
+    Attempts are committed as they end (:meth:`Episodes.committing`).
     """
-    run, tell = episodes.run, episodes.tell
+    run = episodes.run
     what = json_hash([node, offset, list(edits), n, after, episodes.producer.hash])
     key = f"{what}/{sum(entry.key.startswith(what) for entry in run.journal('forked'))}"
-
-    def kept(attempt: Attempt) -> None:
-        run.commit()
-        tell(attempt)
-
-    episodes.tell = kept
-    try:
+    with episodes.committing():
         yield key
-    finally:
-        episodes.tell = tell
     run.log("forked", key)
     run.commit()
 

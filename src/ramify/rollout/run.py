@@ -8,7 +8,8 @@ The environment's side is in ``stage.py``, the store's in ``record.py``, the pro
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,21 @@ class Episodes:
         identity = agent.model.identity
         self.producer = Producer(identity.name, identity.weights, agent.settings(agent.sampling), seed)
         run.add(self.producer)
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Every attempt is committed when it ends, so a kill loses those under way and nothing else."""
+        tell = self.tell
+
+        def kept(attempt: Attempt) -> None:
+            self.run.commit()
+            tell(attempt)
+
+        self.tell = kept
+        try:
+            yield
+        finally:
+            self.tell = tell
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None 
 def has_player(run: Run, model: AnyModel | None, world: AnyWorld | None) -> bool:
     """Whether the method that made the run says itself who samples on in it."""
     return world is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
+
+
+def by_player(run: Run, nodes: Iterable[Node], model: AnyModel | None = None, world: AnyWorld | None = None) -> list[list[Node]]:
+    """Nodes of ``run`` apart by who continues them: what :func:`open_episodes` opens for one of a list goes for all of it."""
+    own, apart = has_player(run, model, world), dict[Any, list[Node]]()
+    for node in nodes:
+        apart.setdefault((own and node.tree, node.producer), []).append(node)
+    return list(apart.values())
 
 
 def task_of(run: Run, tree: str) -> tuple[Task, str]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.stats.intervals import wilson
 
 _EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by a rounding error
 
@@ -48,6 +49,12 @@ class Counts:
     def forks(self) -> int:
         """All forks asked for."""
         return self.n + self.missing + self.truncated
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, rate (None where nothing was graded) and its 95 % interval (Wilson)."""
+        rate = self.rate if self.n else None
+        interval = list(wilson(self.k, self.n))
+        return {"successes": self.k, "n": self.n, "success": rate, "interval": interval, "failed": self.missing}
 
 
 @dataclass(frozen=True)

@@ -46,31 +46,39 @@ class Row:
 def evidence(
     base: tuple[int, int], arms: Mapping[str, tuple[int, int]], level: float = 0.95, correction: str = "holm"
 ) -> list[Row]:
-    """One row for each of ``arms`` (name -> (hits, n)) against ``base`` (hits, n), in the order given.
+    """One row for each of ``arms`` (name -> (hits, n)) against ``base`` (hits, n), in the order given; as :func:`each_against`."""
+    return each_against({name: (base, arm) for name, arm in arms.items()}, level, correction)
+
+
+def each_against(
+    pairs: Mapping[str, tuple[tuple[int, int], tuple[int, int]]], level: float = 0.95, correction: str = "holm"
+) -> list[Row]:
+    """One row for each of ``pairs`` (name -> its own base (hits, n), (hits, n)), corrected over all of them, in the order given.
 
     ``correction`` is ``holm`` (bounds the chance of any false finding), ``bh`` (bounds the share of false findings) or ``none``.
     Raises UserError on another name and ValueError on counts that are none. An arm without outcomes keeps p = 1.
     """
     if correction not in CORRECTIONS:
         raise UserError(f"unknown correction '{correction}': {nearest(correction, CORRECTIONS)}")
-    base_hits, base_n = base
-    base_share = base_hits / base_n if base_n else 0.0
-    raw = [fisher(hits, n, base_hits, base_n) if n and base_n else 1.0 for hits, n in arms.values()]
-    return [
-        Row(
+    raw = [fisher(hits, n, base_hits, base_n) if n and base_n else 1.0 for (base_hits, base_n), (hits, n) in pairs.values()]
+    corrected = CORRECTIONS[correction](raw)
+    rows = []
+    for (name, ((base_hits, base_n), (hits, n))), p, p_corrected in zip(pairs.items(), raw, corrected, strict=True):
+        base_share, share = (k / of if of else 0.0 for k, of in ((base_hits, base_n), (hits, n)))
+        row = Row(
             intervention=name,
             hits=hits,
             n=n,
-            share=hits / n if n else 0.0,
+            share=share,
             share_interval=wilson(hits, n, level),
-            difference=(hits / n if n else 0.0) - base_share,
+            difference=share - base_share,
             difference_interval=difference_of_proportions(hits, n, base_hits, base_n, level),
             p=p,
             p_corrected=p_corrected,
             detectable=detectable_difference(base_share, n, base_n, level=level),
         )
-        for (name, (hits, n)), p, p_corrected in zip(arms.items(), raw, CORRECTIONS[correction](raw), strict=True)
-    ]
+        rows.append(row)
+    return rows
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

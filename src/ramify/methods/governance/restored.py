@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import complete
-from ramify.env.protocol import Task
 from ramify.methods.governance.algorithm import LEVEL
 from ramify.methods.governance.lost_rules import AUDIT, FORKED, Rule, breaks, calls_of
 from ramify.rollout.attempts import Attempt, first_index
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
-from ramify.rollout.stored import named_parts, open_episodes
-from ramify.stats.evidence import evidence, holm
+from ramify.rollout.stored import by_player, named_parts, open_episodes, task_of
+from ramify.stats.drops import Counts
+from ramify.stats.evidence import each_against
 from ramify.stats.intervals import proportion
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
@@ -57,7 +56,7 @@ def restored(
             named_parts(run, model, env)
         except UserError as error:
             return played | {"verdict": f"no rule was restored: {error}"}
-        nodes = {place["node"]: run.node(place["node"]) for place in places}
+        groups = by_player(run, {place["node"]: run.node(place["node"]) for place in places}.values(), model, env)
     begin(2 * n * len(places))
     done = 0
 
@@ -66,22 +65,29 @@ def restored(
         done += 1
         at(done)
 
-    def who(place: Mapping[str, Any]) -> tuple[str, str]:
-        node = nodes[place["node"]]
-        return node.tree, node.producer or ""
-
-    for _, group in groupby(sorted(places, key=who), who):
-        inside = list(group)
-        with open_episodes(folder, nodes[inside[0]["node"]], model, env, trust=trust) as (episodes, task):
-            for place in inside:
+    counts = []
+    for group in groups:
+        with open_episodes(folder, group[0], model, env, trust=trust) as (episodes, _):
+            episodes.tell = tell
+            for node, place in [(node, place) for node in group for place in places if place["node"] == node.id]:
                 try:
-                    played["forks"].append(place | _forked(episodes, task, nodes[place["node"]], by_text[place["rule"]], n, tell))
+                    with episodes.committing():
+                        counts.append((place, *_forked(episodes, node, by_text[place["rule"]], n)))
                 except (UserError, NeedsError) as error:
                     played["left_out"].append(place | {"why": str(error)})
-    corrected = holm([one["p"] for one in played["forks"]])
+    rows = each_against({f"{i}": ((was.k, was.n), (with_rule.k, with_rule.n)) for i, (_, was, with_rule) in enumerate(counts)})
     played["forks"] = [
-        one | {"corrected": p, "found": p <= LEVEL and one["difference"] < 0}
-        for one, p in zip(played["forks"], corrected, strict=True)
+        place
+        | {
+            "restored": _share(with_rule),
+            "as_it_was": _share(was),
+            "difference": row.difference,
+            "interval": list(row.difference_interval),
+            "p": row.p,
+            "corrected": row.p_corrected,
+            "found": row.p_corrected <= LEVEL and row.difference < 0,
+        }
+        for (place, was, with_rule), row in zip(counts, rows, strict=True)
     ]
     return played | {"verdict": _verdict(played)}
 
@@ -98,8 +104,8 @@ def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def _forked(episodes: Episodes, task: Task, node: Node, rule: Rule, n: int, tell: Callable[[Attempt], object]) -> dict[str, Any]:
-    """Both arms at one reply. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
+def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts, Counts]:
+    """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
     run = episodes.run
     head = 0 if node.sampled is None else int(np.argmax(node.sampled))
     if not head and episodes.agent.compactor is None:  # then the fork goes on from the messages before the reply
@@ -110,34 +116,30 @@ def _forked(episodes: Episodes, task: Task, node: Node, rule: Rule, n: int, tell
     purpose = json_hash([AUDIT, node.id, rule.text, n, episodes.producer.hash])
     run.log(FORKED, purpose, {"n": n, "node": node.id, "rule": rule.text})
     run.commit()
-
-    def ended(attempt: Attempt) -> None:
-        run.commit()  # so that a kill loses only those under way
-        tell(attempt)
-
-    episodes.tell = ended
     edit = {"rule": {"add": rule.text}}
+    task, _ = task_of(run, node.tree)
     made = complete(fork(episodes, node.tree, task, node.id, None, n, edit, start=first_index(purpose)))
     assert made.control is not None
-    (was, failed), (with_rule, failed_too) = _counts(made.control, rule), _counts(made.arm, rule)
-    if not (was[1] and with_rule[1]):
+    was, with_rule = _counts(made.control, rule), _counts(made.arm, rule)
+    if not (was.n and with_rule.n):
         why = next(attempt.failure for attempt in (*made.control.attempts, *made.arm.attempts) if attempt.failure)
         raise UserError(f"no continuation came to its end ({why})")
-    (row,) = evidence(was, {"restored": with_rule})
-    return {
-        "restored": {**(proportion(*with_rule) or {}), "failed": failed_too},
-        "as_it_was": {**(proportion(*was) or {}), "failed": failed},
-        "difference": row.difference,
-        "interval": list(row.difference_interval),
-        "p": row.p,
-    }
+    return was, with_rule
 
 
-def _counts(arm: Arm, rule: Rule) -> tuple[tuple[int, int], int]:
-    """(Continuations that break the rule, those that came to their end), and how many failed."""
-    whole = [attempt for attempt in arm.attempts if attempt.failure is None]
-    broken = [any(breaks(rule, *call) for turn in one.turns for call in calls_of(turn.node)) for one in whole]
-    return (sum(broken), len(whole)), len(arm.attempts) - len(whole)
+def _counts(arm: Arm, rule: Rule) -> Counts:
+    """Continuations that break the rule among those that came to their end; missing ones failed."""
+
+    def broken(attempt: Attempt) -> bool | None:
+        if attempt.failure is not None:
+            return None
+        return any(breaks(rule, *call) for turn in attempt.turns for call in calls_of(turn.node))
+
+    return Counts.of(map(broken, arm.attempts))
+
+
+def _share(counts: Counts) -> dict[str, Any]:
+    return {**(proportion(counts.k, counts.n) or {}), "failed": counts.missing}
 
 
 def _verdict(played: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
 from ramify.engine.named import find_model
-from ramify.kit import DryRun, Form, Json, Trust, Verbs, argument, option
+from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, argument, check_forks, option
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
 from ramify.methods.governance.markdown import markdown
@@ -126,12 +126,8 @@ def audit(
             help="Play on N times from before each forbidden call as it was and N times with the rule restored: is it kept then?",
         ),
     ] = None,
-    model: Annotated[
-        str | None, option(metavar="MODEL", help="Who plays on, as in `ramify fork`; needed where the run names no agent.")
-    ] = None,
-    env: Annotated[
-        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
-    ] = None,
+    model: ForkModel = None,
+    env: ForkEnv = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -139,8 +135,7 @@ def audit(
 
     With --fork each forbidden call of a run is put to the test; the same command again loads what was played.
     """
-    if fork is None and (model or env or trust):
-        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
+    check_forks(fork, model, env, trust)
     known = lost_rules.read_rules(rules)
     found = lost_rules.audit(log, known, form)
     made = lost_rules.findings(found, log)

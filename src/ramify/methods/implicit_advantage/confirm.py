@@ -6,8 +6,7 @@ potential behind it, where it and the world's answer stand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
 from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, StepTrace
-from ramify.rollout.stored import has_player, named_parts, open_episodes, task_of
+from ramify.rollout.stored import by_player, named_parts, open_episodes, task_of
 from ramify.stats.drops import Counts
-from ramify.stats.evidence import holm
-from ramify.stats.intervals import difference_of_proportions, wilson
-from ramify.stats.tests import fisher
+from ramify.stats.evidence import each_against
 from ramify.trace.db import Run
 
 
@@ -35,30 +32,19 @@ class Place:
     t: int
 
 
+@dataclass(frozen=True)
 class Who:
     """Who plays on in a run: by default the agent and the environment that it names (:func:`ramify.rollout.stored.open_episodes`)."""
 
-    def __init__(self, folder: Path, model: str | None = None, env: str | None = None, trust: bool = False) -> None:
+    folder: Path
+    model: str | None = None
+    env: str | None = None
+    trust: bool = False
+
+    def __post_init__(self) -> None:
         """Raises UserError where the run cannot be played."""
-        self.folder, self.model, self.env, self.trust = folder, model, env, trust
-        with Run.open(folder) as run:
-            named_parts(run, model, env)
-
-    def players(self, nodes: Sequence[str]) -> list[list[str]]:
-        """Nodes apart by whom they are continued by."""
         with Run.open(self.folder) as run:
-            own, apart = has_player(run, self.model, self.env), dict[Any, list[str]]()
-            for node in map(run.node, nodes):
-                apart.setdefault((own and node.tree, node.producer), []).append(node.id)
-        return list(apart.values())
-
-    @contextmanager
-    def open(self, node: str) -> Iterator[Episodes]:
-        """Episodes that go on from ``node`` and from those that are continued by the same."""
-        with Run.open(self.folder) as run:
-            found = run.node(node)
-        with open_episodes(self.folder, found, self.model, self.env, trust=self.trust) as (episodes, _):
-            yield episodes
+            named_parts(run, self.model, self.env)
 
 
 def confirm(
@@ -79,30 +65,21 @@ def confirm(
     of = {row["node"]: ends[row["trajectory_id"]] for row in blamed if row["node"] is not None}
     counts: dict[str, tuple[Counts, Counts]] = {}
     failure = ""
-    for nodes in who.players(list(of)):
-        with who.open(nodes[0]) as episodes:
-            inner, episodes.tell = episodes.tell, _committing(episodes, tell)
-            forks = Steps(episodes, truncated="graded")
-            for node in nodes:
-                place = _place(episodes, node, of[node]["end"], of[node].get("success"))
-                purpose = f"blame {episodes.producer.hash[:12]}"
-                both, _ = complete(
-                    potential(forks, place.trace, (place.t, place.t + 1), Fixed(n), purpose, RunCounts(episodes.run))
-                )
-                counts[node] = both[place.t], both[place.t + 1]
-            episodes.tell = inner
+    with Run.open(who.folder) as run:
+        groups = by_player(run, map(run.node, of), who.model, who.env)
+    for group in groups:
+        with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
+            episodes.tell = tell
+            forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.producer.hash[:12]}"
+            with episodes.committing():
+                for node in (one.id for one in group):
+                    place = _place(episodes, node, of[node]["end"], of[node].get("success"))
+                    both, _ = complete(
+                        potential(forks, place.trace, (place.t, place.t + 1), Fixed(n), purpose, RunCounts(episodes.run))
+                    )
+                    counts[node] = both[place.t], both[place.t + 1]
             failure = failure or forks.first_failure
     return weighed(counts), failure
-
-
-def _committing(episodes: Episodes, tell: Callable[[Attempt], object]) -> Callable[[Attempt], object]:
-    """Every attempt is committed when it ends, so a kill loses those under way and nothing else."""
-
-    def kept(attempt: Attempt) -> None:
-        episodes.run.commit()
-        tell(attempt)
-
-    return kept
 
 
 def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Place:
@@ -131,23 +108,17 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Pla
 
 def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, Any]]:
     """Counts before and behind each step as what :func:`confirm` says of it."""
-    p = [fisher(b.k, b.n, a.k, a.n) if b.n and a.n else 1.0 for b, a in counts.values()]
+    rows = each_against({node: ((b.k, b.n), (a.k, a.n)) for node, (b, a) in counts.items()})
     found = {}
-    for (node, (before, after)), own, corrected in zip(counts.items(), p, holm(p), strict=True):
+    for row, (before, after) in zip(rows, counts.values(), strict=True):
         known = bool(before.n and after.n)
-        found[node] = {
-            "before": _side(before),
-            "after": _side(after),
-            "difference": after.rate - before.rate if known else None,
-            "difference_interval": list(difference_of_proportions(after.k, after.n, before.k, before.n)),
-            "p": own,
-            "p_corrected": corrected,
-            "confirmed": (corrected <= LEVEL and after.rate < before.rate) if known else None,
+        found[row.intervention] = {
+            "before": before.to_json(),
+            "after": after.to_json(),
+            "difference": row.difference if known else None,
+            "difference_interval": list(row.difference_interval),
+            "p": row.p,
+            "p_corrected": row.p_corrected,
+            "confirmed": (row.p_corrected <= LEVEL and row.difference < 0) if known else None,
         }
     return found
-
-
-def _side(counts: Counts) -> dict[str, Any]:
-    interval = list(wilson(counts.k, counts.n)) if counts.n else [0.0, 1.0]
-    rate = counts.rate if counts.n else None
-    return {"successes": counts.k, "n": counts.n, "success": rate, "interval": interval, "failed": counts.missing}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ramify.base.errors import EXIT_NEEDS, NeedsError, RamifyError, UserError
 from ramify.base.ledger import Ledger
-from ramify.kit import DryRun, Form, Json, Trust, Verbs, option
+from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, check_forks, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
 from ramify.methods.implicit_advantage.run import (
@@ -236,12 +236,8 @@ def blame(
             help="Play on N times from before each named step and N times from behind it: did success fall there?",
         ),
     ] = None,
-    model: Annotated[
-        str | None, option(metavar="MODEL", help="Who plays on, as in `ramify fork`; needed where the run names no agent.")
-    ] = None,
-    env: Annotated[
-        str | None, option(metavar="ENV", help="The environment that answers; needed where the run names none.")
-    ] = None,
+    model: ForkModel = None,
+    env: ForkEnv = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -251,8 +247,7 @@ def blame(
     """
     if not 0 < level <= 1:
         raise UserError(f"--level is a share above 0 and at most 1, not {level:g}")
-    if fork is None and (model or env or trust):
-        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
+    check_forks(fork, model, env, trust)
     who = None if fork is None else _who(scores, model, env, trust)
     records = read_scores(scores)
     held = [] if against is None else read_scores(against)
