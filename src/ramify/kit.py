@@ -92,22 +92,22 @@ Dtype = Annotated[
     option("--dtype", help="float32, or bfloat16 on an accelerator, where seeds then do not repeat; default: RAMIFY_DTYPE."),
 ]
 
-RUNS = Path("runs")
-DATABASE = "run.sqlite"
-
 
 def find_run(text: str) -> Path:
     """The folder of the run ``text`` names. Raises UserError with the nearest run that exists."""
-    for folder in (Path(text), RUNS / text):
-        if (folder / DATABASE).is_file():
-            return folder
+    from ramify.trace.connect import FILE  # help alone starts faster without numpy
+    from ramify.trace.sources import RUNS, run_folder
+
+    folder = run_folder(Path(text))
+    if folder is not None:
+        return folder
     if not text:
         raise UserError("a run is named by its folder, and the name given is empty")
     if Path(text).is_file():
-        raise UserError(f"{text} is a file; a run is a folder with a {DATABASE}")
+        raise UserError(f"{text} is a file; a run is a folder with a {FILE}")
     if Path(text).is_dir():
-        raise UserError(f"{text} is not a run: it holds no {DATABASE}")
-    known = [path.parent.name for path in RUNS.glob(f"*/{DATABASE}")]
+        raise UserError(f"{text} is not a run: it holds no {FILE}")
+    known = [path.parent.name for path in RUNS.glob(f"*/{FILE}")]
     raise UserError(f"no run '{text}' ({nearest(Path(text).name, known)})")
 
 

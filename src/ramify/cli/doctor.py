@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from ramify.base import plugins
 from ramify.base.errors import EXIT_FAILED
-from ramify.kit import RUNS, Json, Verbs, option
+from ramify.kit import Json, Verbs, option
 
 app = Verbs("doctor")
 
@@ -118,6 +118,8 @@ def _machine(found: Findings) -> None:
     found.look("machine", "memory", _memory)
 
     def disk() -> str:
+        from ramify.trace.sources import RUNS
+
         folder = next(path for path in (RUNS.absolute(), *RUNS.absolute().parents) if path.exists())
         if not os.access(folder, os.W_OK):
             raise OSError(f"{folder} cannot be written to")

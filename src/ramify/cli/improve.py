@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ramify.base.errors import UserError
 from ramify.base.progress import Progress
 from ramify.cli.show import write_report
-from ramify.kit import DATABASE, RUNS, Json, Verbs, option
+from ramify.kit import Json, Verbs, option
 from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def finish(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any
 
 def kept(folder: Path) -> str:
     """What Ctrl-C left in the run ``folder``, and how to go on."""
-    if not (folder / DATABASE).exists():
+    from ramify.trace.connect import FILE
+
+    if not (folder / FILE).exists():
         return "nothing was done yet"
     return f"what was done is kept: go on with `ramify resume {folder}`"
 
@@ -119,6 +121,8 @@ def summary(result: dict[str, Any]) -> str:
 
 def next_run(name: str) -> Path:
     """The next free ``runs/NAME-N``."""
+    from ramify.trace.sources import RUNS
+
     taken = [int(found[1]) for path in RUNS.glob(f"{name}-*") if (found := re.fullmatch(rf"{name}-(\d+)", path.name))]
     return RUNS / f"{name}-{max(taken, default=0) + 1}"
 

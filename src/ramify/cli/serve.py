@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import UserError
-from ramify.kit import RUNS, Device, Dtype, Json, Verbs, argument, option
+from ramify.kit import Device, Dtype, Json, Verbs, argument, option
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def _farewell(cut: int) -> str:
 
 def _recorder(record: str, model: str, middleware: list[str], template: ChatTemplate | None, redact: bool) -> Recorder:
     """The recorder into the run that ``record`` names: a folder, or a name below the runs."""
+    from ramify.trace.sources import RUNS
     from ramify.web.recording import Recorder
 
     folder = Path(record) if os.sep in record or Path(record).is_dir() else RUNS / record
