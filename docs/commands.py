@@ -41,9 +41,6 @@ def options(verb: Verbs) -> Iterator[tuple[str, str]]:
         else:
             switch = one.hint in (bool, bool | None)
             yield "/".join(one.names) + ("" if switch else f" {mark.metavar or _type(one.hint)}"), helped
-    own = verb.default_command
-    if isinstance(own, Verb) and own.more is not None:
-        yield from ((f"--{name.replace('_', '-')} VALUE", text) for name, text in own.more().items())
 
 
 def page() -> str:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.exceptions import CoercionError, MissingArgumentError, UnknownCommandError, UnknownOptionError, ValidationError
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    ValidationError,
+)
 from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
@@ -28,12 +35,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 RENAMED = {"--world": "--env", "--credit.name": "--credit"}
 """Old names of options: they still work and no help shows them."""
 SWITCH = ("true", "false")
-ALL = "--help-all"
+ALL, ANY = "--help-all", "VALUE"
 _everything: ContextVar[bool] = ContextVar("everything", default=False)
 """Whether help lists advanced settings, too."""
 
 ARGUMENTS, OPTIONS = Group("Arguments", sort_key=0), Group("Options", sort_key=1)
-ADVANCED = Group("Advanced settings", sort_key=3)
+FURTHER, ADVANCED = Group("Settings of a format", sort_key=2), Group("Advanced settings", sort_key=3)
 
 
 def argument(metavar: str | None = None, help: str = "") -> Parameter:
@@ -275,8 +282,13 @@ def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
 
 
 def _texts(texts: dict[str, str]) -> Iterator[tuple[str, Any, Parameter]]:
+    """The same of options that the verb lists itself, at the end of its help. Each may be given once."""
     for name, text in texts.items():
-        yield name, list[str] | None, Parameter(name=_flag(name), help=text, show=False, negative=(), json_list=False)
+        yield (
+            name,
+            str | None,
+            Parameter(converter=_text, name=_flag(name), metavar=ANY, help=text, group=FURTHER, show=False),
+        )
 
 
 # -- from words to a call ------------------------------------------------------------------------------------------------------
@@ -355,13 +367,15 @@ def _sentence(error: CycloptsError) -> str:
             what, text = error.argument.parameter.metavar, (error.argument.parameter.help or "").rstrip(".")
             text = f": {text[:1].lower()}{text[1:]}" if text else ""
             if error.keyword or error.argument.tokens:
-                return f"{called} needs a value{f' ({what})' if what else text}"
+                return f"{called} needs a value{f' ({what})' if what not in (None, ANY) else text}"
             return f"{called} is missing{text}"
         case ValidationError() if error.argument is not None:
             reason, given = error.exception_message.rstrip("."), ",".join(token.value for token in error.argument.tokens)
             return f"{called}: {reason[:1].lower()}{reason[1:]}, not {given}"
         case CoercionError() if error.token is not None:
             return f"{called}: must be {_kind(error)}, not '{error.token.value}'"
+        case RepeatArgumentError():
+            return f"{error.token.keyword} is given twice"
         case UnusedError():
             return f"unexpected argument '{(error.unused_tokens or [''])[0]}': options are written --name value"
     return " ".join(str(error).split()).rstrip(".")

@@ -40,14 +40,16 @@ def export(
     run: RunArgument,
     out: Annotated[Path, argument(metavar="OUT", help="File to write.")],
     to: Annotated[str | None, option(metavar="FORMAT", help="The format; by default it follows from OUT's ending.")] = None,
-    more: Mapping[str, list[str]] | None = None,
+    more: Mapping[str, str] | None = None,
     as_json: Json = False,
 ) -> None:
     """Write a run for other tools. What a format can be told goes in options of its own, listed below."""
     folder = find_run(run)
     known = formats()
     writer = _choose(out, to, known)
-    settings = _settings(more or {}, writer, known)
+    for name in more or {}:
+        if name not in writer.settings:
+            raise UserError(f"--{_flag(name)} goes with --to {' or '.join(w.name for w in known.values() if name in w.settings)}")
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
@@ -57,7 +59,7 @@ def export(
     from ramify.trace.schema import stored
 
     with Run.open(folder) as opened:
-        rows = stored(writer.write)(opened, out, **settings)
+        rows = stored(writer.write)(opened, out, **(more or {}))
     terminal.emit({"run": str(folder), "format": writer.name, "out": str(out), "rows": rows}, as_json, f"wrote {out}")
 
 
@@ -89,16 +91,6 @@ def _choose(out: Path, to: str | None, known: Mapping[str, Writer]) -> Writer:
             f"cannot tell the format of {out}: name one with --to ({', '.join(w.name for w in fitting) or ', '.join(known)})"
         )
     return fitting[0]
-
-
-def _settings(given: Mapping[str, list[str]], writer: Writer, known: Mapping[str, Writer]) -> dict[str, str]:
-    """What was given, by name. Raises UserError on a setting that is none of this format, or is given twice."""
-    for name, texts in given.items():
-        if name not in writer.settings:
-            raise UserError(f"--{_flag(name)} goes with --to {' or '.join(w.name for w in known.values() if name in w.settings)}")
-        if len(texts) > 1:
-            raise UserError(f"--{_flag(name)} is given twice")
-    return {name: texts[0] for name, texts in given.items()}
 
 
 def _flag(name: str) -> str:
