@@ -147,6 +147,19 @@ def read_document(path: Path) -> Any:
     return found if whole or isinstance(found, list) else None
 
 
+def read_json(path: Path, kind: type) -> Any:
+    """The JSON document that a file of one is. Raises UserError where it cannot be read, is no JSON, or none of ``kind``."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, kind):
+        raise UserError(f"{path} must hold {_NAMES[kind]}")
+    return found
+
+
 def _start(path: Path) -> tuple[int, Any, bool]:
     """The line of the first that is not blank, its JSON value, or else that of the whole file, and whether it took the whole."""
     with path.open("rb") as file:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.methods.crosscoder.record import KIND, SCORES, keep_study
 from ramify.methods.crosscoder.report import markdown
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
-from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.lines import at_place, field, read_json, read_lines
 
 LEFT = "replies were not kept, so there are scores by prompt and budget and no trees"
 _ARTIFACTS = {
@@ -55,12 +53,7 @@ def import_study(path: Path, folder: Path) -> int:
 
 def _study(file: Path) -> dict[str, Any]:
     """What a study found. Raises UserError on one that no report can be made of."""
-    try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {reason(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
+    found: dict[str, Any] = read_json(file, dict)
     with at_place(str(file)):
         markdown(found)
     return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ramify.base.config import check
 from ramify.base.errors import UserError
-from ramify.base.files import reason
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
 from ramify.methods.early_decision.record import (
@@ -30,7 +28,7 @@ from ramify.methods.early_decision.report import conclude, html, probe_verdict, 
 from ramify.trace.db import Record
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
-from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.lines import at_place, field, read_json, read_lines
 
 _TRACE: dict[str, Any] = {"prompt": str, "mode": str, "sample": int, "thinking": list, "closed": str, "status": str}
 _CONTINUED: dict[str, Any] = {"trace": str, "prompt": str, "way": str, "share": (int, float), "tokens": int, "status": str, "k": int, "n": int, "missing": int}  # fmt: skip
@@ -41,8 +39,8 @@ _CUT: dict[str, Any] = {"trace": str, "chunk": int, "status": str, "k": int, "n"
 def import_study(path: Path, folder: Path) -> int:
     """Make a run of a study's folder, or of the ``study.json`` in one. Returns how many traces it has; raises UserError on what is no such study."""
     files = path if path.is_dir() else path.parent
-    begun = _document(files / OLD if path.is_dir() else path, dict)
-    prompts = _document(files / "prompts.json", list)
+    begun = read_json(files / OLD if path.is_dir() else path, dict)
+    prompts = read_json(files / "prompts.json", list)
     with at_place(str(files / "prompts.json")):
         asked = [asked_of(one["id"], one["prompt_ids"], one["data"]) for one in prompts]
         hashed = json_hash(asked)
@@ -80,11 +78,11 @@ def _import_stages(study: Study, files: Path) -> None:
                 rows.add(row["key"], {name: value for name, value in row.items() if name != "key"}, *marks)
     if (files / "oscillate.json").is_file():
         with at_place(str(files / "oscillate.json")):
-            study.settle(dict(_document(files / "oscillate.json", dict)["config"]))
+            study.settle(dict(read_json(files / "oscillate.json", dict)["config"]))
     for stage, kind_of, verdict in (("probe", list, probe_verdict), ("valley", dict, valley_verdict)):
         if (files / f"{stage}.json").is_file():
             with at_place(str(files / f"{stage}.json")):
-                found = _document(files / f"{stage}.json", kind_of)
+                found = read_json(files / f"{stage}.json", kind_of)
                 study.conclude(stage, verdict(found)["verdict"], found, {})
     with at_place(str(files)):  # what no report can be made of is refused here
         try:
@@ -110,18 +108,6 @@ def _lines(file: Path, fields: Mapping[str, Any]) -> list[tuple[str, dict[str, A
             raise UserError(f"{place}: 'key' must be a text that no row before has")
         found[row["key"]] = place, row
     return list(found.values())
-
-
-def _document(file: Path, kind: type) -> Any:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {reason(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise UserError(f"{file} is none of a study of early decisions")
-    return found
 
 
 register("reader", "early-decision")(

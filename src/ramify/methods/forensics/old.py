@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import FILE, load_case
@@ -18,7 +16,7 @@ from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import copy_records, new_run
-from ramify.trace.lines import at_place
+from ramify.trace.lines import at_place, read_json
 
 _MAKERS = {"baseline": record.BASELINE, "results": record.TESTS, "traces": record.SENTENCES, "probes": record.QUESTIONS}
 
@@ -35,7 +33,7 @@ def import_case(path: Path, folder: Path) -> int:
             f"{files} has no run yet, so there is nothing to import: `ramify forensics run {files}` plays it as it is"
         )
     old = record.old_files(files)
-    told = {file: _document(file) for file in old}
+    told = {file: read_json(file, dict) for file in old}
     left = []
     if any(file.parent.name == "traces" for file in old):
         left.append("what each fork at a sentence came to was not kept, so sentences have their scores and no curve")
@@ -60,25 +58,10 @@ def _keep(run: Run, file: Path, told: dict[str, Any]) -> None:
         record.keep_controls(run, {test: Control(**one) for test, one in told.items()})
         return
     if file.parent.name == "traces":
-        replies = [node.id for node, _ in run.path(told["leaf"]).segments if node.role == "assistant" and node.opens]
-        if told["turn"] not in range(len(replies)):
-            raise UserError(f"the run that ends at {told['leaf']} has replies 0 to {len(replies) - 1}, not {told['turn']}")
-        told["node"] = replies[told["turn"]]
+        told["node"] = record.reply_of(run, told["leaf"], told["turn"]).id
     if file.parent.name == "results":
         result_from_json(told)
     record.keep(run, _MAKERS.get(file.parent.name) or _MAKERS[file.stem], told)
-
-
-def _document(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {reason(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{file} is no result of a case")
-    return found
 
 
 register("reader", "forensics")(
