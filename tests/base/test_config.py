@@ -4,47 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from pydantic import model_validator
 
 from ramify.base.config import Config, check, describe, load
 from ramify.base.errors import UserError
 from ramify.base.secrets import redact
-
-
-class Train(Config):
-    """How the weights move."""
-
-    lr: float = 0.1
-    """Learning rate."""
-    steps: int = 3
-    """Updates."""
-
-
-class Job(Config):
-    """A job."""
-
-    train: Train = Train()
-    """How the weights move."""
-    env: str = "household"
-    """World
-    to act in."""
-    mode: Literal["fast", "slow"] = "fast"
-    """Speed."""
-    seeds: tuple[int, ...] = (0, 1)
-    """Seeds."""
-    compare: bool = False
-    """Run the other arms too."""
-    cap: int | None = None
-    """Most tokens."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Job:
-        if self.compare and self.cap == 0:
-            raise ValueError("compare needs a cap above 0")
-        return self
+from tests.settings import Job, Train
 
 
 class Nested(Config):
@@ -138,7 +104,7 @@ def test_a_bad_value_in_python_is_one_sentence(make: Callable[[], Config], sente
 def test_describe_lists_nested_settings_with_help() -> None:
     settings = {setting.name: setting for setting in describe(Job)}
     assert settings["train.lr"] == ("train.lr", "number", "0.1", "Learning rate.", False, False)
-    assert settings["env"].help == "World to act in."
+    assert settings["env"].help == "Environment to act in."
     assert settings["mode"].type == "fast|slow"
     assert settings["seeds"].default == "0,1"
     assert describe(Required)[0][2:] == ("", "A name.", True, False)

@@ -10,45 +10,11 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import model_validator
 
 from ramify import kit
-from ramify.base.config import Config
 from ramify.base.errors import EXIT_USAGE, InterruptedRunError, UserError
 from ramify.kit import Verbs, argument, option
-
-
-class Train(Config):
-    """How the weights move."""
-
-    lr: float = 0.1
-    """Learning rate."""
-    steps: int = 3
-    """Updates."""
-
-
-class Job(Config):
-    """A job."""
-
-    BASIC = "env seeds compare"
-    train: Train = Train()
-    """How the weights move."""
-    env: str = "household"
-    """Environment."""
-    mode: Literal["fast", "slow"] = "fast"
-    """Speed."""
-    seeds: tuple[int, ...] = (0, 1)
-    """Seeds."""
-    compare: bool = False
-    """Run the other arms too."""
-    cap: int | None = None
-    """Most tokens."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Job:
-        if self.compare and self.cap == 0:
-            raise ValueError("compare needs a cap above 0")
-        return self
+from tests.settings import Job, Train
 
 
 class Called(Exception):  # noqa: N818

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
@@ -20,46 +20,7 @@ from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, StepTrace, step_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
-
-
-class Hall:
-    """Three doors in a row; only the second decides: behind its right-hand side the way is lost."""
-
-    max_turns = 10
-    system = ""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        self.said = []
-        return Observation("door 0")
-
-    def step(self, action: str) -> Observation:
-        self.said.append(action)
-        done = len(self.said) == 3
-        won = self.said[1:2] == ["left"]
-        return Observation(f"door {len(self.said)}", float(done and won), done, outcome=won if done else None)
-
-    def snapshot(self) -> Any:
-        return list(self.said)
-
-    def restore(self, snapshot: Any) -> None:
-        self.said = list(snapshot)
-
-    def key(self) -> str | None:
-        return None
-
-
-class Halls:
-    name = "halls"
-
-    def make(self) -> Hall:
-        return Hall()
-
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([Task("hall")])
-
+from tests.halls import Hall, Halls
 
 TASK = Task("hall")
 

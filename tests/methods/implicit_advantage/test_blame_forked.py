@@ -21,9 +21,9 @@ from ramify.trace.node import Finding, Mark
 
 PARTS = (
     "--model",
-    "factory:tests.methods.implicit_advantage.halls:agent",
+    "factory:tests.halls:agent",
     "--env",
-    "factory:tests.methods.implicit_advantage.halls:Halls",
+    "factory:tests.halls:Halls",
 )
 
 

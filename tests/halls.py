@@ -12,7 +12,7 @@ from ramify.model.scripted import ScriptedModel
 class Hall:
     """Behind the right-hand side of the second door the way is lost."""
 
-    max_turns, system = 5, ""
+    max_turns, system = 10, ""
 
     def __init__(self) -> None:
         self.said: list[str] = []
