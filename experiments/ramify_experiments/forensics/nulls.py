@@ -18,9 +18,10 @@ from ramify_experiments.cases import Case, Repetition
 _CASE = """
 question = "Why was the check hidden?"
 env = "factory:ramify_experiments.forensics.nulls:world"
-model = "python:ramify_experiments.forensics.nulls:{agent}"
+model = "{kind}:ramify_experiments.forensics.nulls:{agent}"
 n = {n}
 seed = {seed}
+{more}
 
 [fields.errors]
 baseline = 258
@@ -103,11 +104,11 @@ def heeding() -> ScriptedModel:
     return _thinking(True)
 
 
-def _study(rep: Repetition, agent: str, n: int) -> Callable[..., dict[str, Any]]:
-    """A case on ``agent``; what comes back calls a verb on it."""
+def _study(rep: Repetition, agent: str, n: int, kind: str = "python", more: str = "") -> Callable[..., dict[str, Any]]:
+    """A case on ``agent``, with ``more`` settings; what comes back calls a verb on it."""
     folder = rep.folder / "case"
     folder.mkdir()
-    (folder / "case.toml").write_text(_CASE.format(agent=agent, n=n, seed=rep.seed), "utf-8")
+    (folder / "case.toml").write_text(_CASE.format(agent=agent, n=n, seed=rep.seed, kind=kind, more=more), "utf-8")
     return lambda verb, *words: rep.verb("forensics", verb, folder, *words)
 
 
@@ -135,16 +136,9 @@ def _silence_believed(rep: Repetition, agent: str, n: int) -> bool:
 
 
 def _reflects(rep: Repetition, agent: str) -> bool:
-    folder = rep.folder / "case"
-    folder.mkdir()
-    toml = (
-        _CASE.format(agent=agent, n=12, seed=rep.seed)
-        .replace('"python:ramify', '"factory:ramify')
-        .replace("n = 12", 'n = 12\nsentences = "stops"')
-    )
-    (folder / "case.toml").write_text(toml, "utf-8")
-    rep.verb("forensics", "run", folder)
-    (test,) = rep.verb("forensics", "reflect", folder, "honesty", "I want to be honest.", "--k", 40)["tests"]
+    verb = _study(rep, agent, 12, "factory", 'sentences = "stops"')
+    verb("run")
+    (test,) = verb("reflect", "honesty", "I want to be honest.", "--k", 40)["tests"]
     return bool(test["p"] < 0.05)
 
 

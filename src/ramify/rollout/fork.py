@@ -259,14 +259,13 @@ def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[st
         if offset not in (None, len(node)):
             raise UserError(f"node {node.id} is an observation: fork behind it (offset {len(node)}) or replace it, not inside it")
         return len(node)
-    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
-    offset = head if offset is None else offset
+    offset = node.head if offset is None else offset
     if not 0 <= offset <= len(node):
         raise UserError(f"offset {offset} is outside node {node.id}, which has {len(node)} tokens or messages")
-    if offset > head:
+    if offset > node.head:
         require(episodes.agent.model, ("tokens", "continue"), "a fork inside a message")
         require_splittable(episodes.agent.sampling, "a fork inside a message")
-    return max(offset, head)
+    return max(offset, node.head)
 
 
 def _tokenizer(episodes: Episodes) -> Tokenizer:
@@ -276,8 +275,7 @@ def _tokenizer(episodes: Episodes) -> Tokenizer:
 
 
 def _sentence(node: Node, sentence: Mapping[str, Any]) -> int:
-    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
-    starts, at = sentence_offsets(node, sentence.get("by", "prose"), head), int(sentence["at"])
+    starts, at = sentence_offsets(node, sentence.get("by", "prose"), node.head), int(sentence["at"])
     if at >= len(starts):
         raise UserError(f"node {node.id} has {max(0, len(starts) - 1)} sentences, so there is no place before sentence {at}")
     return starts[at]
@@ -333,7 +331,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
 def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, Any]) -> _Plan:
     """One more message behind the observation that ``node`` is, or answers."""
     if node.role == "assistant":
-        if offset > (0 if node.sampled is None else int(np.argmax(node.sampled))):
+        if offset > node.head:
             raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
         node = episodes.load(node.tree).node(str(node.parent))
     added = episodes.record.inserted(node, value["role"], value["text"])

@@ -77,6 +77,11 @@ class Node:
         return 0 if self.sampled is None else int(self.sampled.sum())
 
     @property
+    def head(self) -> int:
+        """Offset of the first drawn token: what lies before it opens the message. 0 where none was drawn."""
+        return 0 if self.sampled is None else int(np.argmax(self.sampled))
+
+    @property
     def sampled_mask(self) -> np.ndarray:
         """bool (T,): the tokens that a model sampled; of a node without tokens the one message it counts as."""
         return np.full(len(self), self.tokens is None) if self.sampled is None else self.sampled

@@ -9,7 +9,8 @@ import pytest
 from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import load_case
-from ramify.methods.forensics.prefill import breaks, commitment, reflect, reply_of
+from ramify.methods.forensics.prefill import breaks, commitment, reflect
+from ramify.methods.forensics.record import reply_of
 from ramify.methods.forensics.run import Case
 from tests.methods.forensics.test_forensics_case import folder, refused, verb
 
@@ -52,7 +53,7 @@ def test_a_commitment_is_likelier_in_runs_that_did_it(tmp_path: Path, capsys: py
         capsys, "commitment", case, "x", "y", "--at", "words"
     )
     with Case(case) as opened:
-        node = reply_of(opened, next(iter(opened.played("baseline").values())), 0)
+        node = reply_of(opened.run, next(iter(opened.played("baseline").values())).leaf, 0)
         first, second = breaks(opened, node, "paragraphs")
         assert node.text[int(node.ends[second - 1]) :].startswith(("That", "\n\nThat"))
         assert first < second
@@ -67,4 +68,4 @@ def test_what_words_in_its_mouth_need(tmp_path: Path) -> None:
             with pytest.raises(NeedsError):
                 work()
         with pytest.raises(UserError, match=r"has replies 0 to \d+, not 7"):
-            reply_of(opened, run, 7)
+            reply_of(opened.run, run.leaf, 7)

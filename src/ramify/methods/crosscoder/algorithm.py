@@ -286,12 +286,19 @@ def confirm(
     """
     clean, own = score(None), states[:, target]
     change = cell.change(dictionary, encode_rows(dictionary, states), target)
-    lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
     changes = {cell.name: change}
     changes |= {f"random {i}": random_like(change, seed, i) for i in range(randoms)}
-    changes |= {name: Change(along(v, lengths, len(own)).delta, change.fired) for name, v in directions.items()}
-    changes["reconstruction"] = reconstruct(dictionary, states, target)
+    changes |= _controls(dictionary, states, change, directions, target)
     return [outcome(name, clean, score(one) if one.moved.any() else clean, one, own) for name, one in changes.items()]
+
+
+def _controls(
+    dictionary: Dictionary, states: np.ndarray, change: Change, directions: dict[str, np.ndarray], target: int
+) -> dict[str, Change]:
+    """Each of ``directions`` at the length that ``change`` has on every prompt, and the reconstruction of ``states``."""
+    lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
+    found = {name: Change(along(v, lengths, len(lengths)).delta, change.fired) for name, v in directions.items()}
+    return found | {"reconstruction": reconstruct(dictionary, states, target)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +380,7 @@ def confirm_sets(
     rows = {}
     for name, cell in chosen.items():
         change = cell.change(dictionary, codes[1], target)
-        lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
-        others = {label: Change(along(v, lengths, len(lengths)).delta, change.fired) for label, v in directions.items()}
-        others["reconstruction"] = reconstruct(dictionary, states[1], target)
+        others = _controls(dictionary, states[1], change, directions, target)
         controls = [confirmed(label, one) for label, one in others.items()]
         rows[name] = (confirmed(cell.name, change), *(draw[name] for draw in drawn), *controls)
     signs = holm([found[0].p for found in rows.values()])

@@ -60,8 +60,7 @@ def of_run(folder: Path) -> list[np.ndarray]:
             tree = run.tree(info.name)
             for node in tree.nodes.values():
                 if node.role == "assistant" and node.opens and node.sampled is not None and node.sampled.any():
-                    head = int(np.argmax(node.sampled))
-                    row = whole_tokens(seen(tree.path(node.id).upto(head), tree.node, run.context))
+                    row = whole_tokens(seen(tree.path(node.id).upto(node.head), tree.node, run.context))
                     found.setdefault(row.tobytes(), row)
     if not found:
         raise UserError(f"{folder} holds no reply with token ids, so there is nothing to draft behind")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.env.protocol import Task
 from ramify.methods.forensics import record
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.run import Case
@@ -24,6 +23,7 @@ from ramify.methods.forensics.words import shuffled, sides
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import Arm, fork
+from ramify.rollout.stored import task_of
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 from ramify.stats.ranking import auroc
@@ -37,14 +37,6 @@ FIRST = 10
 _BREAK = re.compile(r"\n\s*\n")
 
 
-def reply_of(case: Case, run: Played, turn: int) -> Node:
-    """The node that opens a run's reply ``turn``, from 0. Raises UserError where there is none."""
-    replies = [node for node, _ in case.run.path(run.leaf).segments if node.role == "assistant" and node.opens]
-    if not 0 <= turn < len(replies):
-        raise UserError(f"the run that ends at {run.leaf} has replies 0 to {len(replies) - 1}, not {turn}")
-    return replies[turn]
-
-
 def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k: int = 50, neutral: str = NEUTRAL) -> TestResult:
     """Put a sentence before the last one of a reply, where it acts, and continue ``k`` times; the same with a neutral one.
 
@@ -53,13 +45,11 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
     or nothing said in it.
     """
     require(case.agent.model, ("tokens", "continue"), "a reflection inside a reply")
-    node, episodes = reply_of(case, run, turn), case.episodes()
-    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
-    starts = sentence_offsets(node, case.config.sentences, head)[:-1]
+    node, episodes = record.reply_of(case.run, run.leaf, turn), case.episodes()
+    starts = sentence_offsets(node, case.config.sentences, node.head)[:-1]
     if not starts:
         raise UserError(f"reply {turn} of the run that ends at {run.leaf} has no sentence to reflect before")
-    (info,) = [one for one in case.run.trees() if one.name == run.tree]
-    task = Task(info.task["id"], info.task["data"])
+    task, _ = task_of(case.run, run.tree)
     case.progress.begin(3, 0, f"continue {k} times", "arms")
 
     async def counts(arm: Arm) -> Counts:
@@ -114,7 +104,7 @@ def commitment(
         raise UserError("a phrase without a token has no probability")
 
     def places(run: Played) -> list[np.ndarray]:
-        node = reply_of(case, run, turn)
+        node = record.reply_of(case.run, run.leaf, turn)
         return [case.run.path(node.id).upto(offset).tokens for offset in breaks(case, node, at)[:FIRST]]
 
     async def highest(run: Played, i: int) -> dict[str, float]:
@@ -153,7 +143,7 @@ def commitment(
 
 def breaks(case: Case, node: Node, at: str) -> list[int]:
     """Token offsets of the breaks of a reply, its beginning first; of paragraphs the tokens that begin one."""
-    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
+    head = node.head
     if at == "sentences":
         return sentence_offsets(node, case.config.sentences, head)[:-1] or [head]
     assert node.ends is not None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.env.protocol import Env, Panel, World
@@ -17,8 +17,6 @@ from ramify.methods.forensics.judges import by_model, by_pattern, says
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.model.protocol import Model
-from ramify.rollout.compact import reply
-from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge
 from ramify.stats.intervals import proportion
 from ramify.trace.message import Message
@@ -45,15 +43,9 @@ def ask(
             raise UserError(f"the run that ends at {run.leaf} has replies 0 to {len(starts) - 1}, not {turn}")
         before = said[: len(said) if turn is None else starts[turn]]
         asked = [*(Message(m.role, m.text) for m in before), Message("user", question)]
-    agent = case.agent
 
     async def answers() -> tuple[list[str], list[bool]]:
-        sampler = Sampler(agent.model, case.config.seed)
-        drawn = await gathered(
-            (reply(sampler, agent.template, asked, agent.sampling, ("ask", name, question), i, "ask") for i in range(n)),
-            case.progress,
-        )
-        texts = [text for text, _ in drawn]
+        texts = await gathered((case.ask(asked, ("ask", name, question), i, "ask") for i in range(n)), case.progress)
         return texts, [await says(answer, text, case.ledger) for text in texts]
 
     case.progress.begin(n, 0, "ask", "answers")
@@ -65,11 +57,7 @@ def ask(
 
 def says_of(case: Case, what: str, judge: bool) -> Judge:
     """A class of texts: a pattern, or a description that the case's judge is asked about. Raises NeedsError without a judge."""
-    if not judge:
-        return by_pattern(what)
-    if case.judge is None:
-        raise NeedsError("the case names no judge: set judge = in its case.toml")
-    return by_model(*case.judge, what)
+    return by_model(*case.asking(), what) if judge else by_pattern(what)
 
 
 def control(

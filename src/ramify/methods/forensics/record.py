@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import CaseConfig
@@ -19,7 +20,7 @@ from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corr
 from ramify.methods.forensics.report import sentences_text, share_text, table_of
 from ramify.stats.evidence import holm
 from ramify.trace.db import Run
-from ramify.trace.node import Finding
+from ramify.trace.node import Finding, Node
 from ramify.trace.schema import stored
 
 Told = Mapping[str, Any]
@@ -115,6 +116,14 @@ def report(run: Run, config: CaseConfig) -> dict[str, Any]:
         "probes": questions(run),
         "ach": table_of(config, results).report(config.benign, BENIGN),
     }
+
+
+def reply_of(run: Run, leaf: str, turn: int) -> Node:
+    """The node that opens reply ``turn``, from 0, of the attempt that ends at ``leaf``. Raises UserError where there is none."""
+    replies = [node for node, _ in run.path(leaf).segments if node.role == "assistant" and node.opens]
+    if turn not in range(len(replies)):
+        raise UserError(f"the run that ends at {leaf} has replies 0 to {len(replies) - 1}, not {turn}")
+    return replies[turn]
 
 
 def _plain(told: Told) -> dict[str, Any]:

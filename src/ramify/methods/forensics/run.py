@@ -24,6 +24,7 @@ from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
 from ramify.rollout.potential import Fixed, counts_mark, potential
 from ramify.rollout.run import Episodes
+from ramify.rollout.stored import task_of
 from ramify.score.judge import Judge
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
@@ -132,18 +133,13 @@ class Case(Study):
         require(self.agent.model, ("tokens", "continue"), "resampling sentences")
         leaf = self.run.find(run) if isinstance(run, str) else run.leaf
         episodes = self.episodes()
-        tree = self.run.node(leaf).tree
-        replies = [node for node, _ in episodes.load(tree).path(leaf).segments if node.role == "assistant" and node.opens]
-        if not 0 <= turn < len(replies):
-            raise UserError(f"the run that ends at {leaf} has replies 0 to {len(replies) - 1}, not {turn}")
-        node = replies[turn]
-        head = 0 if node.sampled is None else int(np.argmax(node.sampled))
+        node = record.reply_of(self.run, leaf, turn)
         last = len(node) if node.sampled is None else int(np.flatnonzero(node.sampled)[-1])
-        offsets = sorted({min(offset, last) for offset in sentence_offsets(node, self.config.sentences, head)})
+        offsets = sorted({min(offset, last) for offset in sentence_offsets(node, self.config.sentences, node.head)})
         if len(offsets) < 2:
             raise UserError(f"reply {turn} of the run that ends at {leaf} has no sentence to resample")
-        (info,) = [i for i in self.run.trees() if i.name == tree]
-        forks = SentenceForks(self, episodes, Task(info.task["id"], info.task["data"]))
+        task, _ = task_of(self.run, node.tree)
+        forks = SentenceForks(self, episodes, task)
         self.progress.begin(len(offsets), 0, f"fork {k} times", "places")
         asyncio.run(potential(forks, node, offsets, Fixed(k), "forensics"))
         found = np.array([[np.nan if v is None else float(v) for v in forks.verdicts[offset]] for offset in offsets])

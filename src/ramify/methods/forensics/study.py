@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ramify.base.errors import RamifyError, UserError
+from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
@@ -24,11 +24,14 @@ from ramify.methods.forensics.case import CaseConfig, check_case, load_case, var
 from ramify.methods.forensics.experiment import TestResult, corrected
 from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
 from ramify.methods.forensics.levers import LeverWorld, require_honest
+from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.compact import reply
 from ramify.rollout.parts import find_model, find_world, make_agent
 from ramify.rollout.run import Episodes
+from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Function, Judge
 from ramify.stats.drops import Counts
 from ramify.trace.connect import holds_run
@@ -232,6 +235,17 @@ class Study:
     def said(self, played: Played) -> Sequence[Message]:
         """The messages of a run."""
         return self.run.path(played.leaf).messages()
+
+    async def ask(self, messages: Sequence[Message], key: tuple[str, ...], i: int, purpose: str) -> str:
+        """What the agent answers to a conversation, sample ``i`` at ``key``; no node is made of it."""
+        sampler, agent = Sampler(self.agent.model, self.config.seed), self.agent
+        return (await reply(sampler, agent.template, messages, agent.sampling, key, i, purpose))[0]
+
+    def asking(self) -> tuple[Model, ChatTemplate | None]:
+        """The model that the case names as its judge, and its template. Raises NeedsError where it names none."""
+        if self.judge is None:
+            raise NeedsError("the case names no judge: set judge = in its case.toml")
+        return self.judge
 
     def record(self, results: Sequence[TestResult]) -> list[TestResult]:
         """Keep tests in the case's run, with the confounds that the case declares for them. They come back as :meth:`results` has them."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import BoundaryError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.base.seeds import generator
@@ -27,7 +27,6 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played, counted
 from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
-from ramify.rollout.compact import reply
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Asked, Item, Judge, Question, judged
 from ramify.stats.intervals import proportion
@@ -71,9 +70,7 @@ def self_report(case: Case, name: str, form: str, answer: Judge, most: int = 50)
 
     async def write(run: Played, i: int) -> str:
         said = [*(Message(m.role, m.text) for m in case.said(run)), Message("user", asked)]
-        agent = case.agent
-        sampler = Sampler(agent.model, case.config.seed)
-        return (await reply(sampler, agent.template, said, agent.sampling, ("report", name, form, run.leaf), i, "report"))[0]
+        return await case.ask(said, ("report", name, form, run.leaf), i, "report")
 
     return _beside(case, name, "self-report", asked, sides(case, most), write, answer)
 
@@ -89,10 +86,10 @@ def user_turn(case: Case, name: str, answer: Judge, most: int = 50) -> dict[str,
 
     async def write(run: Played, i: int) -> str:
         said = [Message(m.role, m.text) for m in case.said(run)]
-        sampler, place = Sampler(agent.model, case.config.seed), ("user turn", name, run.leaf)
+        key = ("user turn", name, run.leaf)
         if agent.template is None:
-            return (await reply(sampler, None, [*said, Message("user", FORECAST)], agent.sampling, place, i, "user turn"))[0]
-        return await _as_user(agent, sampler, said, place, i)
+            return await case.ask([*said, Message("user", FORECAST)], key, i, "user turn")
+        return await _as_user(agent, Sampler(agent.model, case.config.seed), said, key, i)
 
     question = FORECAST if how == "forecast" else "(the user's next message, continued in the user's place)"
     return _beside(case, name, "user turn", question, sides(case, most), write, answer, how=how)
@@ -193,9 +190,7 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
     it the scale is not calibrated. Raises NeedsError where the case names no judge, BoundaryError where it gives no grade, UserError naming
     file and line of a label that is none.
     """
-    if case.judge is None:
-        raise NeedsError("the case names no judge: set judge = in its case.toml")
-    judge = Asked(*case.judge, _question(axis), f"scale({axis!r})")
+    judge = Asked(*case.asking(), _question(axis), f"scale({axis!r})")
     people = {} if labels is None else _labels(case, labels)
     runs = sides(case, most)
     graded = {run.leaf: run for some in runs.values() for run in some}

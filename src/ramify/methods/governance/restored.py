@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.waiting import complete
@@ -107,8 +105,7 @@ def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts, Counts]:
     """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
     run = episodes.run
-    head = 0 if node.sampled is None else int(np.argmax(node.sampled))
-    if not head and episodes.agent.compactor is None:  # then the fork goes on from the messages before the reply
+    if not node.head and episodes.agent.compactor is None:  # then the fork goes on from the messages before the reply
         before = episodes.load(node.tree).node(str(node.parent))
         shown, again = run.shown(node.id).messages, as_messages(episodes.prompts.shown(before, len(before)))
         if [(one.role, one.text) for one in shown] != [(one.role, one.text) for one in again]:
