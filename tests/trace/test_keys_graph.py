@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.trace import keys
-from ramify.trace.graph import StateGraph, factorize
+from ramify.trace.graph import MergedGraph, factorize
 
 
 def test_canonical_tells_values_apart() -> None:
@@ -53,12 +53,12 @@ def test_history_and_informative() -> None:
         keys.with_history(-1)
 
 
-def worked_case() -> StateGraph:
+def worked_case() -> MergedGraph:
     """The worked case of graph-credit, section 8.1: four attempts over states A, B, D."""
     attempts = {1: "AB", 2: "AB", 3: "ADB", 4: "AD"}
     rows = [("t", a, j, s, f"to{s}{j}") for a, states in attempts.items() for j, s in enumerate(states)]
     ends = ["success" if a in (1, 3) else "failure" for _, a, *_ in rows]
-    return StateGraph.of(*zip(*rows, strict=True), ends=ends)
+    return MergedGraph.of(*zip(*rows, strict=True), ends=ends)
 
 
 def test_worked_case() -> None:
@@ -83,7 +83,7 @@ def test_worked_case() -> None:
 
 
 def test_never_across_tasks_and_any_order() -> None:
-    graph = StateGraph.of(["t", "u", "t", "u"], ["a", "a", "a", "a"], [1, 0, 0, 1], ["s", "s", "s", None], ["x"] * 4)
+    graph = MergedGraph.of(["t", "u", "t", "u"], ["a", "a", "a", "a"], [1, 0, 0, 1], ["s", "s", "s", None], ["x"] * 4)
     assert len(graph.attempts) == 2
     assert graph.group_visits.tolist() == [2, 1, 1, 1, 1]
     assert graph.keys == ["s", "s", None, "end", "end"]
@@ -91,7 +91,7 @@ def test_never_across_tasks_and_any_order() -> None:
     assert len(graph.to_json("u")["nodes"]) == 3
     with pytest.raises(UserError, match="no task 'v'"):
         graph.to_dot("v")
-    empty = StateGraph.of([], [], [], [], [])
+    empty = MergedGraph.of([], [], [], [], [])
     assert len(empty.keys) == len(empty.edge_count) == 0
 
 
@@ -104,7 +104,7 @@ def test_merging_does_not_depend_on_row_order(attempts: list, random) -> None:
     rows = [(task, i, j, key, j) for i, (task, path) in enumerate(attempts) for j, key in enumerate(path)]
     shuffled = random.sample(rows, len(rows))
     for order in (rows, shuffled):
-        graph = StateGraph.of(*(zip(*order, strict=True) if order else ([],) * 5))
+        graph = MergedGraph.of(*(zip(*order, strict=True) if order else ([],) * 5))
         assert graph.group_visits[~graph.group_terminal].sum() == len(rows)
         assert graph.group_visits[graph.group_terminal].sum() == len(attempts)
         assert graph.edge_count.sum() == len(rows)
@@ -124,14 +124,14 @@ def test_merging_does_not_depend_on_row_order(attempts: list, random) -> None:
 )
 def test_faults(steps: list, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        StateGraph.of(["t"] * 3, ["a"] * 3, steps, ["k"] * 3, ["x"] * 3)
+        MergedGraph.of(["t"] * 3, ["a"] * 3, steps, ["k"] * 3, ["x"] * 3)
 
 
 def test_more_faults() -> None:
     with pytest.raises(UserError, match="misses step 0, where the others start"):
-        StateGraph.of(["t"] * 3, ["a", "a", "b"], [0, 1, 1], ["k"] * 3, ["x"] * 3)
+        MergedGraph.of(["t"] * 3, ["a", "a", "b"], [0, 1, 1], ["k"] * 3, ["x"] * 3)
     with pytest.raises(UserError, match="keys has 2 entries for 3"):
-        StateGraph.of(["t"] * 3, ["a"] * 3, [0, 1, 2], ["k"] * 2, ["x"] * 3)
+        MergedGraph.of(["t"] * 3, ["a"] * 3, [0, 1, 2], ["k"] * 2, ["x"] * 3)
 
 
 def test_exports(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_exports(tmp_path: Path) -> None:
     graph.write_graphml(tmp_path / "g.graphml", extra={"value": values})
     read = networkx.read_graphml(tmp_path / "g.graphml", force_multigraph=True)
     assert sorted(count for *_, count in read.edges(data="count")) == sorted(graph.edge_count.tolist())
-    nasty = StateGraph.of(["t"], ["a"], [0], ['say "hi"\\'], ["l1\nl2"])
+    nasty = MergedGraph.of(["t"], ["a"], [0], ['say "hi"\\'], ["l1\nl2"])
     dot = nasty.to_dot()
     assert '[label="say \\"hi\\"\\\\\\n1 visits"]' in dot
     assert all(line.count('"') % 2 == 0 for line in dot.replace('\\"', "").splitlines())

@@ -28,17 +28,16 @@ def method_path(slug: str) -> str:
     """The module of a built-in method's verbs, found without importing it; "" for a method without."""
     package = slug.replace("-", "_")
     folder = Path(ramify.methods.__path__[0]) / package
-    return next((f"ramify.methods.{package}.{name}" for name in ("verbs", "run") if (folder / f"{name}.py").is_file()), "")
+    return f"ramify.methods.{package}.verbs" if (folder / "verbs.py").is_file() else ""
 
 
 def method_app(slug: str) -> Verbs:
     """The method's verbs. Raises UserError for a method without verbs."""
-    package = registry.get("method", slug).__name__
-    for module in ("verbs", "run"):
-        if importlib.util.find_spec(f"{package}.{module}") is not None:
-            app = getattr(importlib.import_module(f"{package}.{module}"), "app", None)
-            if isinstance(app, Verbs):
-                return _with_jobs(slug, app)
+    module = f"{registry.get('method', slug).__name__}.verbs"
+    if importlib.util.find_spec(module) is not None:
+        app = getattr(importlib.import_module(module), "app", None)
+        if isinstance(app, Verbs):
+            return _with_jobs(slug, app)
     raise UserError(f"the method '{slug}' has no verbs on the command line")
 
 

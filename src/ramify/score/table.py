@@ -10,14 +10,14 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.score.returns import remaining
-from ramify.trace.graph import StateGraph, factorize
+from ramify.trace.graph import MergedGraph, factorize
 
 TERMINAL = -1
 """Group id of every attempt's end."""
 
 
 class Visits(NamedTuple):
-    """The part of a merged graph that credit is computed from; a ``StateGraph`` has it too."""
+    """The part of a merged graph that credit is computed from; a ``MergedGraph`` has it too."""
 
     tasks: Sequence[Any]
     attempts: Sequence[Any]
@@ -32,10 +32,10 @@ def merge(
     attempts: Sequence[Any] | np.ndarray,
     steps: Sequence[int] | np.ndarray,
     keys: Sequence[Any] | np.ndarray,
-) -> Visits | StateGraph:
+) -> Visits | MergedGraph:
     """Merge equal states of a task. Integer arrays take a short cut that makes no Python object per step.
 
-    Raises UserError like ``StateGraph.of``.
+    Raises UserError like ``MergedGraph.of``.
     """
     columns = (tasks, attempts, steps, keys)
     if all(isinstance(c, np.ndarray) and c.dtype.kind in "iu" and c.shape == (len(tasks),) for c in columns) and len(tasks):
@@ -50,7 +50,7 @@ def merge(
             rows = np.unique(attempt, return_index=True)[1]
             return Visits(names.tolist(), np.asarray(attempts)[rows].tolist(), task, attempt, step, group)
     lists = [c.tolist() if isinstance(c, np.ndarray) else c for c in (tasks, attempts, keys)]
-    return StateGraph.of(lists[0], lists[1], np.asarray(steps), lists[2], [""] * len(tasks))  # type: ignore[arg-type]
+    return MergedGraph.of(lists[0], lists[1], np.asarray(steps), lists[2], [""] * len(tasks))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Table:
 
 
 def index_steps(
-    graph: StateGraph | Visits,
+    graph: MergedGraph | Visits,
     rewards: Sequence[float] | np.ndarray,
     *,
     truncated: Sequence[bool] | np.ndarray | None = None,
@@ -139,7 +139,7 @@ def index_steps(
     )
 
 
-def step_name(graph: StateGraph | Visits, row: int) -> str:
+def step_name(graph: MergedGraph | Visits, row: int) -> str:
     """How a step is called in messages."""
     task, attempt = graph.tasks[graph.visit_task[row]], graph.attempts[graph.visit_attempt[row]]
     return f"task {task!r}, attempt {attempt!r}, step {graph.visit_step[row]}"

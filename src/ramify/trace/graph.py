@@ -20,7 +20,7 @@ from ramify.trace.keys import canonical
 
 
 @dataclass(frozen=True, eq=False)
-class StateGraph:
+class MergedGraph:
     """Build it with :meth:`of`."""
 
     tasks: list[Any]
@@ -69,7 +69,7 @@ class StateGraph:
         keys: Sequence[Any],
         actions: Sequence[Any],
         ends: Sequence[Any] | None = None,
-    ) -> StateGraph:
+    ) -> MergedGraph:
         """Merge equal states. All arguments have N entries, one a visit, in any order.
 
         Steps of an attempt are consecutive integers; keys, actions and ids may be any JSON value, None included. ``ends`` labels

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery.loops import Loops, Recovery, Ways, ambiguous, attempt_rows, erase_loops, shortest_ways, walk
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import MergedGraph
 
 WALKS = st.lists(st.integers(0, 6), max_size=40)
 
@@ -67,7 +67,7 @@ def by_definition(keys: list[int], actions: list[int]) -> list[Recovery]:
 def test_recoveries_are_what_they_are_defined_as(attempts: list[list[tuple[int, int]]]):
     rows = [(n, t, key, action) for n, steps in enumerate(attempts) for t, (key, action) in enumerate(steps)]
     rows.sort(key=lambda row: row[1])  # attempts between each other, as a graph may hold them
-    g = StateGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)))
+    g = MergedGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)))
     expected = []
     for n, steps in enumerate(attempts):
         keys, actions = [key for key, _ in steps], [action for _, action in steps]
@@ -147,16 +147,16 @@ def test_lengths_must_agree():
         walk("ab", "x")
 
 
-def graph(*walks: tuple[str, str], tasks: str | None = None) -> StateGraph:
+def graph(*walks: tuple[str, str], tasks: str | None = None) -> MergedGraph:
     rows = [
         (tasks[n] if tasks else "t", n, t, key, f"{key}>{nxt}")
         for n, (keys, end) in enumerate(walks)
         for t, (key, nxt) in enumerate(zip(keys, [*keys[1:], end], strict=True))
     ]
-    return StateGraph.of(*(list(column) for column in zip(*rows, strict=True)))
+    return MergedGraph.of(*(list(column) for column in zip(*rows, strict=True)))
 
 
-def keys_of(g: StateGraph, flags: np.ndarray) -> str:
+def keys_of(g: MergedGraph, flags: np.ndarray) -> str:
     return "".join(str(g.keys[i]) for i in np.flatnonzero(flags))
 
 
@@ -198,7 +198,7 @@ def test_shortest_ways_of_several_tasks_stay_apart():
 
 
 def test_ambiguity_counts_moves_that_led_elsewhere():
-    g = StateGraph.of(["t"] * 6, [0, 0, 1, 1, 2, 2], [0, 1] * 3, ["a", "b", "a", "b", "a", "c"], ["go"] * 6, ["end"] * 6)
+    g = MergedGraph.of(["t"] * 6, [0, 0, 1, 1, 2, 2], [0, 1] * 3, ["a", "b", "a", "b", "a", "c"], ["go"] * 6, ["end"] * 6)
     rows, odd = ambiguous(g)
     assert (odd.sum(), len(rows)) == (1, 5)  # of three "go" in a one led to c; two "go" in b ended alike; one in c says nothing
     rows, odd = ambiguous(graph(("abc", "goal"), ("abc", "goal")))
@@ -208,7 +208,7 @@ def test_ambiguity_counts_moves_that_led_elsewhere():
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=12), min_size=1, max_size=5))
 def test_rows_of_attempts_and_kept_rows(walks: list[list[int]]):
     rows = [(n, t, key) for n, keys in enumerate(walks) for t, key in enumerate(keys)]
-    g = StateGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)), ["go"] * len(rows))
+    g = MergedGraph.of(["t"] * len(rows), *(list(column) for column in zip(*rows, strict=True)), ["go"] * len(rows))
     loops = Loops.of(g)
     for keys, own in zip(walks, attempt_rows(g), strict=True):
         assert [g.keys[i] for i in g.visit_group[own]] == keys

@@ -20,8 +20,9 @@ from ramify.env.worlds.household import HouseholdWorld, next_action
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, grpo, tree_grpo
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree, keep_trees
-from ramify.methods.tree_rollouts.run import app, report, to_rows
+from ramify.methods.tree_rollouts.run import report, to_rows
 from ramify.methods.tree_rollouts.sampler import TreeSampler
+from ramify.methods.tree_rollouts.verbs import app
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel

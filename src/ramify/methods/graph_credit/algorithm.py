@@ -16,7 +16,7 @@ from ramify.base.config import Config
 from ramify.score.group import normalise
 from ramify.score.returns import terminal_returns
 from ramify.score.table import TERMINAL, Table, Visits, edge_weights, index_steps, merge
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import MergedGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
 RULES = {"grpo": (), "episode": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
@@ -95,7 +95,7 @@ def credit(
 
 
 def credit_graph(
-    graph: StateGraph | Visits,
+    graph: MergedGraph | Visits,
     rewards: Sequence[float] | np.ndarray,
     *,
     config: CreditConfig | None = None,

@@ -23,7 +23,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.stats.intervals import Interval, difference_of_proportions
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import MergedGraph
 
 LEVEL = 0.05
 """Chance of calling any move decisive where none matters."""
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def compare(
-    graph: StateGraph, reward: np.ndarray, weight: np.ndarray, votes: np.ndarray, nodes: Sequence[Any] | None = None
+    graph: MergedGraph, reward: np.ndarray, weight: np.ndarray, votes: np.ndarray, nodes: Sequence[Any] | None = None
 ) -> Comparison:
     """Compare the moves out of every state of ``graph``. All arrays have one entry per visit.
 
@@ -115,7 +115,7 @@ def compare(
 
 
 def _state(
-    graph: StateGraph, rows: np.ndarray, reward: np.ndarray, weight: np.ndarray, nodes: Sequence[Any] | None
+    graph: MergedGraph, rows: np.ndarray, reward: np.ndarray, weight: np.ndarray, nodes: Sequence[Any] | None
 ) -> list[tuple[Support, dict[str, Any]]]:
     """The moves out of one state with the p-values their tests can give; ``rows`` are its first visits."""
     label = _labels(graph, rows)
@@ -147,7 +147,7 @@ def _state(
     return out
 
 
-def _labels(graph: StateGraph, rows: np.ndarray) -> np.ndarray:
+def _labels(graph: MergedGraph, rows: np.ndarray) -> np.ndarray:
     """Which move each visit to a state made, int (U,).
 
     The action, or what it led to where actions seldom repeat (free text). The reward of an end must not tell moves apart: it is what they

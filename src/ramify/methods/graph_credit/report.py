@@ -9,7 +9,7 @@ import numpy as np
 
 from ramify.methods.graph_credit.decisive import LEVEL, Comparison, Move
 from ramify.score.group import moments
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import MergedGraph
 
 LOUD = 0.9  # share of steps in states visited once above which the graph terms say nothing
 
@@ -18,7 +18,7 @@ _ONE_TASK = " (where records are attempts at one task, `ramify import --task-fie
 
 
 def diagnose(
-    graph: StateGraph,
+    graph: MergedGraph,
     found: dict[str, np.ndarray],
     top: int = 5,
     *,
@@ -93,16 +93,16 @@ def diagnose(
     return out
 
 
-def _node(graph: StateGraph, edge: int, nodes: Sequence[str | None]) -> str | None:
+def _node(graph: MergedGraph, edge: int, nodes: Sequence[str | None]) -> str | None:
     """The node of the first visit that took an edge."""
     return nodes[int(np.flatnonzero(graph.visit_edge == edge)[0])]
 
 
-def _decisive(graph: StateGraph, move: Move, nodes: Sequence[str | None]) -> dict[str, Any]:
+def _decisive(graph: MergedGraph, move: Move, nodes: Sequence[str | None]) -> dict[str, Any]:
     return _edge(graph, move.edges[0]) | ({"node": nodes[move.row]} if nodes else {}) | move.to_json()
 
 
-def _edge(graph: StateGraph, edge: int) -> dict[str, Any]:
+def _edge(graph: MergedGraph, edge: int) -> dict[str, Any]:
     source, target = int(graph.edge_source[edge]), int(graph.edge_target[edge])
     return {
         "task": graph.tasks[graph.group_task[source]],

@@ -15,8 +15,7 @@ from ramify.methods.graph_credit.decisive import LEVEL, Comparison, compare
 from ramify.methods.graph_credit.report import diagnose
 from ramify.score.group import moments
 from ramify.score.steps import OPTIONAL, Columns, canonicalise, run_columns, to_columns
-from ramify.trace.graph import StateGraph as MergedGraph
-from ramify.trace.graph import factorize
+from ramify.trace.graph import MergedGraph, factorize
 from ramify.trace.keys import Canonicaliser
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ramify.methods.maze_recovery.loops import Loops, Ways
 from ramify.score.steps import run_attempts
 from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Fields, name_in
 from ramify.trace.db import Run
-from ramify.trace.graph import StateGraph
+from ramify.trace.graph import MergedGraph
 from ramify.trace.keys import Canonicaliser, StatePattern, canonicaliser
 from ramify.trace.lines import at_place, first_record, read_lines
 from ramify.trace.message import Message, as_text
@@ -107,13 +107,13 @@ class Traces:
         return [step for trace in self.traces for step in trace.steps]
 
     @cached_property
-    def graph(self) -> StateGraph:
+    def graph(self) -> MergedGraph:
         """The merged states, one visit a step."""
         states = ([step.state for step in trace.steps] for trace in self.traces)
         keys = [key for own in states for key in (own if self.keys is None else self.keys(own))]
         ends = ["cut" if trace.cut else "success" if trace.success else "failure" for trace in self.traces]
         number = self.number.tolist()  # it keeps traces apart that name no attempt, or the same one
-        return StateGraph.of(
+        return MergedGraph.of(
             [self.traces[i].task for i in number],
             number,
             (np.arange(len(number)) - self.first[self.number]).tolist(),

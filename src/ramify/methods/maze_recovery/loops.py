@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.trace.graph import StateGraph, factorize
+from ramify.trace.graph import MergedGraph, factorize
 
 
 def erase_loops(keys: Sequence[Hashable]) -> list[int]:
@@ -153,7 +153,7 @@ class Loops:
     """In rows of the graph, attempt after attempt."""
 
     @classmethod
-    def of(cls, graph: StateGraph) -> Loops:
+    def of(cls, graph: MergedGraph) -> Loops:
         """The loops of all attempts of ``graph``."""
         order, starts = _by_attempt(graph)
         states, actions = graph.visit_group[order], graph.edge_action[graph.visit_edge[order]]
@@ -167,13 +167,13 @@ class Loops:
         return cls(moves, kept, [r._replace(left=rows[r.left], turn=rows[r.turn], at=rows[r.at]) for r in found])
 
 
-def _by_attempt(graph: StateGraph) -> tuple[np.ndarray, np.ndarray]:
+def _by_attempt(graph: MergedGraph) -> tuple[np.ndarray, np.ndarray]:
     """The rows of a graph attempt after attempt, in time order, and where in them each attempt begins."""
     order = np.lexsort((graph.visit_step, graph.visit_attempt))
     return order, np.flatnonzero(np.diff(graph.visit_attempt[order], prepend=-1))
 
 
-def attempt_rows(graph: StateGraph) -> Iterator[np.ndarray]:
+def attempt_rows(graph: MergedGraph) -> Iterator[np.ndarray]:
     """The rows of each attempt in time order, attempts in the graph's order."""
     order, starts = _by_attempt(graph)
     yield from np.split(order, starts[1:]) if len(order) else ()
@@ -191,7 +191,7 @@ class Ways:
     """Off the way, and nothing recorded here leads further: dead ends."""
 
     @classmethod
-    def of(cls, graph: StateGraph, loops: Loops, success: np.ndarray, cut: np.ndarray | None = None) -> Ways:
+    def of(cls, graph: MergedGraph, loops: Loops, success: np.ndarray, cut: np.ndarray | None = None) -> Ways:
         """``success``, bool (A,): which attempts reached their goal; ``cut``, bool (A,): which a limit ended, so that nothing is known
         of what would have followed. Raises UserError where a length differs."""
         cut = np.zeros(len(graph.attempts), np.bool_) if cut is None else cut
@@ -210,7 +210,7 @@ class Ways:
         return cls(on, off, off & ~leads)
 
 
-def shortest_ways(graph: StateGraph, success: np.ndarray) -> dict[int, list[int]]:
+def shortest_ways(graph: MergedGraph, success: np.ndarray) -> dict[int, list[int]]:
     """For each task that somebody solved, rows of the fewest recorded steps from one of its starts to a success, attempts put together.
 
     Among equally short ones the first recorded steps are taken. It is as true as equal keys are equal states.
@@ -250,7 +250,7 @@ def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], in
     return []
 
 
-def ambiguous(graph: StateGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def ambiguous(graph: MergedGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows (M,) of the visits whose action was taken in their state more than once; of each (bool), whether it did not lead where most led.
 
     None does in a deterministic world whose keys tell states apart; else the key hides something, or the world is random. Ends that a
