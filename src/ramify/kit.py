@@ -364,8 +364,9 @@ def _sentence(error: CycloptsError) -> str:
                 return f"unknown option {word} ({nearest(word, names)})"
             return f"unknown verb '{word}' of {error.app.name[0] if error.app else 'ramify'} ({nearest(word, names)})"
         case MissingArgumentError() if error.argument is not None:
-            what, text = error.argument.parameter.metavar, (error.argument.parameter.help or "").rstrip(".")
-            text = f": {text[:1].lower()}{text[1:]}" if text else ""
+            from ramify.base.config import inline
+
+            what, text = error.argument.parameter.metavar, inline(error.argument.parameter.help or "")
             if error.keyword or error.argument.tokens:
                 return f"{called} needs a value{f' ({what})' if what not in (None, ANY) else text}"
             return f"{called} is missing{text}"

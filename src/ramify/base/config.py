@@ -292,7 +292,10 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     if error["type"] == "extra_forbidden":
         return _unknown(cls, key, where or "the configuration")
     if error["type"] == "missing":
-        return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
+        if isinstance(sources, str):
+            return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
+        told = next((one.help for one in describe(cls, hidden=True) if one.name == key), "")
+        return f"--{key.replace('_', '-')} is missing{inline(told)}; a --config file may say it, too"
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else _lower(error["msg"])
     if not key:
         return reason if not isinstance(sources, str) or not sources else f"{sources}: {reason}"
@@ -300,6 +303,12 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     shown = given if len(given) <= 60 else given[:57] + "..."
     name = where if where.startswith("--") else f"'{key}'" + (f" in {where}" if where else "")
     return f"{name}: {reason}, not {shown}"
+
+
+def inline(told: str) -> str:
+    """Help as the end of a sentence: behind a colon, small at the beginning unless that is an abbreviation, without a full stop."""
+    told = told.rstrip(".")
+    return f": {told if told[1:2].isupper() else told[:1].lower() + told[1:]}" if told else ""
 
 
 def _within(key: str, source: str) -> bool:

@@ -130,7 +130,17 @@ def _line(row: list[tuple[int, str]], top: float, shown: Potential, spots: dict[
             note = tag("title", words(f"token {t}: {spot.note}"))
             marks.append(tag("rect", note, x=x, y=top, width=size, height=_CHART + 22, fill=colour, fill_opacity=0.14))
             marks.append(_bar_of(spot.kind, x + size, top, _CHART - 6))
-        pieces.append(tag("text", words(piece), x=x, y=bottom + 16, style="font-family:ui-monospace,monospace;white-space:pre", textLength=size, lengthAdjust="spacingAndGlyphs"))  # fmt: skip
+        pieces.append(
+            tag(
+                "text",
+                words(piece),
+                x=x,
+                y=bottom + 16,
+                style="font-family:ui-monospace,monospace;white-space:pre",
+                textLength=size,
+                lengthAdjust="spacingAndGlyphs",
+            )
+        )
         x += size
         ends[t] = x
     grid = "".join(

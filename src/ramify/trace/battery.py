@@ -81,7 +81,15 @@ def _matches_without_raising(probe: _Probe) -> Iterator[str]:
 
 
 def _refuses_what_is_none(probe: _Probe) -> Iterator[str]:
-    broken = {"a file that is absent": None, "an empty file": b"", "bytes": b"\xff\xfe\x00", "cut": b'{"a": [1,', "a list": b"[]", "a number": b"3\n", "an object": b"{}\n"}  # fmt: skip
+    broken = {
+        "a file that is absent": None,
+        "an empty file": b"",
+        "bytes": b"\xff\xfe\x00",
+        "cut": b'{"a": [1,',
+        "a list": b"[]",
+        "a number": b"3\n",
+        "an object": b"{}\n",
+    }
     for name, content in broken.items():
         found = probe.refusal(name, content)
         if found is None and (probe.folder / f"{name}-run").exists():

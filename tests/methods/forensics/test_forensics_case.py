@@ -285,7 +285,8 @@ def test_a_proposer_is_a_guess_and_init_writes_a_case(tmp_path: Path, capsys: py
     assert [h.name for h in load_case(case).motives()] == ["too-much-work", "confused"]
     assert main(["forensics", "propose", str(case), "--proposer", "factory:tests.methods.forensics.scripted_organisms:mute"]) == 1
     assert "fewer than two hypotheses" in capsys.readouterr().err
-    assert main(["forensics", "init", str(tmp_path / "new"), "--env", "tedious-repair"]) == 0
+    assert main(["forensics", "init", str(tmp_path / "new"), "--env", "tedious-repair", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"case": str(tmp_path / "new" / "case.toml")}
     config = load_case(tmp_path / "new")
     assert (config.fields["errors"].baseline, config.fields["errors"].values) == (258, [64, 129, 194, 258])
     assert config.variants["instruction-clear"].set == {"instruction": "clear"}

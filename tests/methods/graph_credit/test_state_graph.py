@@ -225,6 +225,8 @@ def test_verbs(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert (tmp_path / out).stat().st_size > 100
     assert main(["graph-credit", "show", str(file), "--task", "t"]) == 0
     assert "leave A" in capsys.readouterr().out
+    assert main(["graph-credit", "show", str(file), "--task", "t", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "g.json").read_text())
 
 
 @pytest.mark.parametrize(

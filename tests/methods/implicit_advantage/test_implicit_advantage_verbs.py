@@ -403,7 +403,7 @@ def test_what_needs_a_pair_and_what_cannot_be_written_is_said_first(
     args = ["score", "--trajectories", str(attempts(tmp_path / "t.jsonl", range(1)))]
     for more in (["--keep-special", "false"], ["--cache", str(tmp_path)], ["--render", "plain"], ["--merge", "ties"]):
         assert main([METHOD, *args, "--out", str(tmp_path / "s"), *more]) == 2
-        assert "ask for a pair" in capsys.readouterr().err
+        assert "asks for a pair of models" in capsys.readouterr().err
     assert main([METHOD, *args, "--out", str(tmp_path / "no" / "s"), "--policy", pair[0], "--reference", pair[1]]) == 2
     assert "no folder" in capsys.readouterr().err
     args += ["--out", str(tmp_path / "s"), "--policy", pair[0], "--reference", pair[1]]

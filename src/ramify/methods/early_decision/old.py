@@ -31,7 +31,17 @@ from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_json, read_lines
 
 _TRACE: dict[str, Any] = {"prompt": str, "mode": str, "sample": int, "thinking": list, "closed": str, "status": str}
-_CONTINUED: dict[str, Any] = {"trace": str, "prompt": str, "way": str, "share": (int, float), "tokens": int, "status": str, "k": int, "n": int, "missing": int}  # fmt: skip
+_CONTINUED: dict[str, Any] = {
+    "trace": str,
+    "prompt": str,
+    "way": str,
+    "share": (int, float),
+    "tokens": int,
+    "status": str,
+    "k": int,
+    "n": int,
+    "missing": int,
+}
 _STANCES: dict[str, Any] = {"prompt": str, "chunks": int, "loop": bool, "ratings": list, "stances": list, "turns": list}
 _CUT: dict[str, Any] = {"trace": str, "chunk": int, "status": str, "k": int, "n": int}
 

@@ -117,7 +117,12 @@ def run_(
             _work("run", "traces", total, out, as_json, lambda tell: rollout(study, sampler, thinking, jury, tell))
         record, there = build(study), len(study.traces)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": sampler.failed, "pools": record["pools"]}
-    rows = [[mode, pool, value["k"], value["n"], value["value"]] for mode, pools in record["pools"].items() for pool, value in pools.items() if isinstance(value, dict)]  # fmt: skip
+    rows = [
+        [mode, pool, value["k"], value["n"], value["value"]]
+        for mode, pools in record["pools"].items()
+        for pool, value in pools.items()
+        if isinstance(value, dict)
+    ]
     counted = ", ".join(f"{n} {name}" for name, n in record["traces"].items())
     emit(
         status | _spent(sampler) | {"out": str(out)},
@@ -163,7 +168,20 @@ def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = Fal
         [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], pool["p_corrected"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
         for one in found["probes"] for pool in one["pools"]
     ]  # fmt: skip
-    columns = ["at", "place", "layer", "pool", "n", "AUROC", "95 % interval", "BAcc", "shuffled 95 %", "p corrected", "prompt words", "first token"]  # fmt: skip
+    columns = [
+        "at",
+        "place",
+        "layer",
+        "pool",
+        "n",
+        "AUROC",
+        "95 % interval",
+        "BAcc",
+        "shuffled 95 %",
+        "p corrected",
+        "prompt words",
+        "first token",
+    ]
     emit(found | verdict, as_json, table(columns, rows) + f"\n\n{verdict['verdict']}")
 
 
@@ -201,7 +219,12 @@ def continue_(
         )
         found = conclude(study, options.to_json())["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
-    rows = [[part, way, *(point[name] for name in columns)] for part, curves in (found or {"curves": {}})["curves"].items() for way, points in curves.items() for point in points]  # fmt: skip
+    rows = [
+        [part, way, *(point[name] for name in columns)]
+        for part, curves in (found or {"curves": {}})["curves"].items()
+        for way, points in curves.items()
+        for point in points
+    ]
     verdict = continuation_verdict(found or {"open_fall": None})
     emit(
         {"continuation": found} | verdict | _spent(sampler),
@@ -212,7 +235,16 @@ def continue_(
 
 
 @app.verb("oscillate", settings=OscillateConfig)
-def oscillate_(options: OscillateConfig, run: RunPath, ties: Annotated[bool, option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")] = False, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False) -> None:  # fmt: skip
+def oscillate_(
+    options: OscillateConfig,
+    run: RunPath,
+    ties: Annotated[
+        bool, option("--ties-refuse", help="Half of the votes at a cut make a yes, as in the paper's cut analysis.")
+    ] = False,
+    dry_run: DryRun = False,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     if dry_run:
         with Study.open(run) as study:

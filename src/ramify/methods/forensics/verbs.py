@@ -66,6 +66,7 @@ def init(
     behavior: Annotated[
         str, option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, FILE.py:FUNCTION.")
     ] = "grade",
+    as_json: Json = False,
 ) -> None:
     """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
     if (folder / FILE).exists():
@@ -78,7 +79,7 @@ def init(
     write_whole(folder / FILE, text)
     load_case(folder)
     say_next = f"wrote {folder / FILE}: say what each field stands for, then `ramify forensics plan {folder}`"
-    emit({"case": str(folder / FILE)}, False, say_next)
+    emit({"case": str(folder / FILE)}, as_json, say_next)
 
 
 @app.verb()
@@ -190,7 +191,10 @@ def resample(
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
 
     found = _working(folder, as_json, lambda case: case.resample(_run(case, leaf), turn, k))
-    rows = [[s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"] for s, r in zip(found["sentences"], found["rates"][1:], strict=True)]  # fmt: skip
+    rows = [
+        [s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"]
+        for s, r in zip(found["sentences"], found["rates"][1:], strict=True)
+    ]
     text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
     said = sentences_text(found)
     emit(found | {"verdict": said}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}.")

@@ -168,11 +168,12 @@ def _moves(moves: list[dict[str, Any]], numbers: list[str], title: str) -> str:
 def show(
     options: Options,
     source: Source,
-    form: Annotated[Literal["dot", "json"], option("--format", help="dot or json.")] = "dot",
+    form: Annotated[Literal["dot", "json"], option("--format", help="dot or json; --json is short for the second.")] = "dot",
+    as_json: Json = False,
 ) -> None:
     """Print the merged graph."""
     graph = _graph(source, options)
-    emit(graph.to_json(options.task), form == "json", _drawing(graph, options.task, form))
+    emit(graph.to_json(options.task), as_json or form == "json", _drawing(graph, options.task, form))
 
 
 @app.verb(settings=Options)

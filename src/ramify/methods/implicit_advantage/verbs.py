@@ -88,7 +88,15 @@ def score(
         raise UserError(f"there is no folder {out.parent} to make {out.name} in")
     pair: Pair | None = None
     layout: Layout | None = None
-    of_a_pair = (reference, alpha, merge, render, cache, confidence, config.keep_special)
+    of_a_pair = {
+        "--reference": reference is not None,
+        "--alpha": alpha != 0,
+        "--merge": merge != "linear",
+        "--render": render != "template",
+        "--cache": cache is not None,
+        "--confidence": confidence,
+        "--keep-special": not config.keep_special,
+    }
     if policy is not None:
         from ramify.engine.pairs import open_pair, pair_template
 
@@ -100,9 +108,8 @@ def score(
             layout = plain_layout(pair.policy.tokenizer)
         elif (template := pair_template(policy)) is not None:
             layout = chat_layout(template)
-    elif of_a_pair != (None, 0, "linear", "template", None, False, True):
-        asking = "--reference, --alpha, --merge, --confidence, --cache, --render and --keep-special"
-        raise UserError(f"{asking} ask for a pair: name --policy")
+    elif asking := [name for name, given in of_a_pair.items() if given]:
+        raise UserError(f"{' and '.join(asking)} {'ask' if len(asking) > 1 else 'asks'} for a pair of models: name --policy")
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
